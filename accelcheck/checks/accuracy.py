@@ -259,7 +259,7 @@ class Learned:
 
     Attributes:
         state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.
-        logits: Of the fold's samples, ``(n, classes)`` FP32 on the CPU.
+        logits: Logits of the fold's samples, ``(n, classes)`` FP32 on the CPU.
         right: Whether the largest logit is that of the sample's class, ``(n,)`` bool.
     """
 
@@ -272,9 +272,9 @@ def learned(cache: Cache, task: Task, seed: int, fold: int) -> Learned:
     """The model of a seed, trained without a fold and examined on it; from the cache if it is there already.
 
     Args:
-        cache: Of the run.
+        cache: Cache of the run.
         task: The task.
-        seed: Of the initial parameters.
+        seed: Seed of the initial parameters.
         fold: The part that is held out.
     """
     return Learned(**cache.once(f"learned/{task.name}/{seed}/{fold}", _learn, task, seed, fold))
@@ -289,7 +289,7 @@ def examine(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def correct(logits: Tensor, target: Tensor) -> Tensor:
-    """Whether each sample is classified right, ``(n,)`` bool; never where a logit is NaN, which `argmax` would choose."""
+    """Samples that are classified right, ``(n,)`` bool; none where a logit is NaN, which `argmax` would choose."""
     return (logits.argmax(1) == target) & ~logits.isnan().any(1)
 
 

@@ -33,7 +33,7 @@ class ScoreDrop:
         drop: Of the mean score; negative where it rose.
         bound: What the drop is at most, with `CONFIDENCE`; the drop itself where there is no interval.
         words: Samples that the bound rests on.
-        enough: Number of samples alike from which on the bound is within a limit above the drop; 0 where there is no interval.
+        enough: Gives the number of samples alike whose bound is within a limit above the drop; 0 without an interval.
     """
 
     drop: float
@@ -118,8 +118,9 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
     if not figures[0].within:
         if found.drop < task.max_drop and (enough := found.enough(task.max_drop)):
             raise UndecidedError(
-                f"{task.name}: too few samples: {found.words} are a drop of {found.drop:.2%}, at most {found.bound:.2%} at "
-                f"{CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples would decide"
+                f"{task.name}: too few samples: {found.words} are a drop of {found.drop:.2%}, at most {found.bound:.2%} "
+                f"at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples "
+                "would decide"
             )
         got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))

@@ -27,8 +27,8 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
     """A finding of forward or backward mode, with those at other sizes and of custom functions.
 
     Args:
-        trial: Of a user-owned model.
-        finding: At the example's sizes.
+        trial: Trial of a user-owned model.
+        finding: Finding at the example's sizes.
         judge: Judges one draw of a trial, whose technique it prepares.
 
     Raises:
@@ -93,7 +93,7 @@ def _at_other_sizes(
 
 
 def _custom_functions(trial: Trial) -> tuple[list[Evidence], list[Fault]]:
-    """Hold gradients of custom autograd functions against finite differences: in eager's case, since they are the model's own."""
+    """Hold gradients of custom autograd functions against finite differences: in eager's case alone, since they are the model's."""
     if trial.technique.family != "eager" or trial.case.mode is not Mode.BACKWARD:
         return [], []
     with trial.clock("oracle"), trial.state.restored():
@@ -102,7 +102,8 @@ def _custom_functions(trial: Trial) -> tuple[list[Evidence], list[Fault]]:
     words: list[str] = []
     for one in found:
         if one.wrong and not one.flat and one.name not in trial.workload.estimators:
-            expected = f"the derivative of its forward, or {one.name!r} among the model's `estimators` if it is meant to differ"
+            or_named = f"or {one.name!r} among the model's `estimators` if it is meant to differ"
+            expected = f"the derivative of its forward, {or_named}"
             faults.append(Fault(FaultKind.VALUE, f"{one.name}.backward", "gradient", expected=expected, got=one.wrong))
         elif one.wrong:
             words.append(f"{one.name}: an estimate by design")

@@ -43,8 +43,8 @@ def remarks(trial: Trial, program: Program, reference: Reference, raw: Result, s
 
     Args:
         trial: The case.
-        program: As the technique prepared it.
-        reference: Of the draw.
+        program: Program that the technique prepared.
+        reference: Reference of the draw.
         raw: Result of the run, on the device.
         strict: Metadata that the result of a built-in workload must have.
     """
@@ -79,7 +79,7 @@ def _strides(raw: Result, reference: Reference, strict: Contract) -> list[str]:
 
 
 def _reduced(trial: Trial) -> list[str]:
-    """What was computed to judge a large model, where that is less than usual."""
+    """Words for the smaller effort that judged a large model; empty for the usual one."""
     effort, store = trial.effort, trial.store
     if not effort.reduced:
         return []

@@ -93,7 +93,7 @@ def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[
 
 
 def usable(device: str) -> bool:
-    """Whether a device can be used on this machine; where it cannot, the reason is printed. Raises as `refusal`."""
+    """Returns True for a device that this machine can use, and prints the reason otherwise. Raises as `refusal`."""
     absent = refusal(device)
     if absent is not None:
         print(f"accelcheck: {device}: {absent}", file=sys.stderr)

@@ -125,7 +125,7 @@ def _notes(found: Sequence[Point | Gap], limit: int) -> Iterator[str]:
 
 
 _COLOURS = {Form.STATIC: "#0072b2", Form.DYNAMIC: "#d55e00"}
-"""Of Okabe and Ito's palette, whose colours can be told apart with colour-blindness."""
+"""Colours of Okabe and Ito's palette, which can be told apart with colour-blindness."""
 
 
 def available() -> Capability:

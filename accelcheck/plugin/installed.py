@@ -86,7 +86,7 @@ def of(config: pytest.Config, *, told: bool = False) -> Installed:
     """What is loaded for a run.
 
     Args:
-        config: Of the run.
+        config: Configuration of the run.
         told: As the attribute, where it is not known yet.
     """
     return config.stash.setdefault(_INSTALLED, Installed(told=told))

@@ -52,7 +52,7 @@ def summary(
     """Write the whole summary.
 
     Args:
-        reporter: Of the run.
+        reporter: Reporter of the run.
         run: The run.
         records: By case id.
         journal: File of the journal, if there is one.
@@ -99,7 +99,7 @@ def brief(
     """Write the matrix, times and totals of cases that tests of models have had.
 
     Args:
-        reporter: Of the run.
+        reporter: Reporter of the run.
         records: In their order.
         journal: File of the journal, if there is one.
         explained: As of `summary`.

@@ -52,7 +52,7 @@ class Pairs:
         return (self.lost - self.won) / self.samples
 
     def enough(self, limit: float) -> int:
-        """The least multiple of these samples, alike in what they lose and win, whose bound is within a limit above their drop."""
+        """The least multiple of these samples, alike in losses and wins, whose bound is within a limit above their drop."""
 
         def decided(times: int) -> bool:
             return upper_bound(Pairs(self.samples * times, self.lost * times, self.won * times)) <= limit

@@ -34,7 +34,7 @@ def course(cache: Cache, case: Case, technique: EmulatedTechnique, workload: Wor
     """The course of a case, computed once for all processes of a run; and how much more eager errs than the samples.
 
     Args:
-        cache: Of the run.
+        cache: Cache of the run.
         case: In trajectory mode.
         technique: Gives precision and oracle.
         workload: Has a recipe.

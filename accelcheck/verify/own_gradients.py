@@ -29,7 +29,7 @@ STEP = 1e-6
 DIRECTIONS = 2
 """Random directions, in all of which a wrong gradient differs: along one of them a kink may lie."""
 TOLERANCE = 1e-5
-"""Difference of two slopes, relative to the norm of the gradient, from which on it is wrong. Finite differences in FP64 err by some 1e-9."""
+"""Least wrong difference of two slopes, relative to the norm of the gradient. Finite differences in FP64 err by some 1e-9."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ def own_gradients(problem: Problem) -> list[OwnGradient]:
     classes = _classes(module, problem.inputs)
     if not classes:
         return []
-    with contextlib.ExitStack() as patched:
-        calls = {one: patched.enter_context(_recorded(one)) for one in classes}
+    forwards = {one: one.forward for one in classes}  # before any is replaced, since one may inherit another's
+    with torch.enable_grad(), contextlib.ExitStack() as patched:
+        calls = {one: patched.enter_context(_recorded(one, forward)) for one, forward in forwards.items()}
         module(*_leaves(problem.inputs))
     return [_checked(one, calls[one]) for one in classes]
 
@@ -78,8 +79,10 @@ def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Func
     seen = set(nodes)
     while nodes:
         node: Any = nodes.pop()
-        if isinstance(node, BackwardCFunction) and not (own := type(node)._forward_cls).__module__.startswith("torch."):  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public name for it
-            found[own.__qualname__] = own
+        if isinstance(node, BackwardCFunction):
+            own: Any = type(node)._forward_cls  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+            if not own.__module__.startswith("torch."):
+                found[own.__qualname__] = own
         fresh = {other for other, _ in node.next_functions if other is not None} - seen
         seen |= fresh
         nodes += fresh
@@ -87,13 +90,11 @@ def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Func
 
 
 @contextlib.contextmanager
-def _recorded(own: Any) -> Iterator[list[Any]]:
+def _recorded(own: Any, forward: Callable[..., Any]) -> Iterator[list[Any]]:
     """A context in which the arguments of a function's first call are kept, tensors in FP64."""
     kept: list[Any] = []
-    forward = own.forward
-    first = int(
-        own.setup_context is Function.setup_context
-    )  # the context, which comes first where there is no `setup_context`
+    # A context comes first where there is no `setup_context`.
+    first = int(own.setup_context is Function.setup_context)
 
     def recording(*arguments: Any) -> Any:
         if not kept:

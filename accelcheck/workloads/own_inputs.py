@@ -44,7 +44,7 @@ class OtherProblems:
     refused: tuple[str, ...] = ()
 
 
-def found(problem: Problem, seed: int) -> OtherProblems:
+def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     """Sizes that a model accepts, of the dimensions that all its inputs share.
 
     Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has all dimensions
@@ -133,7 +133,7 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
     return dataclasses.replace(problem, inputs=inputs, target=target, further=tuple(further))
 
 
-def named(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> OtherProblems:
+def named_sizes(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> OtherProblems:
     """Sizes that the owner of a model gives, by the example inputs of each.
 
     Raises:

@@ -64,7 +64,7 @@ def workload_of(
         optimizer: Makes an optimizer of a list of parameters.
         steps: Number of optimizer steps.
         sizes: Example inputs of other sizes, each a tuple as `inputs` or a mapping as `keywords`, at which outputs and gradients are
-            judged too; unless given, sizes that the model accepts: see `accelcheck.workloads.own_inputs.found`.
+            judged too; unless given, sizes that the model accepts: see `accelcheck.workloads.own_inputs.found_sizes`.
         estimators: Names of the model's custom autograd functions whose gradients are meant to differ from finite differences, such as
             a reversal of gradients. Where the function is flat, as rounding is, that is seen without its name.
         traits: As `Workload.traits`; found by inspection unless given.
@@ -99,9 +99,9 @@ def workload_of(
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
     seed = stable_seed(name)
     if sizes is None:
-        others = own_inputs.found(_copied(problem), seed)
+        others = own_inputs.found_sizes(_copied(problem), seed)
     else:
-        others = own_inputs.named(problem, _other_inputs(sizes, problem.inputs))
+        others = own_inputs.named_sizes(problem, _other_inputs(sizes, problem.inputs))
     workload = Workload(
         name,
         f"{_title(model, problem)}.",
@@ -181,6 +181,7 @@ def task_of(
         modes=frozenset({Mode.ACCURACY}),
         traits=frozenset(found_traits(_copied(problem))) if traits is None else traits,
         dtypes=_dtypes(problem),
+        sizes=OtherSizes({}),
         given=True,
         metric=metric,
         rebuilt=rebuilt,

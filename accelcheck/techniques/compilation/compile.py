@@ -104,7 +104,7 @@ class Compiled(Technique):
 
 
 AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
-"""Beginnings of the claims that one graph serves all sizes. A user-owned model, such as one with a loop over its rows, need not allow that."""
+"""Beginnings of the claims that one graph serves all sizes, which a user-owned model with a loop over its rows does not allow."""
 
 
 class DynamicCompile(Compiled):
