@@ -67,8 +67,7 @@ def _at_other_sizes(
     evidence: list[Evidence] = []
     faults: list[Fault] = []
     judged, left = [], [*sizes.refused]
-    # A compiler specialises on a size of 1, whatever it serves otherwise.
-    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD and not trial.technique.resizing
+    every = trial.technique.level == 1 and trial.case.mode is Mode.FORWARD
     for number, (label, workload) in enumerate(sizes.workloads.items()):
         if number and not every:
             left.append(label)

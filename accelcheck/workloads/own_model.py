@@ -99,7 +99,7 @@ def workload_of(
     seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
     seed = stable_seed(name)
     if sizes is None:
-        others = own_inputs.found_sizes(_copied(problem), seed)
+        others = own_inputs.found_sizes(problem, seed)
     else:
         others = own_inputs.named_sizes(problem, _other_inputs(sizes, problem.inputs))
     workload = Workload(
