@@ -328,6 +328,25 @@ def test_a_technique_that_finds_nothing_to_change_is_unsupported(store: Store) -
     assert "int4-torchao-weight-only finds nothing in this model to change: linear layers with a weight" in record.why
 
 
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, Mode.SPEED])
+def test_a_conversion_that_a_library_refuses_is_unsupported_with_its_reason(mode: Mode, store: Store) -> None:
+    class Outside(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.from_numpy(x.detach().numpy().mean(0))
+
+    record = verdict_of(store, Matrix.load().techniques["export"], workload_of(Outside(), (torch.randn(4, 12),)), mode)
+    assert record.verdict is Verdict.UNSUPPORTED, record.why
+    assert "export cannot be applied to this model: RuntimeError: .numpy() is not supported" in record.reason
+
+
+def test_a_technique_of_ones_own_that_raises_is_an_error(store: Store) -> None:
+    def refuse(program: Program) -> None:
+        torch.ones(2) @ torch.ones(3)
+
+    record = verdict_of(store, Planted(refuse), workload_of(nn.Linear(12, 8), (torch.randn(4, 12),)), FORWARD)
+    assert record.verdict is Verdict.ERROR
+
+
 def test_autocast_is_judged_where_a_model_does_not_run_wholly_in_half_precision(store: Store) -> None:
     class Spectrum(nn.Module):
         def __init__(self) -> None:
