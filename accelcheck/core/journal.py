@@ -43,6 +43,8 @@ class ErrorCode(StrEnum):
     NO_BASELINE = "no-baseline"
     """Nothing to compare with the baseline that the case has."""
     NOT_COLLECTED = "not-collected"
+    UNDECIDED = "undecided"
+    """No reference for a user-owned model, or too few samples of its accuracy: neither right nor wrong."""
 
 
 class JournalError(ValueError):

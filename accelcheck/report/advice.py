@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import SCHEME, Mode, Verdict
+from accelcheck.core.journal import ErrorCode
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
@@ -63,6 +64,11 @@ class Row:
     def executed(self) -> bool:
         """Whether any case ran."""
         return any(record.verdict.executed for record in self.records.values())
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing is wrong, and a case could be judged neither right nor wrong."""
+        return bool(_undecided(self.worst))
 
     def safe(self, use: str) -> bool:
         """Whether each case of a use that ran passes, and at least one ran. A forward pass that is wrong makes no training safe."""
@@ -171,7 +177,7 @@ def by_device(records: Sequence[Record]) -> Iterator[Advice]:
         own = [row for row in rows(records) if row.device == device]
         shown = [row for row in own if row.executed]
         uses = [line for use in TIMED if (line := recommended(shown, use))]
-        wrong = [(_wrong(row), row.worst.case) for row in shown if not row.worst.verdict.green]
+        wrong = [(_wrong(row), row.worst.case) for row in shown if not (row.worst.verdict.green or row.undecided)]
         yield Advice(device, None, _table(shown) if shown else None, uses, wrong, list(_unsaid(own)))
 
 
@@ -285,7 +291,12 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[
 
 
 def _verdict(row: Row, mode: Mode) -> str:
-    return str(row.records[mode].verdict) if mode in row.records else "-"
+    record = row.records.get(mode)
+    return "-" if record is None else _undecided(record) or str(record.verdict)
+
+
+def _undecided(record: Record) -> str:
+    return str(record.code) if record.code == ErrorCode.UNDECIDED else ""
 
 
 def _speed(row: Row, use: str) -> str:
@@ -363,7 +374,7 @@ def _unsaid(own: Sequence[Row]) -> Iterator[str]:
     """Techniques that did not run, and why."""
     tally: dict[str, list[str]] = {}
     for row in own:
-        if row.executed:
+        if row.executed and not row.undecided:
             continue
         record = row.worst
         said = (

@@ -150,6 +150,7 @@ _UNPROVEN: Mapping[str, tuple[Kind, str]] = {
     ErrorCode.NO_EVIDENCE: (Kind.EVIDENCE, "gives no evidence that it ran"),
     ErrorCode.NOTHING_COMPARED: (Kind.EVIDENCE, "no element was compared"),
     ErrorCode.IMPLAUSIBLE: (Kind.EVIDENCE, "what was timed cannot have done the work"),
+    ErrorCode.UNDECIDED: (Kind.EVIDENCE, ""),
     ErrorCode.NO_BASELINE: (Kind.REGRESSION, ""),
     ErrorCode.NOT_COLLECTED: (Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),
 }

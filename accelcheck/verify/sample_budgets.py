@@ -39,6 +39,7 @@ class Samples:
         }
         self.readings: dict[str, list[Reading]] = {path: [] for path in self.sticks}
         self.unlike = ""
+        self._shapes: dict[str, set[tuple[int, ...]]] = {path: {tuple(tensor.shape)} for path, tensor in truth.items()}
         """How the first sample differs that is not of the truth's structure."""
         self.in_range = False
         """Whether no operator's result, rounded to the storage dtype, leaves its range."""
@@ -46,12 +47,19 @@ class Samples:
     def read(self, sample: Result, *, optional: bool = False) -> bool:
         """Add a sample, and say whether it is like the truth; an `optional` one that is not is left out."""
         differing = unlike(self._truth, sample)
+        for path in self._shapes.keys() & sample.keys():
+            self._shapes[path].add(tuple(sample[path].shape))
         if differing:
             self.unlike = self.unlike or ("" if optional else differing)
             return False
         for path, stick in self.sticks.items():
             self.readings[path].append(stick.read(sample[path]))
         return True
+
+    def varying(self) -> str:
+        """The first tensor whose shape depends on rounding, and its shapes; empty where none does."""
+        shapes = next(((path, found) for path, found in self._shapes.items() if len(found) > 1), None)
+        return f"{shapes[0]} has the shapes {' or '.join(map(str, sorted(shapes[1])))}" if shapes else ""
 
     def noise(self, source: Source) -> dict[str, Noise]:
         """Own errors of the samples by path, of paths with enough of them.
