@@ -111,6 +111,7 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     done = checked(tmp_path, *words, "--journal=j.jsonl", "--report=r.html", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
+    assert done.stderr.startswith("reading net.py:make\none forward pass takes ")
     by_name = {row["technique"]: row for row in found["rows"]}
     assert by_name["jit-trace"]["verdicts"] == dict.fromkeys(
         ("forward", "backward", "train", "speed", "train-speed", "accuracy"), "pass"
