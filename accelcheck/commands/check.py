@@ -153,7 +153,9 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
     """A sentence with the time of one forward pass, which is measured, that of all cases, and how to need less."""
     from accelcheck.checks.estimate import seconds_of
 
-    selection = Selection(devices, tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
+    selection = Selection(
+        tuple(devices), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level
+    )
     cases = [case for case in model.known.cases(selection) if not (case.timed and given.no_speed)]
     once, total = seconds_of(cases, model.known, model.workloads[0])
     minutes = f"{total:.0f} s" if total < 100 else f"{total / 60:.0f} minutes"

@@ -347,10 +347,12 @@ def test_a_size_that_rounding_decides_is_undecided(store: Store) -> None:
             self.layer = nn.Linear(8, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.layer(x)
+            y: Tensor = self.layer(x)
             return y[y > 0]
 
-    record = verdict_of(store, Matrix.load().techniques["amp-bf16"], workload_of(Positive(), (torch.randn(4096, 8),)), FORWARD)
+    record = verdict_of(
+        store, Matrix.load().techniques["amp-bf16"], workload_of(Positive(), (torch.randn(4096, 8),)), FORWARD
+    )
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)
     assert "rounding decides how large a result is: out has the shapes (" in record.headline
 
