@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 
 DRAWS = 4
-"""Failing draws whose operators are looked at, until one of them is wrong."""
+"""Most failing draws in which a wrong operator is looked for."""
 ENDED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases after which their process is of no use: `accelcheck.explain.ended` explains them."""
+"""Verdicts after which a process is of no use; `accelcheck.explain.ended` explains them."""
 FAILED = ENDED | {Verdict.FAIL, Verdict.ERROR}
 """Verdicts that are explained."""
 
 
 @dataclass(frozen=True)
 class OperatorDifference:
-    """Where a technique first runs other operators than eager.
+    """The first place where a technique runs other operators than eager.
 
     Attributes:
-        eager: Eager's operators there; empty where the technique adds some.
-        technique: The technique's; empty where it leaves some out.
+        eager: Eager's operators there; empty where the technique adds operators.
+        technique: The technique's operators there; empty where it leaves some out.
     """
 
     eager: tuple[Seen, ...]
@@ -59,20 +59,16 @@ class OperatorDifference:
 
 @dataclass
 class Explanation:
-    """What is known of why a case failed.
+    """Findings about why a case failed.
 
-    Attributes:
-        record: The case's verdict.
-        draw: The draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
-        layers: The case in each layer; empty where the verdict is no failure of values.
-        trace: What the run dispatched; None where it was not traced.
-        culprit: The first operator that is wrong; None where none is.
-        difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
-        region: The first cut of a compiled graph that is wrong; None where nothing is compiled, or none is.
-        smallest: The operator, or part of a compiled graph, alone; None where there is none, or it is right alone.
-        ended: The last operator that began in a run that ended or hung its process; None where none did.
-        notes: What could not be had, and why: sentences.
-        seconds: Wall time of the case, and of the explanation.
+    Attributes: record: The case's record. draw: Draw of the inputs that the rest is about; None where no draw fails
+    alone, but all of them together. layers: The case in each layer; empty where the verdict is no failure of values.
+    trace: Operators that the run dispatched; None where it was not traced. culprit: First wrong operator; None where
+    none is. difference: First difference from eager's operators; None where there is none, or an operator is wrong.
+    region: First wrong cut of a compiled graph; None where nothing is compiled, or no cut is wrong. smallest: The wrong
+    operator, or part of a compiled graph, alone; None where there is none, or it is right alone. ended: Last operator
+    that began in a run that ended or hung its process; None where none did. notes: Sentences about what could not be
+    found, and why. seconds: Wall time of the case, and of the explanation.
     """
 
     record: Record
@@ -89,7 +85,7 @@ class Explanation:
 
     @property
     def failed(self) -> bool:
-        """Whether there is a failure to explain."""
+        """Tell a case that failed from one that did not."""
         return self.record.verdict in FAILED
 
     @property
@@ -110,12 +106,12 @@ def explain(
     """Run a case, and find out why it fails.
 
     Args:
-        bench: With the case's technique, workload and device.
+        bench: Holds the case's technique, workload and device.
         case: The case.
-        say: Called with what is done next.
-        with_layers: Whether other layers are run too.
-        ran: The case's record and the seconds that it took, where it ran already.
-        shrinking: Most seconds that a wrong operator or graph may be shrunk.
+        say: Called with each next step.
+        with_layers: Runs other layers too.
+        ran: The case's record and its seconds, where it ran already.
+        shrinking: Most seconds for shrinking a wrong operator or graph.
     """
     began = time.monotonic()
     if ran is None:
@@ -131,12 +127,12 @@ def explain(
 
 @dataclass(frozen=True)
 class Steps:
-    """What an explanation does.
+    """The steps of an explanation.
 
     Attributes:
-        say: Called with what is done next.
-        layers: Whether other layers are run too.
-        shrinking: Seconds that a wrong operator may be shrunk.
+        say: Called with each next step.
+        layers: Runs other layers too.
+        shrinking: Most seconds for shrinking a wrong operator.
     """
 
     say: Callable[[str], None]
@@ -175,9 +171,9 @@ def _explained(bench: Bench, case: Case, found: Explanation, steps: Steps) -> No
 def _operators(
     trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, steps: Steps
 ) -> Exception | None:
-    """Look for an operator that is wrong, in failing draws one after the other, then in all random ones together; what a run raised."""
+    """Look for a wrong operator, in one failing draw after the other, then in all random ones; the run's exception."""
     steps.say("operators")
-    # With a function held to what its usual formula can; where eager itself fails with such a function, to what the case is held to.
+    # First with a function held to its usual formula; where eager itself fails with one, to the case's budget.
     for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
         if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(found)):
             break
@@ -190,7 +186,7 @@ def _operators(
 
 
 def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Steps) -> None:
-    """Where no operator that was dispatched is wrong: cuts of the compiled graph, or what differs from eager."""
+    """Look into cuts of the compiled graph, or at differences from eager, where each dispatched operator is right."""
     technique = trial.technique
     if issubclass(technique.watch, ProfilerLog):
         steps.say("the compiled graph, cut after one operator after the other")
@@ -209,18 +205,18 @@ def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Ste
 
 
 def _elementwise(found: Explanation) -> bool:
-    """Whether a function ran that `OperatorBudgets.strict` is about."""
-    names = {one.operator.partition(".")[0].rpartition("::")[2] for one in found.trace.seen} if found.trace else set()
+    """Look for functions that `OperatorBudgets.strict` is about."""
+    names = {seen.operator.partition(".")[0].rpartition("::")[2] for seen in found.trace.seen} if found.trace else set()
     return bool(names & fused.ELEMENTWISE)
 
 
 def _telling(failing: Sequence[Draw]) -> list[Draw]:
-    """The draws whose operators are looked at: the first, then structured ones, which show other faults, then the further random ones."""
+    """Draws whose operators are judged: the first, then structured ones, which show other faults, then random ones."""
     return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
 
 
 def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
-    """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
+    """Judge the operators of one draw, and shrink the first wrong one while it can be called; the run's exception."""
     shrunk: list[Smallest | None] = []
     peers = not trial.device.has("host")
 
@@ -243,13 +239,13 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, stric
 
 
 def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
-    """The draws that a verdict's faults name, in their order; empty where only all of them together show a fault."""
+    """The draws that a record's faults name, in order; empty where only all of them together show a fault."""
     shown = {fault.draw for fault in _values(record) if not _together_only(fault)}
     return [draw for draw in known if ("" if draw == FIRST else str(draw)) in shown]
 
 
 def _values(record: Record) -> list[Fault]:
-    """The faults of a verdict that are about values."""
+    """The faults of a record that are about values."""
     return [fault for fault in record.faults if fault.kind is not FaultKind.EVIDENCE]
 
 
@@ -262,7 +258,7 @@ def _random(known: Sequence[Draw]) -> list[Draw]:
 
 
 def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
-    """An operator whose errors point one way in every draw, or that is wrong when draws run one after the other."""
+    """Find an operator whose errors point one way in every draw, or that is wrong when draws follow one another."""
     made: list[SmallestRuns | None] = []
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
@@ -286,11 +282,12 @@ def _leans(culprit: Culprit) -> bool:
 def _no_smallest(culprit: Culprit) -> str:
     if culprit.call is None or _leans(culprit):
         return "no script: what is wrong shows in several runs together, not in one call of the operator"
-    return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
+    why = "is right when it is called again with the same inputs; what ran before it matters, or chance"
+    return f"no script: {culprit.operator} {why}"
 
 
 def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDifference | None:
-    """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
+    """Compare with eager's operators: the technique's replacement is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
     if eager is None or found.trace is None:
         return None
@@ -303,15 +300,17 @@ def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDiffe
 
 
 def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDifference | None:
-    """The first place where two sequences of operators differ in names or options; None where they do not.
+    """Find where two sequences of operators first differ in names or options; None where they do not.
 
-    What leaves operators of eager's out comes before what only adds some, as casts are.
+    A place that lacks operators of eager's comes before one that only adds some, such as casts.
     """
-    # Numbers that are drawn or filled in, such as output gradients, are no work of the model.
+    # Operators without inputs, such as those that draw output gradients, are no work of the model.
     eager, technique = ([seen for seen in run if seen.inputs] for run in (eager, technique))
-    one, other = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
+    eager_names, technique_names = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
     changes = [
-        code for code in difflib.SequenceMatcher(a=one, b=other, autojunk=False).get_opcodes() if code[0] != "equal"
+        code
+        for code in difflib.SequenceMatcher(a=eager_names, b=technique_names, autojunk=False).get_opcodes()
+        if code[0] != "equal"
     ]
     if not changes:
         return None

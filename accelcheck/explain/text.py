@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from accelcheck.explain.operators import Culprit, Seen
 
 FAULTS = 5
-"""Lines of the verdict, figures of an operator, and operators of a difference that are printed."""
+"""Most lines printed of the verdict, of an operator's figures, and of the operators of a difference."""
 
 
 def report(found: Explanation) -> Iterator[str | Table]:
-    """What is printed before the script is written."""
+    """Text that is printed before the script is written."""
     record = found.record
     yield f"{record.case.id}: {record.verdict}"
     yield from _cut([f"  {line}" for line in record.why.splitlines()])
@@ -35,8 +35,8 @@ def report(found: Explanation) -> Iterator[str | Table]:
         draw = "all draws" if found.draw is None else str(found.draw)
         yield f"\nWhich layer ({draw})"
         rows = [
-            (one.name, one.blames, one.verdict or "-", f"{one.used:.3g}" if one.used else "-", one.reason)
-            for one in found.layers
+            (layer.name, layer.blames, layer.verdict or "-", f"{layer.used:.3g}" if layer.used else "-", layer.reason)
+            for layer in found.layers
         ]
         yield Table(("ran", "to blame if it is the first", "verdict", "of budget", "first fault"), rows, right=(3,))
         yield f"=> {found.blamed or 'no layer shows the fault with this draw alone'}"
@@ -63,8 +63,8 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
         yield f"none of {len(trace.seen)} dispatched could be computed again"
     else:
         yield (
-            f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 from the inputs that they had, "
-            "and each is within the budget of its own rounding"
+            f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 "
+            "from the inputs that they had, and each is within the budget of its own rounding"
         )
         yield from _difference(found.difference)
     for (name, why), count in sorted(trace.skipped.items()):
@@ -72,58 +72,61 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
 
 
 def _ended(found: Explanation) -> Iterator[str]:
-    one = found.ended
-    if one is None:
-        yield "none had begun: it ends while parameters and inputs are brought to the device, or while the technique prepares the model"
+    last = found.ended
+    if last is None:
+        yield (
+            "none had begun: it ends while parameters and inputs are brought to the device, "
+            "or while the technique prepares the model"
+        )
         return
-    when = "the last one that had returned" if one.returned else "it had begun, and not returned"
-    yield f"{one.operator}, number {one.number + 1}: {when}"
-    yield f"  in {one.place}"
-    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
-    if one.options:
-        yield f"  with {one.options}"
+    when = "the last one that had returned" if last.returned else "it had begun, and not returned"
+    yield f"{last.operator}, number {last.number + 1}: {when}"
+    yield f"  in {last.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(last.inputs))
+    if last.options:
+        yield f"  with {last.options}"
 
 
-def _region(one: Region) -> Iterator[str]:
-    number, count = one.number
-    where = f", {one.line}" if one.line else ""
-    yield f"{one.operator} in the captured {one.stage} graph, number {number + 1} of {count}{where}"
+def _region(region: Region) -> Iterator[str]:
+    number, count = region.number
+    where = f", {region.line}" if region.line else ""
+    yield f"{region.operator} in the captured {region.stage} graph, number {number + 1} of {count}{where}"
     yield "  compiled up to it, the graph is wrong; compiled up to the operator before it, it is right"
     yield "  the compiler fuses operators: the fault is in the kernel that computes this one"
-    yield from _cut([f"  {fault}" for fault in one.faults])
+    yield from _cut([f"  {fault}" for fault in region.faults])
 
 
-def culprit(one: Culprit, count: int) -> Iterator[str | Table]:
-    """Its name, place, inputs, and errors against budgets."""
-    yield f"{one.operator}, number {one.number + 1} of {count}"
-    yield f"  in {one.place}"
-    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
-    if one.options:
-        yield f"  with {one.options}"
-    beyond = [figure for figure in one.figures if figure.gates and not figure.within]
+def culprit(wrong: Culprit, count: int) -> Iterator[str | Table]:
+    """Name, place, inputs of an operator, and its errors against budgets."""
+    yield f"{wrong.operator}, number {wrong.number + 1} of {count}"
+    yield f"  in {wrong.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(wrong.inputs))
+    if wrong.options:
+        yield f"  with {wrong.options}"
+    beyond = [figure for figure in wrong.figures if figure.gates and not figure.within]
     if beyond:
         rows = [
             (f.path, f.view, f.where, f"{f.measured:.3e}", f"{f.allowed:.3e}", f"{f.used:.3g}") for f in beyond[:FAULTS]
         ]
         yield Table(("result", "view", "where", "error", "budget", "times"), rows, right=(3, 4, 5), indent=2)
     else:
-        yield from _cut([f"  {fault}" for fault in one.faults])
+        yield from _cut([f"  {fault}" for fault in wrong.faults])
 
 
 def all_named(found: Explanation) -> list[str]:
-    """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
+    """Names of the wrong operator, or of eager's operators that the technique first replaced; empty for none."""
     if found.culprit is not None:
         return [found.culprit.operator]
     if found.ended is not None:
         return [found.ended.operator]
     if found.region is not None:
         return [found.region.operator]
-    return [] if found.difference is None else [one.operator for one in found.difference.eager]
+    return [] if found.difference is None else [seen.operator for seen in found.difference.eager]
 
 
 def as_json(found: Explanation) -> dict[str, Any]:
-    """The same for programs."""
-    trace, one = found.trace, found.culprit
+    """Facts of an explanation as JSON."""
+    trace, wrong = found.trace, found.culprit
     return {
         "case": found.record.case.id,
         "verdict": str(found.record.verdict),
@@ -138,14 +141,14 @@ def as_json(found: Explanation) -> dict[str, Any]:
         else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
         "named": all_named(found),
         "operator": None
-        if one is None
+        if wrong is None
         else {
-            "name": one.operator,
-            "number": one.number,
-            "place": asdict(one.place),
-            "inputs": [asdict(shape) for shape in one.inputs],
-            "options": one.options,
-            "faults": [asdict(fault) for fault in one.faults],
+            "name": wrong.operator,
+            "number": wrong.number,
+            "place": asdict(wrong.place),
+            "inputs": [asdict(shape) for shape in wrong.inputs],
+            "options": wrong.options,
+            "faults": [asdict(fault) for fault in wrong.faults],
         },
         "ended": None if found.ended is None else asdict(found.ended),
         "compiled": None if found.region is None else asdict(replace(found.region, smallest=None)),
@@ -165,9 +168,9 @@ def _difference(found: OperatorDifference | None) -> Iterator[str]:
 
 
 def _listed(run: Sequence[Seen]) -> str:
-    said = [f"{one.operator}({one.options})" for one in run[:FAULTS]]
+    names = [f"{seen.operator}({seen.options})" for seen in run[:FAULTS]]
     more = [f"{len(run) - FAULTS} more"] if len(run) > FAULTS else []
-    return ", ".join([*said, *more]) or "nothing"
+    return ", ".join([*names, *more]) or "nothing"
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
