@@ -1,4 +1,4 @@
-"""An assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
+"""Formats an assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SCHEMA = 1
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&])")
 """Characters that Markdown or HTML may take for markup."""
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
-"""GitHub notifies whoever is named so."""
+"""A mention, of which GitHub notifies the person."""
 
 
 def lines(found: Assessment, name: str) -> list[str | Table]:
-    """For people: the sum, a table of the tables, and a table of the items with evidence and what is missing."""
+    """Sum up for people: a table of the tables, and one of the items with evidence and missing points."""
     sums = Table(
         ["table", "points", "evidenced", "claimed", "missing"],
-        [[one.table.title, *map(str, _points(one))] for one in found.tables],
+        [[table.table.title, *map(str, _points(table))] for table in found.tables],
         right=(1, 2, 3, 4),
         indent=2,
     )
     parts: list[str | Table] = [f"{name}: {verdict(found)}", *(f"  {line}" for line in about(found)), "", sums]
-    for one in found.tables:
-        note = f" ({one.table.note})" if one.table.note else ""
+    for table in found.tables:
+        note = f" ({table.table.note})" if table.table.note else ""
         rows = [
             [
                 result.item.name,
@@ -41,15 +41,15 @@ def lines(found: Assessment, name: str) -> list[str | Table]:
                 *map(_number, (result.evidenced, result.claimed, result.missing)),
                 " | ".join(_why(result)),
             ]
-            for result in one.results
+            for result in table.results
         ]
         head = ["item", "priority", "points", "evidenced", "claimed", "missing", "evidence, or what is missing"]
-        parts += ["", f"{one.table.title}{note}:", Table(head, rows, right=(2, 3, 4, 5), indent=2)]
+        parts += ["", f"{table.table.title}{note}:", Table(head, rows, right=(2, 3, 4, 5), indent=2)]
     return parts
 
 
 def markdown(found: Assessment, name: str) -> list[str]:
-    """What can be pasted into an issue: text of journals and answers is escaped."""
+    """Markdown for an issue; text of journals and answers is escaped."""
     text = [
         f"## Compute platform quality: {_cell(name)}",
         "",
@@ -60,18 +60,18 @@ def markdown(found: Assessment, name: str) -> list[str]:
         "",
         "| table | points | evidenced | claimed | missing |",
         "|---|---:|---:|---:|---:|",
-        *(f"| {one.table.title} | {' | '.join(map(str, _points(one)))} |" for one in found.tables),
+        *(f"| {table.table.title} | {' | '.join(map(str, _points(table)))} |" for table in found.tables),
         f"| **all** | {found.most} | {found.evidenced} | {found.claimed} | {found.missing} |",
     ]
-    for one in found.tables:
-        text += ["", f"### {one.table.title}", ""]
-        if one.table.note:
-            text += [f"Its points: {one.table.note}.", ""]
+    for table in found.tables:
+        text += ["", f"### {table.table.title}", ""]
+        if table.table.note:
+            text += [f"Its points: {table.table.note}.", ""]
         text += [
             "| item | priority | points | evidenced | claimed | evidence, or what is missing |",
             "|---|---|---:|---:|---:|---|",
         ]
-        for result in one.results:
+        for result in table.results:
             item = result.item
             why = "<br>".join(_cell(line) for line in _why(result, link=False))
             link = f"<br>[link]({result.link})" if result.link else ""
@@ -103,8 +103,8 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
                 "unmet-p0": list(found.unmet),
                 "tables": [
                     {
-                        "name": one.table.name,
-                        **dict(zip(("points", "evidenced", "claimed", "missing"), _points(one), strict=True)),
+                        "name": table.table.name,
+                        **dict(zip(("points", "evidenced", "claimed", "missing"), _points(table), strict=True)),
                         "items": [
                             {
                                 "item": result.item.name,
@@ -117,10 +117,10 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
                                 "lacking": result.lacking,
                                 "link": result.link,
                             }
-                            for result in one.results
+                            for result in table.results
                         ],
                     }
-                    for one in found.tables
+                    for table in found.tables
                 ],
             }
             for name, found in assessments
@@ -129,7 +129,7 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
 
 
 def verdict(found: Assessment) -> str:
-    """The sum and the level, in a line."""
+    """Sum and level, in a line."""
     alone = f"; by evidence alone {found.level_of_evidence}" if found.level != found.level_of_evidence else ""
     return (
         f"{found.evidenced} of {found.most} points evidenced, {found.claimed} claimed, {found.missing} missing: "
@@ -138,30 +138,30 @@ def verdict(found: Assessment) -> str:
 
 
 def about(found: Assessment) -> list[str]:
-    """What was read, and what the next level needs."""
+    """Describe the run, and the needs of the next level."""
     run = found.run
     chip = f" ({run.fingerprint.chip}, {run.fingerprint.runtime})" if run.fingerprint is not None else ""
     versions = dict(run.fingerprint.versions) if run.fingerprint is not None else {}
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    said = [
+    lines = [
         f"{run.device}{chip}; {listed or 'no fingerprint'}; accelcheck {run.accelcheck}, level {run.level}",
         f"{len(run.records):,} cases of {', '.join(run.sources)}, begun {run.started or 'at an unknown time'}",
         *run.remarks,
     ]
     points = found.evidenced + found.claimed
     if found.level == "Engineering":
-        said.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
+        lines.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
     if found.level != "Stable":
         needs = [f"{STABLE - points} more points"] if points < STABLE else []
         needs += [f"all points of {', '.join(found.unmet)}"] if found.unmet else []
-        said.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
+        lines.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
     if level(points, not found.unmet) != "Engineering":
-        said.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
-    return said
+        lines.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
+    return lines
 
 
-def _points(one: TableResult) -> tuple[int, int, int, int]:
-    return one.table.points, one.evidenced, one.claimed, one.missing
+def _points(table: TableResult) -> tuple[int, int, int, int]:
+    return table.table.points, table.evidenced, table.claimed, table.missing
 
 
 def _number(points: int) -> str:
@@ -169,15 +169,15 @@ def _number(points: int) -> str:
 
 
 def _why(result: ItemResult, *, link: bool = True) -> list[str]:
-    said = [*result.evidence, *([f"missing: {result.lacking}"] if result.lacking else [])]
-    return [*said, result.link] if link and result.link else said
+    lines = [*result.evidence, *([f"missing: {result.lacking}"] if result.lacking else [])]
+    return [*lines, result.link] if link and result.link else lines
 
 
 def _cell(text: str) -> str:
-    """Text of others in a cell: no markup, no mention, one line."""
+    """Escape untrusted text for a cell: no markup, no mention, one line."""
     return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
 
 
 def _entity(found: re.Match[str]) -> str:
-    # Entities hold in Markdown's tables and in HTML alike; backslashes do not within a table's pipes in every renderer.
+    # Entities hold in Markdown's tables and in HTML; not every renderer takes backslashes in a table.
     return f"&#{ord(found[1])};"

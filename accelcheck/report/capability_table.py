@@ -1,4 +1,4 @@
-"""The capability table as text and as documentation. No torch."""
+"""Formats the capability table as text and as documentation. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = "runs"
 
 
 def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[str | Table]:
-    """For people: the devices, a row for each technique with each device's answer, and the reasons, each once."""
+    """Text for people: the devices, a row for each technique with each device's answer, and the reasons, each once."""
     names = list(rows[0].answers) if rows else []
     here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
     cells: list[list[str]] = []
@@ -34,24 +34,24 @@ def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[s
 
 
 def refused(workload: str, refusals: Mapping[str, str]) -> list[str]:
-    """For people: the techniques that are not tried with a workload, by reason, those of most techniques first."""
+    """Text for people: techniques that are not tried with a workload, by reason, the most frequent first."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in refusals.items():
         by_reason.setdefault(reason, []).append(name)
     lines = ["", f"not tried with {workload}: {len(refusals)} techniques"]
-    for reason, names in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0])):
+    for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
         lines.append(f"  {len(names)} x {reason}: {', '.join(sorted(names))}")
     return lines
 
 
 def markdown(rows: Sequence[TechniqueRow], workloads: Collection[Workload]) -> list[str]:
-    """For the documentation. The same on every machine: a technique that only this machine lacks counts as existing."""
+    """Markdown for the documentation, the same on every machine: techniques that only this one lacks count as existing."""
     lines = [
         "# Techniques",
         "",
-        "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it says why the",
-        "technique does not exist there; `asked there` is known on such a device alone. `needs` are packages besides torch. The last",
-        "column counts the cases of one device at levels 1, 2 and 3.",
+        "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it says",
+        "why the technique does not exist there; `asked there` is known on such a device alone. `needs` are packages",
+        "besides torch. The last column counts the cases of one device at levels 1, 2 and 3.",
     ]
     for family, group in groupby(rows, key=lambda row: row.family):
         members = list(group)
@@ -88,7 +88,7 @@ def _short(answer: Capability) -> str:
 
 
 def _lasting(answer: Capability) -> str:
-    if answer.code is Code.NOT_ASKED or answer.tried:  # chips of one device differ in what was found by trying
+    if answer.code is Code.NOT_ASKED or answer.tried:  # what was found by trying differs between chips of a device
         return "asked there"
     return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
 

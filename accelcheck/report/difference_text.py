@@ -1,4 +1,4 @@
-"""What differs between two runs, for a terminal and in Markdown. No torch."""
+"""Formats the differences of two runs for a terminal and in Markdown. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TITLES = {
     Aspect.VERDICT: "verdicts",
     Aspect.LOST: "coverage lost: ran before, and not now",
     Aspect.GAINED: "coverage gained: runs now, and did not before",
-    Aspect.ERROR: f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, in units in the last place",
+    Aspect.ERROR: (
+        f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, "
+        "in units in the last place"
+    ),
     Aspect.SPEED: "speed beyond both intervals",
 }
 ACROSS = {
@@ -27,11 +30,11 @@ ACROSS = {
     Aspect.GAINED: "run on the second device alone",
 }
 REASON = 100
-"""Characters of a reason in a terminal."""
+"""Most characters of a reason in a terminal."""
 
 
 def first_line(found: Difference) -> str:
-    """Whether something is worse, and how much."""
+    """Say whether something is worse, and how much."""
     both = sum(pair.both for pair in found.pairs)
     if not found.worse:
         return f"nothing is worse: {both:,} cases ran in both"
@@ -40,7 +43,7 @@ def first_line(found: Difference) -> str:
 
 
 def terminal(found: Difference) -> list[str | Table]:
-    """Lines and tables."""
+    """Lines and tables for a terminal."""
     parts: list[str | Table] = [first_line(found)]
     parts += [f"  {pair}" for pair in _pairs(found)]
     for kind, group in _groups(found):
@@ -55,7 +58,7 @@ def terminal(found: Difference) -> list[str | Table]:
 
 
 def page(found: Difference) -> str:
-    """In Markdown, for a pull request."""
+    """Markdown for a pull request."""
     made = markdown.Page()
     made.add(f"## accelcheck diff: {first_line(found)}")
     made.add(*(f"- {markdown.code(pair)}" for pair in _pairs(found)))
