@@ -56,10 +56,11 @@ class OperatorFinding:
 class OperatorBudgets:
     """Holds operators to their budgets.
 
-    Args: arithmetic: Precision of contractions of `storage` by the technique's promise, such as ``tf32``. storage:
-    Storage dtype of the case. careful: Number of `accelcheck.explain.holding.COUNTS` left out: 1 begins with more
-    samples. strict: Holds functions such as GELU to the budget of a whole workload, which their usual formulas exceed
-    where they cancel.
+    Args:
+        arithmetic: Precision of contractions of `storage` by the technique's promise, such as ``tf32``.
+        storage: Storage dtype of the case.
+        careful: Number of `accelcheck.explain.holding.COUNTS` left out: 1 begins with more samples.
+        strict: Holds functions such as GELU, whose usual formulas cancel, to the budget of a whole workload.
     """
 
     arithmetic: str = "float32"

@@ -73,8 +73,8 @@ class OperatorCall:
         given, listed = self.named(), list[tuple[str, Tensor]]()
         for argument in self.func._schema.arguments:  # noqa: SLF001 - as above
             if argument.alias_info is not None and argument.alias_info.is_write:
-                held = found((given[argument.name],))
-                many = isinstance(given[argument.name], (list, tuple))
+                name, held = argument.name, found((given[argument.name],))
+                many = isinstance(given[name], (list, tuple))
                 listed += [
                     (f"{argument.name}[{i}]" if many else argument.name, tensor) for i, tensor in enumerate(held)
                 ]

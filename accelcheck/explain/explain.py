@@ -61,14 +61,18 @@ class OperatorDifference:
 class Explanation:
     """Findings about why a case failed.
 
-    Attributes: record: The case's record. draw: Draw of the inputs that the rest is about; None where no draw fails
-    alone, but all of them together. layers: The case in each layer; empty where the verdict is no failure of values.
-    trace: Operators that the run dispatched; None where it was not traced. culprit: First wrong operator; None where
-    none is. difference: First difference from eager's operators; None where there is none, or an operator is wrong.
-    region: First wrong cut of a compiled graph; None where nothing is compiled, or no cut is wrong. smallest: The wrong
-    operator, or part of a compiled graph, alone; None where there is none, or it is right alone. ended: Last operator
-    that began in a run that ended or hung its process; None where none did. notes: Sentences about what could not be
-    found, and why. seconds: Wall time of the case, and of the explanation.
+    Attributes:
+        record: The case's record.
+        draw: Draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
+        layers: The case in each layer; empty where the verdict is no failure of values.
+        trace: Operators that the run dispatched; None where it was not traced.
+        culprit: First wrong operator; None where none is.
+        difference: First difference from eager's operators; None where there is none, or an operator is wrong.
+        region: First wrong cut of a compiled graph; None where nothing is compiled, or no cut is wrong.
+        smallest: The wrong operator or part of a compiled graph alone; None where there is none, or it is right alone.
+        ended: Last operator that began in a run that ended or hung its process; None where none did.
+        notes: Sentences about what could not be found, and why.
+        seconds: Wall time of the case, and of the explanation.
     """
 
     record: Record

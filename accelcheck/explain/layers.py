@@ -33,10 +33,12 @@ KERNEL, CAPTURE, COMPILER, TECHNIQUE = "device kernel", "capture", "compiler", "
 class Layer:
     """The case in one layer.
 
-    Attributes: name: Description of what ran. blames: Part at fault if this is the first wrong layer. verdict:
-    ``pass``, ``fail`` or ``error``; ``crash`` or ``hang`` where it ended its process; empty where it did not run.
-    reason: First fault, or why it did not run. used: Largest share of a budget that an error took; 0 where nothing was
-    compared.
+    Attributes:
+        name: Description of what ran.
+        blames: Part at fault if this is the first wrong layer.
+        verdict: ``pass``, ``fail``, ``error``; ``crash`` or ``hang`` where its process ended; empty where it did not run.
+        reason: First fault, or why it did not run.
+        used: Largest share of a budget that an error took; 0 where nothing was compared.
     """
 
     name: str

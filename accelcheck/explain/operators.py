@@ -81,10 +81,14 @@ class Seen:
 class OperatorTrace:
     """The operators that a run dispatched.
 
-    Attributes: seen: Operators in order, without views. culprits: Wrong operators, in order. skipped: Numbers of
-    operators not computed again, by name and reason. judged: Number of operators computed again. leaning: Readings and
-    reference of each operator with errors, by number and dtype: for errors that point one way. kept: Call of the
-    operator that alone was judged. raised: Operator that raised an exception; empty where none did.
+    Attributes:
+        seen: Operators in order, without views.
+        culprits: Wrong operators, in order.
+        skipped: Numbers of operators not computed again, by name and reason.
+        judged: Number of operators computed again.
+        leaning: Readings and reference of each operator with errors, by number and dtype: for errors in one direction.
+        kept: Call of the operator that alone was judged.
+        raised: Operator that raised an exception; empty where none did.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -109,11 +113,15 @@ class Watcher:
 class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Computes each operator that reaches the backend again. Compiled code dispatches none.
 
-    Args: holder: Budgets of operators. places: Finder of call sites. peers: The CPU's own operators are another
-    implementation: on every device but the CPU. first: Called with the first wrong operator, or with the one of `only`,
-    and a function that runs it again with other inputs, below every mode that was active. most: Number of wrong
-    operators after which none is judged; 0 judges none, and only notes what is dispatched. only: Number of the one
-    operator that is judged, and kept in `OperatorTrace.kept`; None for all. watcher: Observer of each operator.
+    Args:
+        holder: Budgets of operators.
+        places: Finder of call sites.
+        peers: The CPU's own operators are another implementation: on every device but the CPU.
+        first: Called with the first wrong operator, or the one of `only`, and a function that runs it with other
+            inputs, below every active mode.
+        most: Number of wrong operators after which none is judged; 0 judges none, and only notes what is dispatched.
+        only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
+        watcher: Observer of each operator.
     """
 
     def __init__(

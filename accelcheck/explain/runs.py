@@ -104,8 +104,10 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
     Its errors point one way in all draws, with small samples and with more, or it is wrong in a later turn, since a
     fault may need an earlier run.
 
-    Args: trial: Trial in a mode of `MODES`. draws: Random draws of the inputs. first: Called with an operator whose
-    errors point one way, and a function that runs it once more: see `Recompute`.
+    Args:
+        trial: Trial in a mode of `MODES`.
+        draws: Random draws of the inputs.
+        first: Called with an operator whose errors point one way, and a function that runs it: see `Recompute`.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)

@@ -1,4 +1,4 @@
-"""The message of a failing case: the case, the expected and the actual result, and the command that reproduces it. No torch."""
+"""Formats a failing case: the expected and the actual result, and the command that reproduces it. No torch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def reproduce(case: Case, more: Iterable[str] = ()) -> str:
-    """The command that runs this case alone, with more options."""
+    """Command that runs this case alone, with more options."""
     words = ["pytest", "--pyargs", "accelcheck.suite", f"--accel-device={case.device}", f"--accel-case={case.id}"]
     return shlex.join([*words, *more])
 
 
 def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
-    """Several lines for a terminal or a report.
+    """Format a record in several lines for a terminal or a report.
 
     Args:
-        record: Of the case.
-        more: Options of pytest that the reproduction needs, besides those that name the case.
-        command: That reproduces it; empty for `reproduce`.
+        record: Record of the case.
+        more: Further options of pytest for the reproduction.
+        command: Command of the reproduction; empty for `reproduce`.
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.why.splitlines()]

@@ -180,9 +180,9 @@ _TORCHSCRIPT = tuple(
 def _known(text: str, trace: str) -> Signature | None:
     """Find a fault that torch or the operating system words the same way everywhere."""
     # Lines of source code stand indented in a traceback, and may hold the text of an error that was not raised.
-    lines = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
+    message = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
     for find in (_kernel, _feature, _environment):
-        signature = find(lines)
+        signature = find(message)
         if signature is not None:
             return signature
     return None

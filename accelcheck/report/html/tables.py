@@ -1,4 +1,4 @@
-"""What a report says first of each device, and its matrix technique x device. No torch."""
+"""Summarizes each device for a report, and makes its matrix technique x device. No torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Reason:
     """Cases that share a verdict, a code and a reason.
 
     Attributes:
-        verdict, code, text: What they share; `text` is the first line of the reason.
-        cases: Their number.
+        verdict, code, text: Verdict, code, and first line of the reason.
+        cases: Number of the cases.
         techniques: Names of their techniques, sorted.
     """
 
@@ -39,16 +39,16 @@ class Standing:
     """The first lines about a device.
 
     Attributes:
-        label: Of the device.
-        state: ``good``: it qualifies at its level; ``part``: it does not, but no case stands against it; ``bad``: cases do.
-        title: The verdict in a sentence.
-        qualified: What was asked of it at its level, in a sentence.
-        reasons: Why it does not qualify; empty if it does.
+        label: Label of the device.
+        state: ``good``: qualifies at its level; ``part``: does not, but all cases are green; ``bad``: some are not.
+        title: Verdict in a sentence.
+        qualified: Qualification at its level, in a sentence.
+        reasons: Reasons why it does not qualify; empty if it does.
         counts: Number of cases by verdict, the worst verdict first.
         executed: Number of cases in which the technique ran.
         compared: Number of elements compared with the oracle.
-        absent: Why the device was absent; empty where it was there.
-        not_run: What did not run, the most frequent reason first.
+        absent: Reason for the device's absence; empty where it was there.
+        not_run: Reasons of cases that did not run, the most frequent one first.
     """
 
     label: str
@@ -70,14 +70,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One technique on one device: counts by verdict, and the code that all of its cases have."""
+    """The cases of one technique on one device: counts by verdict, and the code that all of them have."""
 
     counts: Mapping[str, int]
     code: str
 
 
 def standing(run: DeviceRun, label: str) -> Standing:
-    """What is said first of a device."""
+    """Summarize a device."""
     found, asked = run.records, qualification(run)
     return Standing(
         label,
@@ -94,7 +94,7 @@ def standing(run: DeviceRun, label: str) -> Standing:
 
 
 def matrix(runs: Sequence[DeviceRun]) -> dict[str, list[MatrixCell | None]]:
-    """A row a technique, sorted by name; a cell a device, None where it has no case."""
+    """Make a row for each technique, sorted by name, with a cell for each device; None where it has no case."""
     cells: dict[str, list[list[Record]]] = defaultdict(lambda: [[] for _ in runs])
     for place, run in enumerate(runs):
         for record in run.records:
@@ -131,5 +131,5 @@ def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
 
 
 def _first(record: Record) -> str:
-    """The first line of the reason, without verdict and code, which stand beside it."""
+    """First line of the reason, without verdict and code, which stand beside it."""
     return record.headline.removeprefix(f"{record.verdict} [{record.code}] ")
