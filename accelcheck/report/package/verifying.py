@@ -1,4 +1,4 @@
-"""Reads a package, which may be a stranger's: whether it is what was packed, and whether its runs qualify. Writes nothing. No torch."""
+"""Verifies a package, which is untrusted input: its bytes, and whether its runs qualify. Writes nothing. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
 from accelcheck.report.qualification import Qualification, qualification
-from accelcheck.report.run import load, read_header
+from accelcheck.report.run import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 UNSIGNED = "none: whoever has the package could have changed it and computed all hashes anew"
 MOST_SAID = 100
-"""Alterations that are named."""
+"""Most alterations that are named."""
 
 
 @dataclass
 class Verified:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        path: The package.
+        path: Path of the package.
         digest: SHA-256 of its manifest; empty where that cannot be read.
-        altered: What is not as it was packed: altered, missing, put in.
-        notes: What a reader should know, and what is no alteration.
-        signature: What is known of it, in words.
+        altered: Lines about altered, missing and foreign parts.
+        notes: Remarks for the reader that are no alterations.
+        signature: State of the signature, in words.
         runs: Devices and their records; empty where the journals cannot be read.
-        members: How many there are.
+        members: Number of members.
     """
 
     path: Path
@@ -47,25 +47,25 @@ class Verified:
     runs: tuple[DeviceRun, ...] = ()
     members: int = 0
     qualifications: tuple[Qualification, ...] = ()
-    """Of each run, at its level, by the must-pass list of this accelcheck: that of the package may be anybody's."""
+    """Qualification of each run at its level by this accelcheck's must-pass list; the package's is untrusted."""
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was altered, as far as can be known."""
+        """No alteration was found."""
         return not self.altered
 
     @property
     def qualifies(self) -> bool:
-        """Whether all of its runs qualify at their levels; one at least must be there."""
-        return bool(self.qualifications) and all(one.holds for one in self.qualifications)
+        """All of its runs, at least one, qualify at their levels."""
+        return bool(self.qualifications) and all(qualified.holds for qualified in self.qualifications)
 
 
 def verify(path: Path, key: Path | None = None) -> Verified:
     """Check a package.
 
     Args:
-        path: Of the package; it is read in place, within bounds, and nothing is written.
-        key: Public key that must have signed it.
+        path: Path of the package; it is read in place, within bounds, and nothing is written.
+        key: Public key of the required signer.
 
     Raises:
         NotPackageError: The file is none.
@@ -107,12 +107,11 @@ def _verify(found: Verified, first: Piece, key: Any) -> None:
 
 
 def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
-    """The members by name; what is missing, put in, there twice or out of place is said."""
-    signed = (one.piece.size for one in archive.walk(found.path, {}) if one.name == manifest.SIGNATURE)
+    """Find the members by name, and note those that are missing, put in, there twice or out of place."""
+    signed = (member.piece.size for member in archive.walk(found.path, {}) if member.name == manifest.SIGNATURE)
     expected = manifest.places(listed, raw, next(signed, None))
-    walked = [*archive.walk(found.path, expected)]
     pieces: dict[str, Piece] = {}
-    for member in walked:
+    for member in archive.walk(found.path, expected):
         if member.problem:
             found.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
         if member.name in pieces:
@@ -155,47 +154,46 @@ def _chained(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece
         found.altered += differing
         if not differing and (count, head) != (journal.lines, journal.head):
             found.altered.append(
-                f"{journal.name}: its chain ends at line {count} with {head}; the manifest says line {journal.lines} and {journal.head}"
+                f"{journal.name}: its chain ends at line {count} with {head}; "
+                f"the manifest says line {journal.lines} and {journal.head}"
             )
 
 
 def _read(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
-    """The runs, and whether what goes with them is that of their headers."""
+    """Read the runs, and compare the other members with their headers."""
     journals = [(journal.name, pieces[journal.name]) for journal in listed.journals if journal.name in pieces]
     try:
-        headers = [(name, [fields for _, fields in contents.headers(piece)]) for name, piece in journals]
+        by_journal = [(name, contents.headers(piece)) for name, piece in journals]
         found.runs = load([piece for _, piece in journals])
     except JournalError as error:
         found.altered.append(f"cannot be read: {text(error, 500)}")
         return
-    if not headers:
+    if not journals:
         found.altered.append("there is no journal in it")
-    made = contents.devices(headers)
+    made = contents.devices(by_journal)
     devices = pieces.get(manifest.DEVICES)
     if devices is None or bounded.read(devices, archive.MOST_MEMBER) != made:
         found.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
     packed = {(member.name.partition("/")[0], member.sha256) for member in listed.members}
-    fields = [one for _, of in headers for one in of]
+    headers = [header for _, parsed in by_journal for header in parsed]
     found.altered += [
         f"{used}: missing"
-        for used in contents.used(fields)
+        for used in contents.used(headers)
         if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # which pack said
     ]
     found.qualifications = tuple(map(qualification, found.runs))
-    for one in fields:
-        header, _ = read_header("", one)
-        for device, said in header.must_pass.items():
+    for header in headers:
+        for device, used_list in header.fields.must_pass.items():
             own = must_pass.of(device)
-            if said.sha256 != own.digest:
+            if used_list.sha256 != own.digest:
                 found.notes.append(
-                    f"{text(device, 100)}: the run named version {said.version} of the must-pass list {text(said.kind, 100)}; this accelcheck "
-                    f"holds it against its own, version {own.version} of {own.kind}"
+                    f"{text(device, 100)}: the run named version {used_list.version} of the must-pass list "
+                    f"{text(used_list.kind, 100)}; this accelcheck holds it against its own, "
+                    f"version {own.version} of {own.kind}"
                 )
     found.notes = list(dict.fromkeys(found.notes))
 
 
 def _hash(piece: Piece) -> str:
-    found = hashlib.sha256()
-    for chunk in bounded.chunks(piece, archive.MOST_MEMBER):
-        found.update(chunk)
-    return found.hexdigest()
+    with bounded.opened(piece, archive.MOST_MEMBER) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
