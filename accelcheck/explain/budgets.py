@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ROUNDERS = frozenset({"native_dropout_backward"})
 """Operators of `EXACT` that multiply; exact only as part of a workload."""
+ADDING = frozenset({"index_put", "index_put_", "put", "put_"})
+"""Operators of `EXACT` that add where they accumulate."""
 INDICES = frozenset(
     {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
 )
@@ -95,16 +97,16 @@ class OperatorBudgets:
             }
             if not unlike:
                 return OperatorFinding()
-            if call.name in EXACT - ROUNDERS and not _adds(call):
+            adds = call.name in ADDING and call.named().get("accumulate")
+            if call.name in EXACT - ROUNDERS and not adds:
                 return OperatorFinding(tuple(_inexact(path, tensor, truth[path]) for path, tensor in unlike.items()))
             judged: dict[str, Judgement] = {}
             references: dict[str, Reference] = {}
             for dtype in dict.fromkeys(holding.named(tensor.dtype) for tensor in unlike.values()):
                 own = {path: tensor for path, tensor in unlike.items() if holding.named(tensor.dtype) == dtype}
                 judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
-        return OperatorFinding(
-            tuple(fault for judgement in judged.values() for fault in judgement.faults), judged, references
-        )
+        faults = [fault for judgement in judged.values() for fault in judgement.faults]
+        return OperatorFinding(tuple(faults), judged, references)
 
     def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
@@ -112,7 +114,7 @@ class OperatorBudgets:
         if fused.fused_attention(call):
             return max(
                 (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point()),
-                key=_unit,
+                key=lambda precision: UNIT_ROUNDOFF.get(precision, 0.0),
                 default=dtype,
             )
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
@@ -158,11 +160,7 @@ def _parted(wide: OperatorCall) -> Any:
 
 def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the parts by place; outputs that no part computes are the operator's own, and so not judged."""
-    made = (
-        {f"out[{place}]": tensor for place, tensor in enumerate(out)}
-        if isinstance(out, (tuple, list))
-        else {"out": out}
-    )
+    made = {f"out[{i}]": part for i, part in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
     return {
         path: made[path]
         if path in made and made[path].shape == tensor.shape
@@ -188,11 +186,8 @@ def _sample(
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
     compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)
-    call = (
-        wide
-        if number % 2 == 0
-        else wide.each(lambda value: _constant(value, dtype if number % 4 == 1 else ACCUMULATOR))
-    )
+    constants = dtype if number % 4 == 1 else ACCUMULATOR
+    call = wide if number % 2 == 0 else wide.each(lambda value: _constant(value, constants))
     if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):
             if not fused.stored(wide):
@@ -230,14 +225,6 @@ def _of_cpu(call: OperatorCall, own: Mapping[str, Tensor]) -> Iterator[tuple[str
     for path, tensor in own.items():
         if path in made and made[path].shape == tensor.shape:
             yield path, made[path]
-
-
-def _unit(precision: str) -> float:
-    return UNIT_ROUNDOFF.get(precision, 0.0)
-
-
-def _adds(call: OperatorCall) -> bool:
-    return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
 
 
 def _inexact(path: str, result: Tensor, truth: Tensor) -> Fault:

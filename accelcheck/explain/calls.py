@@ -75,14 +75,10 @@ class OperatorCall:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 name, held = argument.name, found((given[argument.name],))
                 many = isinstance(given[name], (list, tuple))
-                listed += [
-                    (f"{argument.name}[{i}]" if many else argument.name, tensor) for i, tensor in enumerate(held)
-                ]
+                listed += [(f"{name}[{i}]" if many else name, tensor) for i, tensor in enumerate(held)]
         if self.name in {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"} and self.args[_TRAINING]:
             # Their schemas do not say so.
-            listed += [
-                (f"running[{i}]", tensor) for i, tensor in enumerate(self.args[3:5]) if isinstance(tensor, Tensor)
-            ]
+            listed += [(f"running[{i}]", x) for i, x in enumerate(self.args[3:5]) if isinstance(x, Tensor)]
         return listed
 
     def results(self, out: Any) -> dict[str, Tensor]:
@@ -111,9 +107,8 @@ class OperatorCall:
         if self.name in SAME_ON_THE_CPU:
             func = getattr(torch.ops.aten, SAME_ON_THE_CPU[self.name]).default
         wide = self.each(widened)
-        return OperatorCall(
-            func, wide.args, {name: value for name, value in wide.kwargs.items() if name != "pin_memory"}
-        )
+        kwargs = {name: value for name, value in wide.kwargs.items() if name != "pin_memory"}
+        return OperatorCall(func, wide.args, kwargs)
 
     def not_computed(self) -> str:
         """Reason why the operator is not computed again, in a few words; empty where it is."""

@@ -157,14 +157,11 @@ def _cut(module: fx.GraphModule, count: int) -> fx.GraphModule:
     live = [
         copy
         for node, copy in made.items()
-        if node.op == "call_function" and any(user not in made for user in node.users) and _computed(node)
+        if node.op == "call_function" and any(user not in made for user in node.users)
+        if isinstance(node.meta.get("val"), Tensor)
     ]
     cut.output(tuple(live))
     return fx.GraphModule(module, cut)
-
-
-def _computed(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _line(node: fx.Node) -> str:

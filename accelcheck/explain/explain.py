@@ -311,11 +311,8 @@ def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDiff
     # Operators without inputs, such as those that draw output gradients, are no work of the model.
     eager, technique = ([seen for seen in run if seen.inputs] for run in (eager, technique))
     eager_names, technique_names = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
-    changes = [
-        code
-        for code in difflib.SequenceMatcher(a=eager_names, b=technique_names, autojunk=False).get_opcodes()
-        if code[0] != "equal"
-    ]
+    matcher = difflib.SequenceMatcher(a=eager_names, b=technique_names, autojunk=False)
+    changes = [code for code in matcher.get_opcodes() if code[0] != "equal"]
     if not changes:
         return None
     _, i, j, k, m = next((code for code in changes if code[2] > code[1]), changes[0])

@@ -54,11 +54,7 @@ def parts(call: OperatorCall) -> Callable[[], Any] | None:
         return None
     if name in STORED:
         return lambda: STORED[name](call)
-    return _product_of(call) or _norm_of(call)
-
-
-def _product_of(call: OperatorCall) -> Callable[[], Any] | None:
-    return (lambda: product(call)) if call.name in SUMMED and not call.kwargs else None
+    return (lambda: product(call)) if name in SUMMED and not call.kwargs else _norm_of(call)
 
 
 def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:

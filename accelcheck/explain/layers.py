@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Case, Figure
+    from accelcheck.core.case import Case
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.probes import Draw
@@ -36,7 +36,7 @@ class Layer:
     Attributes:
         name: Description of what ran.
         blames: Part at fault if this is the first wrong layer.
-        verdict: ``pass``, ``fail``, ``error``; ``crash`` or ``hang`` where its process ended; empty where it did not run.
+        verdict: ``pass``, ``fail``, ``error``, ``crash`` or ``hang``; empty where it did not run.
         reason: First fault, or why it did not run.
         used: Largest share of a budget that an error took; 0 where nothing was compared.
     """
@@ -147,10 +147,6 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
     finally:
         trial.technique.finish()
         trial.state.restore()
-    used = max((figure.used for figure in _gating(finding.figures)), default=0.0)
+    used = max((figure.used for figure in finding.figures if figure.gates), default=0.0)
     verdict = Verdict.FAIL if finding.wrong else Verdict.ERROR if finding.undecided else Verdict.PASS
     return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), finding.undecided)), used)
-
-
-def _gating(figures: Sequence[Figure]) -> list[Figure]:
-    return [figure for figure in figures if figure.gates]

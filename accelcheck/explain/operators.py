@@ -213,7 +213,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         """Keep the readings, without the tensors.
 
         Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in
-            every draw.
+        every draw.
         """
         for dtype, judgement in finding.judged.items():
             reference = finding.references[dtype]

@@ -166,9 +166,7 @@ class FaultScript:
     def _judged(self) -> tuple[str, Reference]:
         """Dtype of the result, and the reference that it was judged by."""
         finding = self.subject.finding
-        return next(
-            (dtype, reference) for dtype, reference in finding.references.items() if self.path in reference.truth
-        )
+        return next((dtype, known) for dtype, known in finding.references.items() if self.path in known.truth)
 
     def _what(self) -> str:
         return (
@@ -202,6 +200,7 @@ class RunsScript:
     def _lines(self, made: Sequence[str], file: str) -> list[str]:
         subject, figure = self.subject, self.smallest.figure
         view = figure.view.partition(" ")[0]
+        why = f"twice the largest mean of FP64 with random rounding errors of {self.smallest.precision}"
         exact, what = subject.truth(figure.path), f"{subject.name}: {figure.path}, {view} in {RUNS} calls"
         return [
             f'"""{self.title}"""',
@@ -224,10 +223,7 @@ class RunsScript:
             "    e = [a - b for a, b in zip(flat(got.cpu().tolist()), o)]",
             *(f"    {line}" for line in self._signed(view)),
             "measured = abs(sum(signed)) / len(signed) if min(signed) > 0 or max(signed) < 0 else 0.0",
-            (
-                f"allowed = {figure.allowed!r}  # twice the largest mean of FP64 with random rounding errors of "
-                f"{self.smallest.precision}"
-            ),
+            f"allowed = {figure.allowed!r}  # {why}",
             f'print(f"{what}: measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
             "sys.exit(0 if measured <= allowed else 1)",
         ]

@@ -15,7 +15,7 @@ from accelcheck.explain.calls import OperatorCall, aside, copied, memory
 from accelcheck.verify.judge import judge_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from accelcheck.core.case import Figure
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
@@ -88,11 +88,8 @@ def smallest_runs(
         for dtype, judgement in finding.judged.items():
             draws.setdefault(dtype, []).append((judgement.readings, finding.references[dtype]))
     for dtype, readings in draws.items():
-        beyond = (
-            [figure for figure in judge_together(readings).figures if not figure.within]
-            if len(readings) == RUNS
-            else []
-        )
+        figures = judge_together(readings).figures if len(readings) == RUNS else ()
+        beyond = [figure for figure in figures if not figure.within]
         if beyond:
             return SmallestRuns(call, max(beyond, key=lambda figure: figure.used), dtype)
     return None
@@ -132,9 +129,10 @@ class Shrinker:
         values = "given"
         for size in sorted({size for tensor in call.tensors() for size in tensor.shape if size > 1}, reverse=True):
             call, finding = self._narrowed(call, finding, size)
-        for smaller in self._simpler(call):
-            if (again := self._tried(smaller[1])) is not None:
-                values, call, finding = smaller[0], smaller[1], again
+        for kind in ("ones", "normal"):
+            simpler = filled(call, kind)
+            if (again := self._tried(simpler)) is not None:
+                values, call, finding = kind, simpler, again
                 break
         else:
             call, finding = self._dense(call, finding)
@@ -181,10 +179,6 @@ class Shrinker:
                 high, best, finding = middle, smaller, again
         return best, finding
 
-    def _simpler(self, call: OperatorCall) -> Iterator[tuple[str, OperatorCall]]:
-        for values in ("ones", "normal"):
-            yield values, filled(call, values)
-
     def _dense(self, call: OperatorCall, finding: OperatorFinding) -> tuple[OperatorCall, OperatorFinding]:
         dense = call.each(lambda value: value.contiguous().clone() if isinstance(value, Tensor) else value)
         again = None if all(value.is_contiguous() for value in call.tensors()) else self._tried(dense)
@@ -194,9 +188,7 @@ class Shrinker:
 def _poison(results: Iterable[Tensor]) -> None:
     """Allocate such memory, fill it with NaN, and release it: a result that is not written shows them."""
     with aside():
-        held = [
-            torch.full_like(tensor, torch.nan) for tensor in results for _ in range(2) if tensor.is_floating_point()
-        ]
+        held = [torch.full_like(x, torch.nan) for x in results for _ in range(2) if x.is_floating_point()]
         del held
 
 

@@ -62,7 +62,7 @@ class Tensors:
             elif tensor.is_floating_point() and self.values == "normal":
                 made = f"torch.randn({shape}, generator=g).to({dtype})"
             elif few:
-                made = f"torch.tensor({_list(held)}, dtype={dtype}).reshape({shape})"
+                made = f"torch.tensor([{', '.join(map(literal, held.tolist()))}], dtype={dtype}).reshape({shape})"
             else:
                 self.data[f"t{number}"] = held.clone()
                 made = f'read("t{number}").reshape({shape})'
@@ -135,7 +135,3 @@ def written(path: Path, text: str, data: Mapping[str, Tensor]) -> None:
 
 def _plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.storage_offset()
-
-
-def _list(held: Tensor) -> str:
-    return f"[{', '.join(map(literal, held.tolist()))}]"

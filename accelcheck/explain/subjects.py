@@ -71,7 +71,8 @@ class PartSubject:
     def __init__(self, smallest: SmallestPart) -> None:
         self.part, self.finding = smallest.part, smallest.finding
         self.tensors = Tensors(smallest.part.inputs, smallest.values)
-        self.name = ", ".join(dict.fromkeys(_said(node) for node in smallest.part.operators() if _operator(node)))
+        operators: list[Any] = [node for node in smallest.part.operators() if _operator(node)]
+        self.name = ", ".join(dict.fromkeys(node.target.name().partition(".")[0] for node in operators))
         self.words = [f"{name}={_plain(value)}" for name, value in smallest.arguments.items()]
         self.body = _body(smallest.part.module)
 
@@ -137,10 +138,6 @@ def _called(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 def _operator(node: fx.Node) -> bool:
     return hasattr(node.target, "_schema")
-
-
-def _said(node: fx.Node) -> str:
-    return str(node.target.name()).partition(".")[0]  # type: ignore[union-attr]  # of an operator
 
 
 def _plain(value: Any) -> str:

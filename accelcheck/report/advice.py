@@ -67,9 +67,7 @@ class Row:
     def safe(self, use: str) -> bool:
         """Each case of a use that ran passes, and at least one ran; training needs a right forward pass too."""
         modes = MODES[INFERENCE] if use == INFERENCE else (*MODES[INFERENCE], *MODES[TRAINING])
-        verdicts = [
-            record.verdict for mode, record in self.records.items() if mode in modes and record.verdict.executed
-        ]
+        verdicts = [r.verdict for mode, r in self.records.items() if mode in modes and r.verdict.executed]
         own = any(mode in MODES[use] and record.verdict.executed for mode, record in self.records.items())
         return own and all(verdict is Verdict.PASS for verdict in verdicts)
 
@@ -274,7 +272,7 @@ def _table(shown: Sequence[Row]) -> Table:
 
 
 def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[str]) -> list[str]:
-    cells = [row.label, *(_verdict(row, mode) for mode in modes)]
+    cells = [row.label, *(str(row.records[mode].verdict) if mode in row.records else "-" for mode in modes)]
     for use in uses:
         memory = row.memory(use)
         unknown = "-" if row.measured(use, "speed-up") is None else "not measured"
@@ -286,10 +284,6 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[
         cells.append(row.lost)
     cells.append("-" if row.evidence is None else f"{row.evidence.label}: {row.evidence.observed}")
     return cells
-
-
-def _verdict(row: Row, mode: Mode) -> str:
-    return str(row.records[mode].verdict) if mode in row.records else "-"
 
 
 def _speed(row: Row, use: str) -> str:
@@ -317,28 +311,24 @@ def recommended(shown: Sequence[Row], use: str) -> str:
     smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
     others = [row.label for row in safe if row.technique != BASE]
     if faster:
-        sentence = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
+        text = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
         if len(faster) > 1:
             others = [f"{row.label} {_value(row, use):.2f}x" for row in faster[1:]]
-            sentence += f" Faster and right too: {_some(others)}."
+            text += f" Faster and right too: {_some(others)}."
     elif timed:
-        sentence = (
-            f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
-        )
+        text = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
     elif open_ones:
-        sentence = f"{use}: right, but no speed could be decided."
+        text = f"{use}: right, but no speed could be decided."
     elif others:
-        sentence = f"{use}: right, but not timed: {_some(others)}."
+        text = f"{use}: right, but not timed: {_some(others)}."
     else:
         return f"{use}: no technique but eager was found right."
     if open_ones:
-        sentence += (
-            f" Undecided, since their times vary too much: {_some(open_ones)}; measure again on a quiet machine."
-        )
+        text += f" Undecided, since their times vary too much: {_some(open_ones)}; measure again on a quiet machine."
     if smaller:
         least = min(smaller, key=lambda row: row.memory(use) or 0.0)
-        sentence += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
-    return sentence
+        text += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
+    return text
 
 
 def _costs(row: Row, use: str) -> str:

@@ -218,17 +218,13 @@ def _each(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResu
     """Require that at least one case of each glob passes."""
     evidence, against = [], []
     for glob in item.cases:
-        executed = [record for record in _matching(records, glob) if record.verdict.executed]
-        right = [record for record in executed if record.verdict is Verdict.PASS and not record.contradiction]
+        ran = [record for record in _matching(records, glob) if record.verdict.executed]
+        right = [record for record in ran if record.verdict is Verdict.PASS and not record.contradiction]
         if right:
             first = right[0].case.id
-            evidence.append(
-                f"{glob}: {len(right):,} of {len(executed):,} executed cases pass, such as {first}{_on(run)}"
-            )
+            evidence.append(f"{glob}: {len(right):,} of {len(ran):,} executed cases pass, such as {first}{_on(run)}")
         else:
-            against.append(
-                f"{glob}: none of {len(executed):,} executed cases passes" if executed else f"{glob} was not run"
-            )
+            against.append(f"{glob}: none of {len(ran):,} executed cases passes" if ran else f"{glob} was not run")
     return ItemResult(item, 0 if against else item.points, 0, tuple(evidence), "; ".join(against))
 
 

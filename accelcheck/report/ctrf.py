@@ -107,7 +107,7 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
         "name": case.id,
         "status": STATUSES[record.verdict],
         "rawStatus": str(record.verdict),
-        "duration": round(1000 * sum(_seconds(record))),
+        "duration": round(1000 * sum(value for value in record.seconds.values() if 0.0 <= value < _LONGEST)),
         "suite": [name, case.technique],
         "device": run.fingerprint.chip if run.fingerprint is not None else run.device,
         "parameters": {
@@ -122,8 +122,7 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
             "reproduce": run.reproduction(case),
             "compared": record.compared,
             "evidence": [
-                {"claim": evidence.label, "observed": str(evidence.observed), "engaged": evidence.engaged}
-                for evidence in record.evidence
+                {"claim": e.label, "observed": str(e.observed), "engaged": e.engaged} for e in record.evidence
             ],
         },
     }
@@ -134,10 +133,6 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
     if record.traceback:
         test["trace"] = record.traceback[-MOST_TRACE:]
     return test
-
-
-def _seconds(record: Record) -> list[float]:
-    return [value for value in record.seconds.values() if 0.0 <= value < _LONGEST]
 
 
 _LONGEST = 1e9

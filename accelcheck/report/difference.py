@@ -2,8 +2,7 @@
 
 Worse for the same device are:
 
-- a verdict that is worse than before, in the order of `accelcheck.report.run.BAD_FIRST`; also one that the ledger now
-  expects;
+- a worse verdict than before, in the order of `accelcheck.report.run.BAD_FIRST`; also one that the ledger now expects;
 - a case that ran before, and does not run now;
 - an error in a gating view that has grown, of the same tensor: see `GROWTH`;
 - a figure of speed that is worse beyond both intervals. Times are compared where the fingerprints are the same, and

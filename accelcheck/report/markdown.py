@@ -139,9 +139,8 @@ def page(runs: Sequence[DeviceRun]) -> str:
             "</details>",
         )
     if absent := _not_run(runs, names):
-        made.add(
-            "<details>", summary(f"Not run: {sum(_idle(run) for run in runs):,} cases"), "", *absent, "", "</details>"
-        )
+        idle = sum(len(run.records) - run.executed for run in runs)
+        made.add("<details>", summary(f"Not run: {idle:,} cases"), "", *absent, "", "</details>")
     return str(made)
 
 
@@ -210,10 +209,6 @@ def _cause(cause: Cause) -> list[str]:
         "",
         "</details>",
     ]
-
-
-def _idle(run: DeviceRun) -> int:
-    return len(run.records) - run.executed
 
 
 def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:

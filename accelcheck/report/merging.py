@@ -1,8 +1,7 @@
 """Merges journals into one: shards of a run, and runs of several machines. No torch.
 
-A merged journal is a journal with several headers. Lines are checked and copied, and no record is kept. The runs are
-sorted by their devices, starts and contents, so that the same journals give the same bytes in whatever order they are
-given.
+A merged journal has several headers. Lines are checked and copied, and no record is kept. The runs are sorted by their
+devices, starts and contents, so that the same journals give the same bytes in any order.
 """
 
 from __future__ import annotations
@@ -295,13 +294,6 @@ def _flat(name: str, value: Any) -> dict[str, str]:
     return {inner: leaf for key, part in value.items() for inner, leaf in _flat(f"{name}.{key}", part).items()}
 
 
-def _owners(part: Part) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Cases of a run, each with the identity of its device."""
-    for name in part.verdicts:
-        device = name.split("/", 3)[2]
-        yield name, part.identities.get(device, (device,))
-
-
 def _ledgers(parts: Sequence[Part]) -> Iterator[str]:
     """Name the runs of one device that were judged by different ledgers."""
     first: dict[tuple[str, ...], Part] = {}
@@ -334,8 +326,9 @@ def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
             f"{name}: {better} and {part.verdicts[name]} in {part.name}; the worse of those that ran counts"
             for name, better in part.twice.items()
         ]
-        for name, owner in _owners(part):
-            verdict = part.verdicts[name]
+        for name, verdict in part.verdicts.items():
+            device = name.split("/", 3)[2]
+            owner = part.identities.get(device, (device,))
             first, other = seen.setdefault((owner, name), (part, verdict))
             if other is not verdict:
                 lines.append(
@@ -347,20 +340,11 @@ def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
 
 
 def _copy(part: Part, file: IO[bytes]) -> None:
-    content = hashlib.sha256()
-    for chunk in _chunks(part, part.bytes):
-        content.update(chunk)
-        file.write(chunk)
+    content, left = hashlib.sha256(), part.bytes
+    with part.source.open("rb") as source:
+        source.seek(part.start)
+        while left and (chunk := source.read(min(left, CHUNK)) or b"\n" * (left == 1)):  # it may lack its line end
+            content.update(chunk)
+            left -= file.write(chunk)
     if content.hexdigest() != part.digest:
         raise MergeError(f"{part.name}: changed while it was merged: merge again when the run has ended")
-
-
-def _chunks(part: Part, most: int) -> Iterator[bytes]:
-    """Read the first bytes of a run, and add the line end that its last line may lack."""
-    with part.source.open("rb") as file:
-        file.seek(part.start)
-        while most and (chunk := file.read(min(most, CHUNK))):
-            most -= len(chunk)
-            yield chunk
-    if most == 1:
-        yield b"\n"

@@ -11,7 +11,7 @@ from accelcheck.report.console import escaped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Case, Evidence
+    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
 
 
@@ -42,10 +42,8 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         ]
     if record.evidence:
         lines += ["", "  evidence:"]
-        lines += [f"    {_answer(e)} {e.label}: {e.observed}" for e in record.evidence]
+        for e in record.evidence:
+            answer = ("yes" if e.engaged else "NO ") if e.seen else "?  "
+            lines.append(f"    {answer} {e.label}: {e.observed}")
     lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)
-
-
-def _answer(evidence: Evidence) -> str:
-    return ("yes" if evidence.engaged else "NO ") if evidence.seen else "?  "

@@ -1,11 +1,9 @@
 """Makes a report in OCP's Test and Validation output format, version 2.0, one JSON object a line. No torch.
 
-The specification: https://github.com/opencomputeproject/ocp-diag-core/tree/main/json_spec. One stream is one test run
-on one device under test, which has a hardware info for each device of the journals. A test step is a technique on a
-device. In a step:
+The specification: https://github.com/opencomputeproject/ocp-diag-core/tree/main/json_spec. A stream is a test run on
+one device under test, with a hardware info for each device of the journals. A test step is a technique on a device:
 
-- a measurement for each gating figure beyond its budget, which is its validator, and for each figure of time and
-memory;
+- a measurement for each gating figure beyond its budget, its validator, and for each figure of time and memory;
 - an error for each case that raised, died, hung or lost its device;
 - a diagnosis for each case that ran: PASS, FAIL, or UNKNOWN for a failure that the ledger expects;
 - a log for each case that did not run.

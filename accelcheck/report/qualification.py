@@ -129,7 +129,7 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
         len(wanted),
         sum(record.verdict is Verdict.PASS and not record.contradiction for record in listed.values()),
         tuple(sorted(wanted - by_id.keys())),
-        {name: _why(record) for name, record in listed.items() if not record.verdict.executed},
+        {name: f"{r.verdict}: {r.code or r.headline}" for name, r in listed.items() if not r.verdict.executed},
         {
             name: _verdict(record)
             for name, record in listed.items()
@@ -155,10 +155,6 @@ def _unproven(run: DeviceRun) -> Iterator[str]:
     elif run.fingerprint.device != run.device:
         yield f"the fingerprint is that of another device: {run.fingerprint.device}"
     yield from (f"a run was cut off, and its other cases are unknown: {source}" for source in run.cut_off)
-
-
-def _why(record: Record) -> str:
-    return f"{record.verdict}: {record.code or record.headline}"
 
 
 def _verdict(record: Record) -> str:

@@ -1,7 +1,6 @@
 """Joins the runs of each device, in one or several journals, into one. No torch.
 
-Two runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the
-same.
+Runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the same.
 """
 
 from __future__ import annotations

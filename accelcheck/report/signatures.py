@@ -1,7 +1,6 @@
 """Finds a failure's causes in its faults, and in the texts of exceptions and stacks, which come from others. No torch.
 
-Numbers, shapes, addresses, folders and the case's own names are left out, so that the same fault in two cases reads the
-same.
+Numbers, shapes, addresses, folders and the case's own names are left out, so that a fault reads the same in all cases.
 """
 
 from __future__ import annotations
@@ -130,11 +129,10 @@ def signatures(record: Record) -> tuple[Signature, ...]:
 def _signatures(record: Record, verdict: Verdict) -> tuple[Signature, ...]:
     text = record.reason[:MOST_READ]
     trace = record.traceback[-MOST_READ:]
-    if verdict is Verdict.CRASH:
-        return (_ended(record.code or "ended", trace),)
-    if verdict is Verdict.HANG:
+    if verdict in {Verdict.CRASH, Verdict.HANG}:
+        kind, how = (Kind.CRASH, record.code or "ended") if verdict is Verdict.CRASH else (Kind.HANG, "hangs")
         place = _place(trace)
-        return (Signature(Kind.HANG, _short(f"hangs in {place}" if place else "hangs, without a stack")),)
+        return (Signature(kind, _short(f"{how} in {place}" if place else f"{how}, without a stack")),)
     if verdict is Verdict.DEVICE_LOST:
         known = _known(text, trace)
         title = known.title if known is not None else _general(text.partition("\n")[2] or text, record)
@@ -233,19 +231,12 @@ def _environment(text: str) -> Signature | None:
     return None
 
 
-def _ended(how: str, trace: str) -> Signature:
-    place = _place(trace)
-    return Signature(Kind.CRASH, _short(f"{how} in {place}" if place else f"{how}, without a stack"))
-
-
 def _place(trace: str) -> str:
     """Innermost frame of a stack outside of Python's standard library; empty where there is none."""
     threads = list(_THREAD.finditer(trace))
     if threads:  # faulthandler's, the innermost frame first; the main thread is the last one
-        ends = [*(match.start() for match in threads[1:]), len(trace)]
-        stacks = [
-            (match[1], _FRAME.findall(trace[match.end() : end])) for match, end in zip(threads, ends, strict=True)
-        ]
+        ends = [*(m.start() for m in threads[1:]), len(trace)]
+        stacks = [(m[1], _FRAME.findall(trace[m.end() : end])) for m, end in zip(threads, ends, strict=True)]
         stacks = [stack for stack in stacks if stack[1]]  # a thread of native code has no frames of Python's
         frames = next((own for name, own in stacks if name == "Current thread"), stacks[-1][1] if stacks else [])
     else:

@@ -123,13 +123,8 @@ def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
     tally = Counter[tuple[str, str, str]]()
     techniques = defaultdict(set)
     for record in records:
-        key = (str(record.verdict), record.code, _first(record))
+        key = (str(record.verdict), record.code, record.headline.removeprefix(f"{record.verdict} [{record.code}] "))
         tally[key] += 1
         techniques[key].add(record.case.technique)
     ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     return tuple(Reason(*key, number, tuple(sorted(techniques[key]))) for key, number in ordered)
-
-
-def _first(record: Record) -> str:
-    """First line of the reason, without verdict and code, which stand beside it."""
-    return record.headline.removeprefix(f"{record.verdict} [{record.code}] ")

@@ -108,8 +108,8 @@ def _compared(known: Sequence[Link], actual: Sequence[Link]) -> list[str]:
         changes.append((new[name].pop(), f"{name}: altered") if new[name] else (number, f"{name}: removed"))
     changes += [(number, f"{name}: put in") for name, numbers in new.items() for number in numbers]
     moved = (n for n, (was, now) in enumerate(zip(known, actual, strict=False)) if was[1] != now[1])
-    if not changes and (number := next(moved, None)) is not None:
-        changes.append((number, f"{actual[number][2]}: the first line that is out of order"))
+    if not changes and (first := next(moved, None)) is not None:
+        changes.append((first, f"{actual[first][2]}: the first line that is out of order"))
     return [f"{number + 1}: {text(change, LONGEST)}" for number, change in sorted(changes)]
 
 

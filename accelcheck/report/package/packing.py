@@ -181,7 +181,7 @@ def _journals(
 
 
 def _candidates(journals: Sequence[Path], devices: Iterable[str]) -> list[Path]:
-    """Files that may be the ledgers and lists: accelcheck's, the devices', those beside the journals or in this folder."""
+    """Files that may be the ledgers and lists: accelcheck's, the devices', those beside the journals or here."""
     lists = Path(must_pass.__file__).parent / must_pass.FOLDER
     folders = dict.fromkeys((ledgers.FOLDER, lists, *(path.parent for path in journals), Path()))
     kinds = (".toml", must_pass.SUFFIX)
