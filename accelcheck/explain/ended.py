@@ -70,50 +70,51 @@ class Elsewhere:
         return self.process.call(function, self.process.begun, *arguments, limit=self.left())
 
 
-def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
+def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
     """Add layers and the operator to an explanation; the lines about the script, where one was written.
 
     Args:
         there: Process of each step.
-        found: Explanation with the record of a case that ended or hung its process.
+        explanation: Explanation with the record of a case that ended or hung its process.
         bench: Holds the case's technique, workload and device; nothing runs with it here.
         script: Path of the script.
         steps: Steps to take.
     """
-    case = found.record.case
+    case = explanation.record.case
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     if case.mode not in runs.MODES:
-        found.draw = None
-        found.notes.append(f"operators are noted in the modes {', '.join(sorted(runs.MODES))} only, not in {case.mode}")
+        explanation.draw = None
+        modes = ", ".join(sorted(runs.MODES))
+        explanation.notes.append(f"operators are noted in the modes {modes} only, not in {case.mode}")
         return []
     steps.say("operators")
     for draw in draws(workload, case.mode, technique.admits):
         there.trail.clear()
         why, ended = _noted(there, case, draw)
         if ended:
-            found.draw, found.ended = draw, there.trail.read()
-            found.notes += [why] if why else []
+            explanation.draw, explanation.ended = draw, there.trail.read()
+            explanation.notes += [why] if why else []
             break
     else:
-        found.draw = None
-        found.notes.append(
+        explanation.draw = None
+        explanation.notes.append(
             "with each operator noted, no run ends its process: chance, or the time between operators, matters"
         )
     if steps.layers:
         steps.say("layers")
-        chosen = [FIRST] if found.draw in {None, FIRST} else [FIRST, found.draw]
-        found.layers = [
+        chosen = [FIRST] if explanation.draw in {None, FIRST} else [FIRST, explanation.draw]
+        explanation.layers = [
             _layer(there, case, plan, chosen) for plan in of_layers.planned(technique, bench.devices[case.device])
         ]
-    if found.ended is None or found.ended.returned:
+    if explanation.ended is None or explanation.ended.returned:
         return []
-    steps.say(f"a script of {found.ended.operator}")
+    steps.say(f"a script of {explanation.ended.operator}")
     try:
-        why = there.call(kept, case, found.draw, found.ended.number, script, there.imports)
+        why = there.call(kept, case, explanation.draw, explanation.ended.number, script, there.imports)
     except CleanProcessError as error:
         why = str(error.end or error)
     if why:
-        found.notes.append(f"no script: {why}")
+        explanation.notes.append(f"no script: {why}")
         return []
     meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
     return [

@@ -122,11 +122,11 @@ def explain(
         say("the case itself")
         ran = bench.run(case), time.monotonic() - began
         began += ran[1]
-    found = Explanation(ran[0])
-    if found.failed:
-        _explained(bench, case, found, Steps(say, with_layers, shrinking))
-    found.seconds = ran[1], time.monotonic() - began
-    return found
+    explanation = Explanation(ran[0])
+    if explanation.failed:
+        _explained(bench, case, explanation, Steps(say, with_layers, shrinking))
+    explanation.seconds = ran[1], time.monotonic() - began
+    return explanation
 
 
 @dataclass(frozen=True)
@@ -144,73 +144,74 @@ class Steps:
     shrinking: float
 
 
-def _explained(bench: Bench, case: Case, found: Explanation, steps: Steps) -> None:
+def _explained(bench: Bench, case: Case, explanation: Explanation, steps: Steps) -> None:
     if case.mode not in runs.MODES:
-        found.notes.append(
+        explanation.notes.append(
             f"{case.mode} is not judged tensor by tensor against an FP64 oracle: layers and operators of "
             f"{', '.join(sorted(runs.MODES))} alone are explained. The reason above is all that is known."
         )
         return
-    if found.record.verdict is Verdict.FAIL and not _values(found.record):
-        found.notes.append(
+    if explanation.record.verdict is Verdict.FAIL and not _values(explanation.record):
+        explanation.notes.append(
             "no value is wrong: the technique gave no evidence that it ran. No layer or operator explains that."
         )
         return
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     known = draws(workload, case.mode, technique.admits)
-    failing = failing_draws(found.record, known)
-    found.draw = failing[0] if failing else None
+    failing = failing_draws(explanation.record, known)
+    explanation.draw = failing[0] if failing else None
     if steps.layers:
         steps.say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
-        found.layers = of_layers.layers(bench, case, chosen)
+        explanation.layers = of_layers.layers(bench, case, chosen)
     trial = bench.trial(case)
-    error = _operators(trial, failing, known, found, steps)
-    if found.culprit is not None and found.smallest is None:
-        found.notes.append(_no_smallest(found.culprit))
-    if found.culprit is None and error is None:
-        _beyond_operators(trial, bench, found, steps)
+    error = _operators(trial, failing, known, explanation, steps)
+    if explanation.culprit is not None and explanation.smallest is None:
+        explanation.notes.append(_no_smallest(explanation.culprit))
+    if explanation.culprit is None and error is None:
+        _beyond_operators(trial, bench, explanation, steps)
 
 
 def _operators(
-    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, steps: Steps
+    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], explanation: Explanation, steps: Steps
 ) -> Exception | None:
     """Look for a wrong operator, in one failing draw after the other, then in all random ones; the run's exception."""
     steps.say("operators")
     # First with a function held to its usual formula; where eager itself fails with one, to the case's budget.
     for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
-        if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(found)):
+        if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(explanation)):
             break
-        error = _traced(trial, draw, found, steps, strict=strict)
-        if found.culprit is not None or error is not None:
-            found.draw = draw
+        error = _traced(trial, draw, explanation, steps, strict=strict)
+        if explanation.culprit is not None or error is not None:
+            explanation.draw = draw
             return error
-    found.culprit = _together(trial, _random(known), found)
+    explanation.culprit = _together(trial, _random(known), explanation)
     return None
 
 
-def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Steps) -> None:
+def _beyond_operators(trial: Trial, bench: Bench, explanation: Explanation, steps: Steps) -> None:
     """Look into cuts of the compiled graph, or at differences from eager, where each dispatched operator is right."""
     technique = trial.technique
     if issubclass(technique.watch, ProfilerLog):
         steps.say("the compiled graph, cut after one operator after the other")
-        cut = compiled.region(trial, found.draw or FIRST, steps.shrinking)
+        cut = compiled.region(trial, explanation.draw or FIRST, steps.shrinking)
         if isinstance(cut, str):
-            found.notes.append(cut)
+            explanation.notes.append(cut)
         else:
-            found.region, found.smallest = cut, cut.smallest
-            found.notes += (
+            explanation.region, explanation.smallest = cut, cut.smallest
+            explanation.notes += (
                 [] if cut.smallest else ["no script: no single result of the cut is wrong when it alone is compiled"]
             )
-    elif found.trace is not None and not found.trace.judged:
-        found.notes.append("no operator was seen: other processes show none")
+    elif explanation.trace is not None and not explanation.trace.judged:
+        explanation.notes.append("no operator was seen: other processes show none")
     elif technique.name != of_layers.EAGER:
-        found.difference = _difference(trial, bench, found)
+        explanation.difference = _difference(trial, bench, explanation)
 
 
-def _elementwise(found: Explanation) -> bool:
+def _elementwise(explanation: Explanation) -> bool:
     """Look for functions that `OperatorBudgets.strict` is about."""
-    names = {seen.operator.partition(".")[0].rpartition("::")[2] for seen in found.trace.seen} if found.trace else set()
+    operators = explanation.trace.seen if explanation.trace else []
+    names = {seen.operator.partition(".")[0].rpartition("::")[2] for seen in operators}
     return bool(names & fused.ELEMENTWISE)
 
 
@@ -219,7 +220,7 @@ def _telling(failing: Sequence[Draw]) -> list[Draw]:
     return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
 
 
-def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
+def _traced(trial: Trial, draw: Draw, explanation: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
     """Judge the operators of one draw, and shrink the first wrong one while it can be called; the run's exception."""
     shrunk: list[Smallest | None] = []
     peers = not trial.device.has("host")
@@ -231,12 +232,12 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, stric
             shrunk.append(Shrinker(holder, run, peers=peers, seconds=steps.shrinking).shrink(culprit.call))
 
     trace, error = runs.attempted(trial, draw, first=first, strict=strict)
-    found.trace = trace
-    found.culprit = next(iter(trace.culprits), None)
-    found.smallest = next(iter(shrunk), None)
+    explanation.trace = trace
+    explanation.culprit = next(iter(trace.culprits), None)
+    explanation.smallest = next(iter(shrunk), None)
     if error is not None:
         where = f" in {trace.raised}" if trace.raised else ""
-        found.notes.append(
+        explanation.notes.append(
             f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}"
         )
     return error
@@ -261,7 +262,7 @@ def _random(known: Sequence[Draw]) -> list[Draw]:
     return [draw for draw in known if not draw.probe]
 
 
-def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
+def _together(trial: Trial, chosen: Sequence[Draw], explanation: Explanation) -> Culprit | None:
     """Find an operator whose errors point one way in every draw, or that is wrong when draws follow one another."""
     made: list[SmallestRuns | None] = []
 
@@ -273,9 +274,9 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
     try:
         culprit = runs.in_turn(trial, chosen, first=first)
     except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
-        found.notes.append(f"other draws raised {type(error).__name__}: {error}")
+        explanation.notes.append(f"other draws raised {type(error).__name__}: {error}")
         return None
-    found.smallest = next(iter(made), None) if culprit is not None and _leans(culprit) else None
+    explanation.smallest = next(iter(made), None) if culprit is not None and _leans(culprit) else None
     return culprit
 
 
@@ -290,17 +291,17 @@ def _no_smallest(culprit: Culprit) -> str:
     return f"no script: {culprit.operator} {why}"
 
 
-def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDifference | None:
+def _difference(trial: Trial, bench: Bench, explanation: Explanation) -> OperatorDifference | None:
     """Compare with eager's operators: the technique's replacement is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
-    if eager is None or found.trace is None:
+    if eager is None or explanation.trace is None:
         return None
     case = replace(trial.case, technique=eager.name)
-    plain, error = runs.attempted(replace(trial, technique=eager, case=case), found.draw or FIRST, most=0)
+    plain, error = runs.attempted(replace(trial, technique=eager, case=case), explanation.draw or FIRST, most=0)
     if error is not None:
-        found.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
+        explanation.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
         return None
-    return difference(plain.seen, found.trace.seen)
+    return difference(plain.seen, explanation.trace.seen)
 
 
 def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDifference | None:

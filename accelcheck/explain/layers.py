@@ -113,19 +113,19 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
     return _judged(trial, plan, [draw for draw in draws if not draw.probe or chosen.admits(PROBES[draw.probe])])
 
 
-def blamed(found: Sequence[Layer], cpu: str = "cpu") -> str:
+def blamed(outcomes: Sequence[Layer], cpu: str = "cpu") -> str:
     """Name the part at fault; empty where no layer is wrong.
 
     The first wrong layer on the device counts, unless the technique is wrong on the CPU too.
 
     Args:
-        found: Result of `layers`.
+        outcomes: Result of `layers`.
         cpu: Name of the CPU.
     """
-    first = next((layer for layer in found if layer.wrong), None)
+    first = next((layer for layer in outcomes if layer.wrong), None)
     if first is None:
         return ""
-    elsewhere = found[-1]
+    elsewhere = outcomes[-1]
     if (
         elsewhere is not first
         and elsewhere.wrong

@@ -19,46 +19,46 @@ FAULTS = 5
 """Most lines printed of the verdict, of an operator's figures, and of the operators of a difference."""
 
 
-def report(found: Explanation) -> Iterator[str | Table]:
+def report(explanation: Explanation) -> Iterator[str | Table]:
     """Text that is printed before the script is written."""
-    record = found.record
+    record = explanation.record
     yield f"{record.case.id}: {record.verdict}"
     yield from _cut([f"  {line}" for line in record.why.splitlines()])
-    if not found.failed:
+    if not explanation.failed:
         yield (
             "nothing to explain"
             if record.verdict.executed
             else f"nothing to explain: the case did not run ({record.code})"
         )
         return
-    if found.layers:
-        draw = "all draws" if found.draw is None else str(found.draw)
+    if explanation.layers:
+        draw = "all draws" if explanation.draw is None else str(explanation.draw)
         yield f"\nWhich layer ({draw})"
         rows = [
             (layer.name, layer.blames, layer.verdict or "-", f"{layer.used:.3g}" if layer.used else "-", layer.reason)
-            for layer in found.layers
+            for layer in explanation.layers
         ]
         yield Table(("ran", "to blame if it is the first", "verdict", "of budget", "first fault"), rows, right=(3,))
-        yield f"=> {found.blamed or 'no layer shows the fault with this draw alone'}"
-    yield from _operator(found)
-    yield from (f"note: {note}" for note in found.notes)
+        yield f"=> {explanation.blamed or 'no layer shows the fault with this draw alone'}"
+    yield from _operator(explanation)
+    yield from (f"note: {note}" for note in explanation.notes)
 
 
-def _operator(found: Explanation) -> Iterator[str | Table]:
-    if found.record.verdict in ENDED:
-        if found.draw is None:
+def _operator(explanation: Explanation) -> Iterator[str | Table]:
+    if explanation.record.verdict in ENDED:
+        if explanation.draw is None:
             return
         yield "\nWhich operator"
-        yield from _ended(found)
+        yield from _ended(explanation)
         return
-    trace = found.trace
+    trace = explanation.trace
     if trace is None:
         return
     yield "\nWhich operator"
-    if found.culprit is not None:
-        yield from culprit(found.culprit, len(trace.seen))
-    elif found.region is not None:
-        yield from _region(found.region)
+    if explanation.culprit is not None:
+        yield from culprit(explanation.culprit, len(trace.seen))
+    elif explanation.region is not None:
+        yield from _region(explanation.region)
     elif not trace.judged:
         yield f"none of {len(trace.seen)} dispatched could be computed again"
     else:
@@ -66,13 +66,13 @@ def _operator(found: Explanation) -> Iterator[str | Table]:
             f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 "
             "from the inputs that they had, and each is within the budget of its own rounding"
         )
-        yield from _difference(found.difference)
+        yield from _difference(explanation.difference)
     for (name, why), count in sorted(trace.skipped.items()):
         yield f"not judged: {name} x{count}: {why}"
 
 
-def _ended(found: Explanation) -> Iterator[str]:
-    last = found.ended
+def _ended(explanation: Explanation) -> Iterator[str]:
+    last = explanation.ended
     if last is None:
         yield (
             "none had begun: it ends while parameters and inputs are brought to the device, "
@@ -113,33 +113,33 @@ def culprit(wrong: Culprit, count: int) -> Iterator[str | Table]:
         yield from _cut([f"  {fault}" for fault in wrong.faults])
 
 
-def all_named(found: Explanation) -> list[str]:
+def all_named(explanation: Explanation) -> list[str]:
     """Names of the wrong operator, or of eager's operators that the technique first replaced; empty for none."""
-    if found.culprit is not None:
-        return [found.culprit.operator]
-    if found.ended is not None:
-        return [found.ended.operator]
-    if found.region is not None:
-        return [found.region.operator]
-    return [] if found.difference is None else [seen.operator for seen in found.difference.eager]
+    if explanation.culprit is not None:
+        return [explanation.culprit.operator]
+    if explanation.ended is not None:
+        return [explanation.ended.operator]
+    if explanation.region is not None:
+        return [explanation.region.operator]
+    return [] if explanation.difference is None else [seen.operator for seen in explanation.difference.eager]
 
 
-def as_json(found: Explanation) -> dict[str, Any]:
+def as_json(explanation: Explanation) -> dict[str, Any]:
     """Facts of an explanation as JSON."""
-    trace, wrong = found.trace, found.culprit
+    trace, wrong = explanation.trace, explanation.culprit
     return {
-        "case": found.record.case.id,
-        "verdict": str(found.record.verdict),
-        "reason": found.record.why,
-        "draw": None if found.draw is None else str(found.draw),
-        "layers": [asdict(layer) for layer in found.layers],
-        "blamed": found.blamed,
+        "case": explanation.record.case.id,
+        "verdict": str(explanation.record.verdict),
+        "reason": explanation.record.why,
+        "draw": None if explanation.draw is None else str(explanation.draw),
+        "layers": [asdict(layer) for layer in explanation.layers],
+        "blamed": explanation.blamed,
         "operators": 0 if trace is None else len(trace.seen),
         "judged": 0 if trace is None else trace.judged,
         "not_judged": []
         if trace is None
         else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
-        "named": all_named(found),
+        "named": all_named(explanation),
         "operator": None
         if wrong is None
         else {
@@ -150,20 +150,21 @@ def as_json(found: Explanation) -> dict[str, Any]:
             "options": wrong.options,
             "faults": [asdict(fault) for fault in wrong.faults],
         },
-        "ended": None if found.ended is None else asdict(found.ended),
-        "compiled": None if found.region is None else asdict(replace(found.region, smallest=None)),
-        "notes": found.notes,
-        "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},
+        "ended": None if explanation.ended is None else asdict(explanation.ended),
+        "compiled": None if explanation.region is None else asdict(replace(explanation.region, smallest=None)),
+        "notes": explanation.notes,
+        "seconds": {"case": explanation.seconds[0], "explanation": explanation.seconds[1]},
     }
 
 
-def _difference(found: OperatorDifference | None) -> Iterator[str]:
-    if found is None:
+def _difference(difference: OperatorDifference | None) -> Iterator[str]:
+    if difference is None:
         yield "its operators are eager's: what is wrong changes values between operators, or after the last of them"
         return
     yield "so what is wrong is which operators run. Where they first differ from eager's,"
-    yield from (f"  {word}: {_listed(run)}" for word, run in (("eager", found.eager), ("technique", found.technique)))
-    where = next(iter(found.eager or found.technique)).place
+    yield f"  eager: {_listed(difference.eager)}"
+    yield f"  technique: {_listed(difference.technique)}"
+    where = next(iter(difference.eager or difference.technique)).place
     yield f"  in {where}"
 
 

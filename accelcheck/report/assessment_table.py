@@ -22,16 +22,17 @@ _MENTION = re.compile(r"(?<!\w)@(?=\w)")
 """A mention, of which GitHub notifies the person."""
 
 
-def lines(found: Assessment, name: str) -> list[str | Table]:
+def lines(assessment: Assessment, name: str) -> list[str | Table]:
     """Sum up for people: a table of the tables, and one of the items with evidence and missing points."""
     sums = Table(
         ["table", "points", "evidenced", "claimed", "missing"],
-        [[table.table.title, *map(str, _points(table))] for table in found.tables],
+        [[table.table.title, *map(str, _points(table))] for table in assessment.tables],
         right=(1, 2, 3, 4),
         indent=2,
     )
-    parts: list[str | Table] = [f"{name}: {verdict(found)}", *(f"  {line}" for line in about(found)), "", sums]
-    for table in found.tables:
+    facts = [f"  {line}" for line in about(assessment)]
+    parts: list[str | Table] = [f"{name}: {verdict(assessment)}", *facts, "", sums]
+    for table in assessment.tables:
         note = f" ({table.table.note})" if table.table.note else ""
         rows = [
             [
@@ -48,22 +49,22 @@ def lines(found: Assessment, name: str) -> list[str | Table]:
     return parts
 
 
-def markdown(found: Assessment, name: str) -> list[str]:
+def markdown(assessment: Assessment, name: str) -> list[str]:
     """Markdown for an issue; text of journals and answers is escaped."""
     text = [
         f"## Compute platform quality: {_cell(name)}",
         "",
-        f"**{_cell(verdict(found))}**",
+        f"**{_cell(verdict(assessment))}**",
         "",
-        *(f"- {_cell(line)}" for line in about(found)),
+        *(f"- {_cell(line)}" for line in about(assessment)),
         f"- Items and points: [PyTorch Compute Platform Quality Levels]({SOURCE})",
         "",
         "| table | points | evidenced | claimed | missing |",
         "|---|---:|---:|---:|---:|",
-        *(f"| {table.table.title} | {' | '.join(map(str, _points(table)))} |" for table in found.tables),
-        f"| **all** | {found.most} | {found.evidenced} | {found.claimed} | {found.missing} |",
+        *(f"| {table.table.title} | {' | '.join(map(str, _points(table)))} |" for table in assessment.tables),
+        f"| **all** | {assessment.most} | {assessment.evidenced} | {assessment.claimed} | {assessment.missing} |",
     ]
-    for table in found.tables:
+    for table in assessment.tables:
         text += ["", f"### {table.table.title}", ""]
         if table.table.note:
             text += [f"Its points: {table.table.note}.", ""]
@@ -90,17 +91,17 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
         "devices": [
             {
                 "name": name,
-                "device": found.run.device,
-                "started": found.run.started,
-                "journals": list(found.run.sources),
-                "remarks": list(found.run.remarks),
-                "level": found.level,
-                "level-of-evidence": found.level_of_evidence,
-                "points": found.most,
-                "evidenced": found.evidenced,
-                "claimed": found.claimed,
-                "missing": found.missing,
-                "unmet-p0": list(found.unmet),
+                "device": assessment.run.device,
+                "started": assessment.run.started,
+                "journals": list(assessment.run.sources),
+                "remarks": list(assessment.run.remarks),
+                "level": assessment.level,
+                "level-of-evidence": assessment.level_of_evidence,
+                "points": assessment.most,
+                "evidenced": assessment.evidenced,
+                "claimed": assessment.claimed,
+                "missing": assessment.missing,
+                "unmet-p0": list(assessment.unmet),
                 "tables": [
                     {
                         "name": table.table.name,
@@ -120,26 +121,26 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
                             for result in table.results
                         ],
                     }
-                    for table in found.tables
+                    for table in assessment.tables
                 ],
             }
-            for name, found in assessments
+            for name, assessment in assessments
         ],
     }
 
 
-def verdict(found: Assessment) -> str:
+def verdict(assessment: Assessment) -> str:
     """Sum and level, in a line."""
-    alone = f"; by evidence alone {found.level_of_evidence}" if found.level != found.level_of_evidence else ""
+    reached, alone = assessment.level, assessment.level_of_evidence
     return (
-        f"{found.evidenced} of {found.most} points evidenced, {found.claimed} claimed, {found.missing} missing: "
-        f"{found.level}{alone}"
+        f"{assessment.evidenced} of {assessment.most} points evidenced, {assessment.claimed} claimed, "
+        f"{assessment.missing} missing: {reached}" + (f"; by evidence alone {alone}" if reached != alone else "")
     )
 
 
-def about(found: Assessment) -> list[str]:
+def about(assessment: Assessment) -> list[str]:
     """Describe the run, and the needs of the next level."""
-    run = found.run
+    run = assessment.run
     chip = f" ({run.fingerprint.chip}, {run.fingerprint.runtime})" if run.fingerprint is not None else ""
     versions = dict(run.fingerprint.versions) if run.fingerprint is not None else {}
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
@@ -148,14 +149,14 @@ def about(found: Assessment) -> list[str]:
         f"{len(run.records):,} cases of {', '.join(run.sources)}, begun {run.started or 'at an unknown time'}",
         *run.remarks,
     ]
-    points = found.evidenced + found.claimed
-    if found.level == "Engineering":
+    points = assessment.evidenced + assessment.claimed
+    if assessment.level == "Engineering":
         lines.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
-    if found.level != "Stable":
+    if assessment.level != "Stable":
         needs = [f"{STABLE - points} more points"] if points < STABLE else []
-        needs += [f"all points of {', '.join(found.unmet)}"] if found.unmet else []
+        needs += [f"all points of {', '.join(assessment.unmet)}"] if assessment.unmet else []
         lines.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
-    if level(points, not found.unmet) != "Engineering":
+    if level(points, not assessment.unmet) != "Engineering":
         lines.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
     return lines
 
@@ -178,6 +179,6 @@ def _cell(text: str) -> str:
     return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
 
 
-def _entity(found: re.Match[str]) -> str:
+def _entity(assessment: re.Match[str]) -> str:
     # Entities hold in Markdown's tables and in HTML; not every renderer takes backslashes in a table.
-    return f"&#{ord(found[1])};"
+    return f"&#{ord(assessment[1])};"

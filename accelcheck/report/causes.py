@@ -67,11 +67,11 @@ def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
             groups.setdefault((fault.signature.kind, fault.signature.title), []).append(fault)
     for (kind, title), group in _values([fault for fault in faults if fault.signature.paths], _judged(runs)):
         groups.setdefault((kind, title), []).extend(group)
-    found = _sorted(
+    ordered = _sorted(
         _cause(runs, title, kind, ((fault.device, fault.record) for fault in group))
         for (kind, title), group in groups.items()
     )
-    return tuple(cause for index, cause in enumerate(found) if not _within(cause, found[:index]))
+    return tuple(cause for index, cause in enumerate(ordered) if not _within(cause, ordered[:index]))
 
 
 _ACCOMPANYING = frozenset({Kind.EVIDENCE, Kind.METADATA})
@@ -103,10 +103,10 @@ def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
     return _sorted(_cause(runs, reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
 
 
-def counted(found: Sequence[Cause]) -> str:
+def counted(groups: Sequence[Cause]) -> str:
     """Count cases and causes, such as ``61 cases, 5 causes``."""
-    cases = len(set[tuple[str, str]]().union(*map(_names, found)))
-    return f"{cases:,} case{'s' * (cases != 1)}, {len(found):,} cause{'s' * (len(found) != 1)}"
+    cases = len(set[tuple[str, str]]().union(*map(_names, groups)))
+    return f"{cases:,} case{'s' * (cases != 1)}, {len(groups):,} cause{'s' * (len(groups) != 1)}"
 
 
 def _cause(
@@ -123,8 +123,8 @@ def _cause(
     return Cause(title, kind, ordered, example, link, run.reproduction(example.case))
 
 
-def _sorted(found: Iterable[Cause]) -> tuple[Cause, ...]:
-    return tuple(sorted(found, key=lambda cause: (-len(cause.cases), cause.title, cause.kind, cause.link)))
+def _sorted(unsorted: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(unsorted, key=lambda cause: (-len(cause.cases), cause.title, cause.kind, cause.link)))
 
 
 _Trait = tuple[str, str]

@@ -73,23 +73,23 @@ def check(
         today: Today's date.
         records: Records of journals; None where none was given.
     """
-    found = Findings()
+    findings = Findings()
     placed: list[Placed] = []
     for path in paths:
         try:
             entries = Ledger.load((path,)).entries
         except LedgerError as error:
-            found.wrong.append(text(error))
+            findings.wrong.append(text(error))
             continue
         placed += [Placed(path, number, entry) for number, entry in enumerate(entries, start=1)]
-    found.entries = len(placed)
+    findings.entries = len(placed)
     for entry in placed:
-        _dates(found, entry, today)
-    covered = [_covered(found, entry, ids) for entry in placed]
-    found.notes += _same(placed, covered)
+        _dates(findings, entry, today)
+    covered = [_covered(findings, entry, ids) for entry in placed]
+    findings.notes += _same(placed, covered)
     if records is not None:
-        _seen(found, placed, covered, records)
-    return found
+        _seen(findings, placed, covered, records)
+    return findings
 
 
 def devices(paths: Iterable[Path]) -> set[str]:
@@ -105,16 +105,16 @@ def devices(paths: Iterable[Path]) -> set[str]:
     return names
 
 
-def _dates(found: Findings, placed: Placed, today: dt.date) -> None:
+def _dates(findings: Findings, placed: Placed, today: dt.date) -> None:
     expires, reason = placed.entry.expires, text(placed.entry.reason, 200)
     left = (expires - today).days
     if left <= 0:
-        found.wrong.append(f"{placed.where}: expired on {expires}: its cases fail again ({reason})")
+        findings.wrong.append(f"{placed.where}: expired on {expires}: its cases fail again ({reason})")
     elif left <= SOON:
-        found.notes.append(f"{placed.where}: expires in {left} days, on {expires} ({reason})")
+        findings.notes.append(f"{placed.where}: expires in {left} days, on {expires} ({reason})")
 
 
-def _covered(found: Findings, placed: Placed, ids: Collection[str]) -> set[str]:
+def _covered(findings: Findings, placed: Placed, ids: Collection[str]) -> set[str]:
     covered = set[str]()
     for pattern in placed.entry.cases:
         match = re.compile(fnmatch.translate(pattern)).match
@@ -123,7 +123,7 @@ def _covered(found: Findings, placed: Placed, ids: Collection[str]) -> set[str]:
             near = difflib.get_close_matches(pattern, _like(pattern, ids), n=1, cutoff=0.3)
             hint = f"; the nearest is {near[0]}" if near else ""
             glob = text(repr(pattern), 200)
-            found.wrong.append(f"{placed.where}: field 'cases': {glob} is no case of the matrix{hint}")
+            findings.wrong.append(f"{placed.where}: field 'cases': {glob} is no case of the matrix{hint}")
         covered |= names
     return covered
 
@@ -159,7 +159,7 @@ class _Seen:
     largest: float = 0.0
 
 
-def _seen(found: Findings, placed: Sequence[Placed], covered: Sequence[set[str]], records: Sequence[Record]) -> None:
+def _seen(findings: Findings, placed: Sequence[Placed], covered: Sequence[set[str]], records: Sequence[Record]) -> None:
     """Compare entries with the records of journals."""
     seen = [_Seen() for _ in placed]
     both = set[tuple[int, int]]()
@@ -181,24 +181,25 @@ def _seen(found: Findings, placed: Sequence[Placed], covered: Sequence[set[str]]
             if len(pair) > 1 and pair not in both:
                 both.add((pair[0], pair[1]))
                 first, second = (placed[number].where for number in pair)
-                found.notes.append(f"{second}: overlaps {first}: both expect, in {record.case.id}: {text(fault, 200)}")
+                case = f"{record.case.id}: {text(fault, 200)}"
+                findings.notes.append(f"{second}: overlaps {first}: both expect, in {case}")
     for entry, names, of_entry in zip(placed, covered, seen, strict=True):
         if not entry.path.name.endswith(SEEDS):
-            _held(found, entry, names, of_entry)
+            _held(findings, entry, names, of_entry)
 
 
-def _held(found: Findings, placed: Placed, names: set[str], seen: _Seen) -> None:
+def _held(findings: Findings, placed: Placed, names: set[str], seen: _Seen) -> None:
     if seen.ran and not seen.needed:
         ran = f"of its {len(names)} cases {len(seen.ran)} ran, such as {min(seen.ran)}, and none shows it"
         idle = f"{placed.where}: idle: {ran}"
         if names <= seen.ran:
-            found.wrong.append(f"{idle}: remove it")
+            findings.wrong.append(f"{idle}: remove it")
         else:
-            found.notes.append(idle)
+            findings.notes.append(idle)
     most = placed.entry.at_most
     if seen.largest and isinstance(most, float) and most > FAR * seen.largest:
         size = f"{most:g}, and the largest size seen is {seen.largest:.4g}"
-        found.notes.append(f"{placed.where}: field 'at-most': {size}")
+        findings.notes.append(f"{placed.where}: field 'at-most': {size}")
 
 
 def _whole(record: Record) -> bool:

@@ -111,9 +111,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[in
 def page(runs: Sequence[DeviceRun]) -> str:
     """Make the whole summary: verdict, devices, causes with reproductions, and cases that did not run."""
     names = labels(runs)
-    found = causes.causes(runs)
+    wrong = causes.causes(runs)
     made = Page()
-    made.add(f"## accelcheck: {verdict(runs, found)}")
+    made.add(f"## accelcheck: {verdict(runs, wrong)}")
     made.add(*_devices(runs, names))
     for name, run in zip(names, runs, strict=True):
         notes = [*_qualified(run), *run.remarks]
@@ -121,9 +121,9 @@ def page(runs: Sequence[DeviceRun]) -> str:
             made.add(*(f"- {code(name)}: {code(note)}" for note in notes))
     if matrix := _matrix(runs, names):
         made.add("### Not right", "", *matrix)
-    if found:
-        made.add(f"### {causes.counted(found)}")
-        for cause in found:
+    if wrong:
+        made.add(f"### {causes.counted(wrong)}")
+        for cause in wrong:
             made.add(*_cause(cause))
     if foreseen := causes.expected(runs):
         made.add(
@@ -144,7 +144,7 @@ def page(runs: Sequence[DeviceRun]) -> str:
     return str(made)
 
 
-def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
+def verdict(runs: Sequence[DeviceRun], groups: Sequence[Cause]) -> str:
     """Count the cases that are not right, in a line."""
     executed = sum(run.executed for run in runs)
     if not executed:
@@ -154,7 +154,7 @@ def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
         known = sum(record.verdict is Verdict.XFAIL for run in runs for record in run.records)
         beside = f", {known:,} of them fail as the ledger expects" if known else ""
         return f"no unexpected failure in {executed:,} cases that ran{beside}"
-    return f"{wrong:,} of {executed:,} cases that ran are not right, {len(found):,} cause{'s' * (len(found) != 1)}"
+    return f"{wrong:,} of {executed:,} cases that ran are not right, {len(groups):,} cause{'s' * (len(groups) != 1)}"
 
 
 def _qualified(run: DeviceRun) -> list[str]:

@@ -72,11 +72,11 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
     """Render the report as text."""
     names = labels(runs)
     model = _model(runs, names)
-    found, known = causes(runs), expected(runs)
+    wrong, known = causes(runs), expected(runs)
     speed, memory = figures.tradeoffs(runs, names), figures.memory(runs, names)
     places = {name: place for place, name in enumerate(names)}
     of_case: dict[tuple[int, str], list[int]] = defaultdict(list)  # a case that shows two causes stands under both
-    for number, cause in enumerate(found):
+    for number, cause in enumerate(wrong):
         for label, record in cause.cases:
             of_case[places[label], record.case.id].append(number)
     plots = {
@@ -84,7 +84,7 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
         "tradeoffs": [asdict(item) for item in speed],
         "memory": [asdict(item) for item in memory],
         "curves": [_curve(item) for item in curves],
-        "causes": [_plain(cause.title) for cause in found],
+        "causes": [_plain(cause.title) for cause in wrong],
     }
     index, details = payload.blocks(runs, names, of_case, plots)
     style, script, chart = _own("templates/report.css"), _own("templates/report.js"), _own(CHART)
@@ -93,9 +93,9 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
         runs=runs,
         model=model,
         standings=[] if model else [tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
-        causes=found,
+        causes=wrong,
         counted=counted,
-        explained=explained(runs, found),
+        explained=explained(runs, wrong),
         known=known,
         matrix=tables.matrix(runs),
         speed=speed,
@@ -169,9 +169,9 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode('utf-8')).digest()).decode('ascii')}'"
 
 
-def _curve(found: CurveResult) -> dict[str, Any]:
+def _curve(result: CurveResult) -> dict[str, Any]:
     return {
-        "device": _plain(f"{found.fingerprint.device}: {found.fingerprint.chip}"),
+        "device": _plain(f"{result.fingerprint.device}: {result.fingerprint.chip}"),
         "points": [
             {
                 "count": point.count,
@@ -180,6 +180,6 @@ def _curve(found: CurveResult) -> dict[str, Any]:
                 "low": point.low,
                 "high": point.high,
             }
-            for point in sorted(found.points, key=lambda point: (point.form, point.shapes, point.count))
+            for point in sorted(result.points, key=lambda point: (point.form, point.shapes, point.count))
         ],
     }

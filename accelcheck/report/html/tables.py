@@ -78,7 +78,7 @@ class MatrixCell:
 
 def standing(run: DeviceRun, label: str) -> Standing:
     """Summarize a device."""
-    found, asked = run.records, qualification(run)
+    records, asked = run.records, qualification(run)
     return Standing(
         label,
         "bad" if not run.green else "good" if asked.holds else "part",
@@ -87,9 +87,9 @@ def standing(run: DeviceRun, label: str) -> Standing:
         asked.reasons,
         run.counts(),
         run.executed,
-        sum(record.compared for record in found),
+        sum(record.compared for record in records),
         "" if run.fingerprint is not None else run.capability,
-        _reasons(record for record in found if not record.verdict.executed),
+        _reasons(record for record in records if not record.verdict.executed),
     )
 
 

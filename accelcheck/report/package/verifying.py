@@ -73,125 +73,125 @@ def verify(path: Path, key: Path | None = None) -> Verified:
     """
     public = None if key is None else signing.public_key(key)
     first = archive.first(path, manifest.NAME)
-    found = Verified(path)
+    verified = Verified(path)
     try:
-        _verify(found, first.piece, public)
+        _verify(verified, first.piece, public)
     except bounded.UnreadableFileError as error:
-        found.altered.append(str(error))
-    more = len(found.altered) - MOST_SAID
+        verified.altered.append(str(error))
+    more = len(verified.altered) - MOST_SAID
     if more > 0:
-        found.altered[MOST_SAID:] = [f"and {more:,} more"]
-    return found
+        verified.altered[MOST_SAID:] = [f"and {more:,} more"]
+    return verified
 
 
-def _verify(found: Verified, first: Piece, key: Any) -> None:
+def _verify(verified: Verified, first: Piece, key: Any) -> None:
     raw = bounded.read(first, manifest.MOST)
-    found.digest = hashlib.sha256(raw).hexdigest()
+    verified.digest = hashlib.sha256(raw).hexdigest()
     try:
         listed = manifest.decode(raw)
     except manifest.ManifestError as error:
-        found.altered.append(f"{manifest.NAME}: {error}")
-        found.signature = "not checked: the manifest cannot be read"
+        verified.altered.append(f"{manifest.NAME}: {error}")
+        verified.signature = "not checked: the manifest cannot be read"
         return
-    pieces = _pieces(found, listed, raw)
-    _signed(found, raw, pieces, key)
+    pieces = _pieces(verified, listed, raw)
+    _signed(verified, raw, pieces, key)
     if manifest.DIGEST in pieces and bounded.read(pieces[manifest.DIGEST], archive.BLOCK) != manifest.digest(raw):
-        found.altered.append(f"{manifest.NAME}: altered, or its digest {manifest.DIGEST}")
+        verified.altered.append(f"{manifest.NAME}: altered, or its digest {manifest.DIGEST}")
     for member in listed.members:
         if member.name in pieces and _hash(pieces[member.name]) != member.sha256:
-            found.altered.append(f"{member.name}: altered: its SHA-256 is not that of the manifest")
-    found.members = len(listed.members)
-    found.notes += listed.missing
-    _chained(found, listed, pieces)
-    _read(found, listed, pieces)
+            verified.altered.append(f"{member.name}: altered: its SHA-256 is not that of the manifest")
+    verified.members = len(listed.members)
+    verified.notes += listed.missing
+    _chained(verified, listed, pieces)
+    _read(verified, listed, pieces)
 
 
-def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
+def _pieces(verified: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
     """Find the members by name, and note those that are missing, put in, there twice or out of place."""
-    signed = (member.piece.size for member in archive.walk(found.path, {}) if member.name == manifest.SIGNATURE)
+    signed = (member.piece.size for member in archive.walk(verified.path, {}) if member.name == manifest.SIGNATURE)
     expected = manifest.places(listed, raw, next(signed, None))
     pieces: dict[str, Piece] = {}
-    for member in archive.walk(found.path, expected):
+    for member in archive.walk(verified.path, expected):
         if member.problem:
-            found.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
+            verified.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
         if member.name in pieces:
-            found.altered.append(f"{member.name}: is in the archive twice")
+            verified.altered.append(f"{member.name}: is in the archive twice")
         elif member.name:
             pieces[member.name] = member.piece
     wanted = dict(expected.values())
-    found.altered += [f"{name}: missing" for name in wanted if name not in pieces]
-    found.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
-    found.altered += [
+    verified.altered += [f"{name}: missing" for name in wanted if name not in pieces]
+    verified.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
+    verified.altered += [
         f"{name}: altered: it has {piece.size:,} bytes, and the manifest says {wanted[name]:,}"
         for name, piece in pieces.items()
         if name in wanted and piece.size != wanted[name]
     ]
-    if not found.altered and list(pieces) != list(wanted):
-        found.altered.append("the members are not in their order")
+    if not verified.altered and list(pieces) != list(wanted):
+        verified.altered.append("the members are not in their order")
     return pieces
 
 
-def _signed(found: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:
+def _signed(verified: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:
     piece = pieces.get(manifest.SIGNATURE)
     if piece is None:
         if key is not None:
-            found.altered.append(f"{manifest.SIGNATURE}: missing: the package is not signed, and a key was given")
+            verified.altered.append(f"{manifest.SIGNATURE}: missing: the package is not signed, and a key was given")
         return
     if key is None:
-        found.signature = "not checked: give the signer's public key with --key"
+        verified.signature = "not checked: give the signer's public key with --key"
         return
     problem = signing.check(raw, bounded.read(piece, signing.MOST), key)
-    found.signature = f"does not hold: {problem}" if problem else f"holds, by the key {key.to_base64().decode()}"
+    verified.signature = f"does not hold: {problem}" if problem else f"holds, by the key {key.to_base64().decode()}"
     if problem:
-        found.altered.append(f"{manifest.SIGNATURE}: does not hold: {problem}")
+        verified.altered.append(f"{manifest.SIGNATURE}: does not hold: {problem}")
 
 
-def _chained(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+def _chained(verified: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
     for journal in listed.journals:
         if journal.name not in pieces or journal.chain not in pieces:
             continue
         differing, count, head = chain.differences(pieces[journal.name], pieces[journal.chain])
-        found.altered += differing
+        verified.altered += differing
         if not differing and (count, head) != (journal.lines, journal.head):
-            found.altered.append(
+            verified.altered.append(
                 f"{journal.name}: its chain ends at line {count} with {head}; "
                 f"the manifest says line {journal.lines} and {journal.head}"
             )
 
 
-def _read(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+def _read(verified: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
     """Read the runs, and compare the other members with their headers."""
     journals = [(journal.name, pieces[journal.name]) for journal in listed.journals if journal.name in pieces]
     try:
         by_journal = [(name, contents.headers(piece)) for name, piece in journals]
-        found.runs = load([piece for _, piece in journals])
+        verified.runs = load([piece for _, piece in journals])
     except JournalError as error:
-        found.altered.append(f"cannot be read: {text(error, 500)}")
+        verified.altered.append(f"cannot be read: {text(error, 500)}")
         return
     if not journals:
-        found.altered.append("there is no journal in it")
+        verified.altered.append("there is no journal in it")
     made = contents.devices(by_journal)
     devices = pieces.get(manifest.DEVICES)
     if devices is None or bounded.read(devices, archive.MOST_MEMBER) != made:
-        found.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
+        verified.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
     packed = {(member.name.partition("/")[0], member.sha256) for member in listed.members}
     headers = [header for _, parsed in by_journal for header in parsed]
-    found.altered += [
+    verified.altered += [
         f"{used}: missing"
         for used in contents.used(headers)
         if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # which pack said
     ]
-    found.qualifications = tuple(map(qualification, found.runs))
+    verified.qualifications = tuple(map(qualification, verified.runs))
     for header in headers:
         for device, used_list in header.fields.must_pass.items():
             own = must_pass.of(device)
             if used_list.sha256 != own.digest:
-                found.notes.append(
+                verified.notes.append(
                     f"{text(device, 100)}: the run named version {used_list.version} of the must-pass list "
                     f"{text(used_list.kind, 100)}; this accelcheck holds it against its own, "
                     f"version {own.version} of {own.kind}"
                 )
-    found.notes = list(dict.fromkeys(found.notes))
+    verified.notes = list(dict.fromkeys(verified.notes))
 
 
 def _hash(piece: Piece) -> str:
