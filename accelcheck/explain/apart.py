@@ -45,10 +45,10 @@ class Asked:
     """A request for an explanation.
 
     Attributes:
-        bench: Holds the case's technique, workload and device; it begins in the process that explains.
+        bench: Bench with the case's technique, workload and device; it begins in the process that explains.
         case: The case.
         script: Path of the script to write.
-        layers: Runs the case in other layers too.
+        layers: True to run the case in other layers too.
         limit: Seconds for the case; None for `seconds_of` it.
         most: Seconds for its explanation; None for `TIMES` the case, and at least `LEAST`.
         imports: Modules that a script imports besides those of the device.
@@ -78,7 +78,7 @@ class Told:
         lines: Text and tables for people.
         facts: JSON for programs.
         verdict: Verdict of the case.
-        script: A script was written.
+        script: True where a script was written.
     """
 
     lines: Sequence[str | Table]
@@ -88,7 +88,7 @@ class Told:
 
     @property
     def failed(self) -> bool:
-        """Tell a case that failed from one that did not."""
+        """True where there is a failure to explain."""
         return self.verdict in FAILED
 
 

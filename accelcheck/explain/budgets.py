@@ -62,7 +62,7 @@ class OperatorBudgets:
         arithmetic: Precision of contractions of `storage` by the technique's promise, such as ``tf32``.
         storage: Storage dtype of the case.
         careful: Number of `accelcheck.explain.holding.COUNTS` left out: 1 begins with more samples.
-        strict: Holds functions such as GELU, whose usual formulas cancel, to the budget of a whole workload.
+        strict: True to hold functions such as GELU, whose usual formulas cancel, to a whole workload's budget.
     """
 
     arithmetic: str = "float32"
@@ -76,7 +76,7 @@ class OperatorBudgets:
         Args:
             call: The call with its arguments from before it ran.
             results: Tensors by place, as `OperatorCall.results` gives them; on any device.
-            peers: The CPU's own operator is another implementation than the one that is judged.
+            peers: True where the CPU's own operator is another implementation than the one that is judged.
 
         Raises:
             NoTruthError: FP64 has no such operator, or it raised.
@@ -110,7 +110,7 @@ class OperatorBudgets:
 
     def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
-        # The sums that attention saves for the backward pass are no more accurate than what is summed.
+        # The sums that attention saves for the backward pass are no more accurate than their terms.
         if fused.fused_attention(call):
             return max(
                 (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point()),
@@ -195,7 +195,7 @@ def _sample(
             made = wide.results(compute() if compute else None)
             return {path: made[path] for path in own}
     if compute is not None and number % 2 == 0:
-        # A kernel rounds what it computes inside to the accumulator's precision, and its results to theirs.
+        # A kernel rounds inner values to the accumulator's precision, and its results to theirs.
         inner = dtype if fused.stored(wide) else ACCUMULATOR
         with Rounding(inner, inner, generator):
             out = compute()
@@ -255,7 +255,7 @@ def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[
 
 
 def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:
-    """Compare the values at the chosen places: equal ones make the choice free."""
+    """True where the chosen places hold equal values, so that the choice was free."""
     given = call.named()
     x = (given["self"] if "self" in given else given["input"]).detach().cpu().to(torch.float64)
     dim = given.get("dim")

@@ -62,7 +62,7 @@ def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
     """Find the first wrong cut; a sentence where there is none, or where it cannot be found.
 
     Args:
-        trial: Compiles with the `arguments` of its technique, those of ``torch.compile``.
+        trial: Trial whose technique has the `arguments` of ``torch.compile``.
         draw: Draw of the inputs.
         seconds: Time limit for shrinking the wrong part.
     """

@@ -76,7 +76,7 @@ def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script
     Args:
         there: Process of each step.
         explanation: Explanation with the record of a case that ended or hung its process.
-        bench: Holds the case's technique, workload and device; nothing runs with it here.
+        bench: Bench with the case's technique, workload and device; nothing runs with it here.
         script: Path of the script.
         steps: Steps to take.
     """
@@ -132,7 +132,7 @@ def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:
     last = there.trail.read()
     ended = bool(raised) and (last is None or not last.returned)
     if ended:
-        there.process.renew()  # what it did to its device is no matter of what runs next
+        there.process.renew()  # its effects on the device must not reach the next step
     return raised, ended
 
 

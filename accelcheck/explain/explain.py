@@ -89,7 +89,7 @@ class Explanation:
 
     @property
     def failed(self) -> bool:
-        """Tell a case that failed from one that did not."""
+        """True where there is a failure to explain."""
         return self.record.verdict in FAILED
 
     @property
@@ -110,10 +110,10 @@ def explain(
     """Run a case, and find out why it fails.
 
     Args:
-        bench: Holds the case's technique, workload and device.
+        bench: Bench with the case's technique, workload and device.
         case: The case.
-        say: Called with each next step.
-        with_layers: Runs other layers too.
+        say: Function that is called with each next step.
+        with_layers: True to run other layers too.
         ran: The case's record and its seconds, where it ran already.
         shrinking: Most seconds for shrinking a wrong operator or graph.
     """
@@ -134,8 +134,8 @@ class Steps:
     """The steps of an explanation.
 
     Attributes:
-        say: Called with each next step.
-        layers: Runs other layers too.
+        say: Function that is called with each next step.
+        layers: True to run other layers too.
         shrinking: Most seconds for shrinking a wrong operator.
     """
 
@@ -209,7 +209,7 @@ def _beyond_operators(trial: Trial, bench: Bench, explanation: Explanation, step
 
 
 def _elementwise(explanation: Explanation) -> bool:
-    """Look for functions that `OperatorBudgets.strict` is about."""
+    """True where a function ran that `OperatorBudgets.strict` is about."""
     operators = explanation.trace.seen if explanation.trace else []
     names = {seen.operator.partition(".")[0].rpartition("::")[2] for seen in operators}
     return bool(names & fused.ELEMENTWISE)

@@ -69,12 +69,12 @@ def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
 
 
 def stored(call: OperatorCall) -> bool:
-    """Tell operators whose partial sums libraries keep in the storage dtype: gradients of parameters, and losses."""
+    """True where libraries keep partial sums in the storage dtype: gradients of parameters, and losses."""
     return call.name in STORED
 
 
 def only_by_parts(call: OperatorCall) -> bool:
-    """Tell operators whose FP64 result comes from the parts, because the CPU lacks them in FP64."""
+    """True where the FP64 result comes from the parts, because the CPU lacks the operator in FP64."""
     return fused_attention(call) or call.name == SCALED
 
 
@@ -86,7 +86,7 @@ def _scaled_product(call: OperatorCall) -> Tensor:
 
 
 def fused_attention(call: OperatorCall) -> bool:
-    """Tell fused attention; not every backend's operator exists on the CPU."""
+    """True for fused attention; not every backend's operator exists on the CPU."""
     return call.name.startswith(ATTENTION)
 
 

@@ -105,7 +105,7 @@ def in_range(truth: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def nearest(result: Tensor, truth: Tensor) -> bool:
-    """Compare with FP64 rounded to the dtype; two NaN are equal."""
+    """True where every number is FP64's rounded to the dtype; two NaN are equal."""
     rounded = truth.to(result.dtype)
     if torch.equal(result, rounded):
         return True

@@ -49,7 +49,7 @@ class Layer:
 
     @property
     def wrong(self) -> bool:
-        """Tell a layer that ran and is not right."""
+        """True where it ran, and is not right."""
         return self.verdict not in {"", Verdict.PASS}
 
 
@@ -60,7 +60,7 @@ class Planned:
     Attributes:
         name, blames: The same as in `Layer`.
         technique: Name of the technique.
-        on_cpu: Runs on the CPU, and not on the case's device.
+        on_cpu: True to run on the CPU, and not on the case's device.
     """
 
     name: str
@@ -73,9 +73,9 @@ def layers(bench: Bench, case: Case, draws: Sequence[Draw]) -> list[Layer]:
     """Run the case in every layer, with these draws of its inputs only.
 
     Args:
-        bench: Holds the case's device, which is present.
+        bench: Bench with the case's device, which is present.
         case: Case in a mode that `accelcheck.checks.numerics` judges.
-        draws: `FIRST` first.
+        draws: Draws of the inputs, `FIRST` first.
     """
     technique, device = bench.matrix.techniques[case.technique], bench.devices[case.device]
     return [layer(bench, case, plan, draws) for plan in planned(technique, device)]

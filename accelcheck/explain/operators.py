@@ -116,9 +116,9 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     Args:
         holder: Budgets of operators.
         places: Finder of call sites.
-        peers: The CPU's own operators are another implementation: on every device but the CPU.
-        first: Called with the first wrong operator, or the one of `only`, and a function that runs it with other
-            inputs, below every active mode.
+        peers: True where the CPU's own operators are another implementation: on every device but the CPU.
+        first: Function of the first wrong operator, or the one of `only`, and of a function that runs it with
+            other inputs, below every active mode.
         most: Number of wrong operators after which none is judged; 0 judges none, and only notes what is dispatched.
         only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
         watcher: Observer of each operator.

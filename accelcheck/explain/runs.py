@@ -107,7 +107,7 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
     Args:
         trial: Trial in a mode of `MODES`.
         draws: Random draws of the inputs.
-        first: Called with an operator whose errors point one way, and a function that runs it: see `Recompute`.
+        first: Function of an operator whose errors point one way, and of a function that runs it: see `Recompute`.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)

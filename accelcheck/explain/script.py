@@ -180,7 +180,7 @@ class FaultScript:
 
 
 class RunsScript:
-    """Script of an operator whose errors point one way in several calls, such as `FaultScript`.
+    """Script like `FaultScript`, of an operator whose errors point one way in several calls.
 
     Raises:
         NotWrittenError: The operator has no kernel in FP64 on the CPU.

@@ -30,7 +30,7 @@ class OperatorSubject:
         self.tensors = Tensors(smallest.call.tensors(), smallest.values)
 
     def truth(self, path: str) -> list[str]:
-        """Compute by the operator itself where the CPU has it in FP64, else read the file."""
+        """Lines that use the operator itself where the CPU has it in FP64, else read the file."""
         if self.has_kernel(path):
             with aside():
                 lines = _picked(self.call.widened(), path, "w")
@@ -42,7 +42,7 @@ class OperatorSubject:
         return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
 
     def has_kernel(self, path: str) -> bool:
-        """Try the operator in FP64 on the CPU."""
+        """True where the CPU has the operator in FP64."""
         with aside():
             try:
                 copy = self.call.widened()
@@ -51,7 +51,7 @@ class OperatorSubject:
                 return False
 
     def calls(self, path: str) -> list[str]:
-        """Call the operator once."""
+        """Lines that call the operator once."""
         return _picked(self.call, path, "t")
 
     def dtype(self, path: str) -> torch.dtype:
@@ -77,15 +77,15 @@ class PartSubject:
         self.body = _body(smallest.part.module)
 
     def truth(self, path: str) -> list[str]:
-        """Compute by the same operators in FP64."""
+        """Lines that use the same operators in FP64."""
         return [*self.body, WIDE, *self._meaning("torch.float64", '"cpu"'), "truth = f(*w)"]
 
     def calls(self, path: str) -> list[str]:
-        """Compile and call the function."""
+        """Lines that compile and call the function."""
         return [*self._meaning("dtype", "device"), f"got = torch.compile({', '.join(['f', *self.words])})(*t)"]
 
     def _meaning(self, dtype: str, device: str) -> list[str]:
-        """Define ``real`` and ``place``, where the function uses them."""
+        """Lines that define ``real`` and ``place``, where the function uses them."""
         used = any("real(" in line or "=place" in line for line in self.body)
         return [f"real, place = (lambda dtype: {dtype}), {device}"] if used else []
 

@@ -26,7 +26,7 @@ class Last:
         place: Call site in the model.
         inputs: Shapes of its tensors, in order, as text.
         options: Other arguments, as text.
-        returned: The operator had returned, and the device had done its work.
+        returned: True where the operator had returned, and the device had done its work.
     """
 
     operator: str

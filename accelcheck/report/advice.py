@@ -61,11 +61,11 @@ class Row:
 
     @property
     def executed(self) -> bool:
-        """Look for a case that ran."""
+        """True where a case ran."""
         return any(record.verdict.executed for record in self.records.values())
 
     def safe(self, use: str) -> bool:
-        """Each case of a use that ran passes, and at least one ran; training needs a right forward pass too."""
+        """True where all cases of a use that ran pass, at least one; training needs a right forward pass too."""
         modes = MODES[INFERENCE] if use == INFERENCE else (*MODES[INFERENCE], *MODES[TRAINING])
         verdicts = [r.verdict for mode, r in self.records.items() if mode in modes and r.verdict.executed]
         own = any(mode in MODES[use] and record.verdict.executed for mode, record in self.records.items())
@@ -112,7 +112,7 @@ class Row:
         return f"{before.measured - after.measured:.2%}, at most {self.drop.measured:.2%}"
 
     def decided(self, use: str) -> bool:
-        """Compare the width of the speed-up's interval with `WIDE`."""
+        """True where the speed-up's interval is narrower than `WIDE`."""
         speed = self.measured(use, "speed-up")
         if speed is None or speed.low is None or speed.high is None:
             return speed is not None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 FLAKY = 0.05
-"""Share of flaky tests that is too large; at least 59 cases without a flaky one show less."""
+"""Least share of flaky cases that is too large; 59 cases without a flaky one are the fewest that show less."""
 CONFIDENCE = 0.95
 """Confidence of the bound that must be below `FLAKY`."""
 SHOWN = 200
@@ -308,7 +308,7 @@ def _said(record: Record) -> str:
 
 
 def tried(found: Assessment) -> bool:
-    """Look for a case of an item that is measured by name, whatever its verdict."""
+    """True where the journal has a case of an item that is measured by name, whatever its verdict."""
     globs = [
         glob
         for table in found.tables

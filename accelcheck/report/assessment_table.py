@@ -19,7 +19,7 @@ SCHEMA = 1
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&])")
 """Characters that Markdown or HTML may take for markup."""
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
-"""A mention, of which GitHub notifies the person."""
+"""Mentions, by which GitHub notifies people."""
 
 
 def lines(assessment: Assessment, name: str) -> list[str | Table]:

@@ -79,7 +79,7 @@ _ACCOMPANYING = frozenset({Kind.EVIDENCE, Kind.METADATA})
 
 
 def _within(cause: Cause, larger: Sequence[Cause]) -> bool:
-    """Tell a cause whose cases all show a larger one of the same kind too."""
+    """True where all cases of a cause show a larger one of the same kind too."""
     if cause.kind not in _ACCOMPANYING:
         return False
     own = _names(cause)

@@ -70,7 +70,7 @@ class CaseChange:
         kind: Kind of difference.
         devices: The device, or both with an arrow.
         case: Its id; across devices without the device.
-        worse: Counts as worse.
+        worse: True where it counts as worse.
         what: ``PATH: VIEW`` of an error; name of a figure of speed; else empty.
         before, after: Verdicts, errors in units in the last place, or figures of speed with their intervals.
         factor: New error or figure of speed divided by the old one; infinite where there was no error.
@@ -96,7 +96,7 @@ class DevicePair:
 
     Attributes:
         old, new: Their labels; one is empty where the other run lacks the device.
-        same: Equality of chip, count, driver, runtime, versions and environment.
+        same: True where chip, count, driver, runtime, versions and environment are the same.
         both: Number of cases that ran on both.
     """
 
@@ -116,7 +116,7 @@ class Difference:
     """The differences of two runs.
 
     Attributes:
-        across: Compares different devices.
+        across: True where different devices are compared.
         pairs: Pairs of devices.
         changes: Worse ones first, then by kind, device and case.
     """
@@ -164,7 +164,7 @@ def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool 
     Args:
         old: Result of `accelcheck.report.run.load` for the run to compare with.
         new: The same for the run that may be worse.
-        across: Compares each device of `old` with each other one of `new`; done anyway where no device is in both.
+        across: True to compare each device of `old` with each other one of `new`, as where no device is in both.
     """
     across = across or not {run.device for run in old} & {run.device for run in new}
     pairs: list[DevicePair] = []

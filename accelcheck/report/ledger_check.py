@@ -203,7 +203,7 @@ def _held(findings: Findings, placed: Placed, names: set[str], seen: _Seen) -> N
 
 
 def _whole(record: Record) -> bool:
-    """Tell records with all faults of their case; older journals have lines, and expected failures may be cut."""
+    """True for a record with all faults of its case; older journals have lines, and expected failures may be cut."""
     if any(fault.kind is FaultKind.OTHER for fault in record.faults):
         return False
     return record.verdict is not Verdict.XFAIL or 0 < len(record.faults) < MOST_FAULTS

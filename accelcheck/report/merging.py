@@ -58,14 +58,14 @@ class Part:
         start: Byte at which it begins.
         header: Fields of its header that the merge needs.
         identities: Identity of each device, by name: see `accelcheck.report.run.identity`.
-        said: Header's facts about each device, by field: those that differ where two identities do.
+        said: Facts about each device, by field, of which some differ where two identities do.
         ledgers: Ledgers that judged it, sorted by name.
         verdicts: Worst verdict of each case.
         bytes: Size from its header to its last whole line.
         lines: Number of its lines.
         digest: SHA-256 of its lines.
-        ended: The run came to its end.
-        cut: Its last line is cut short.
+        ended: True where the run came to its end.
+        cut: True where its last line is cut short.
     """
 
     source: Path
@@ -116,7 +116,7 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
     Args:
         paths: Journals; merged ones too.
         output: Journal to write, whole or not at all.
-        same_device: Refuses runs that are not all of one device, with the same versions.
+        same_device: True to refuse runs that are not all of one device, with the same versions.
 
     Raises:
         JournalError: A journal cannot be read, or is not one; the message names file, line and field.

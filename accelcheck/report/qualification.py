@@ -55,7 +55,7 @@ class Qualification:
 
     @property
     def holds(self) -> bool:
-        """The device qualifies."""
+        """True where the device qualifies."""
         return not self.reasons
 
     @property

@@ -67,7 +67,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def required(self) -> bool:
-        """Tell items that a stable platform must have."""
+        """True for an item that a stable platform must have."""
         return self.priority == "P0"
 
 

@@ -143,7 +143,7 @@ class DeviceRun:
 
     @property
     def green(self) -> bool:
-        """At least one case ran, and all are green."""
+        """True where at least one case ran, and all are green."""
         return self.executed > 0 and all(record.verdict.green for record in self.records)
 
     def counts(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ class RunHeader(NamedTuple):
     Attributes:
         fields: Parsed fields.
         fingerprints: Fingerprints by device; None for an absent one.
-        names_ledgers: It names its ledgers; those of earlier versions do not.
+        names_ledgers: True where it names its ledgers; those of earlier versions do not.
     """
 
     fields: Header

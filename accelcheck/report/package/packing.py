@@ -93,7 +93,7 @@ def pack(
         logs: Files for the folder ``logs``.
         files: Files for the folder ``files``, such as the answers of an assessment.
         key: Secret key that signs the manifest.
-        allow_missing: Makes a package although ledgers are missing; it names them.
+        allow_missing: True to make a package although ledgers are missing; it names them.
 
     Raises:
         JournalError: A journal is malformed.

@@ -51,12 +51,12 @@ class Verified:
 
     @property
     def intact(self) -> bool:
-        """No alteration was found."""
+        """True where no alteration was found."""
         return not self.altered
 
     @property
     def qualifies(self) -> bool:
-        """All of its runs, at least one, qualify at their levels."""
+        """True where all runs, at least one, qualify at their levels."""
         return bool(self.qualifications) and all(qualified.holds for qualified in self.qualifications)
 
 
@@ -179,7 +179,7 @@ def _read(verified: Verified, listed: manifest.Manifest, pieces: dict[str, Piece
     verified.altered += [
         f"{used}: missing"
         for used in contents.used(headers)
-        if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # which pack said
+        if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # as pack noted
     ]
     verified.qualifications = tuple(map(qualification, verified.runs))
     for header in headers:
