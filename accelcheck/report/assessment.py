@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import HOST_RATIO, Verdict
 from accelcheck.measure.paired import MARGIN
 from accelcheck.report.quality import STABLE, UNSTABLE, Rule, answer_to
+from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -258,7 +259,7 @@ def upper_bound(count: int, of: int) -> float:
 
 def _slow(record: Record) -> str:
     """Reason why a case may be slower than the host's CPU; empty where it is not."""
-    ratio = _ratio(record)
+    ratio = measurement(record, HOST_RATIO)
     if ratio is None:
         return "its time beside the host's CPU was not measured"
     if ratio.value is None or ratio.high is None:
@@ -272,19 +273,15 @@ def _slow(record: Record) -> str:
     return f"{how}: {_figure(ratio)}"
 
 
-def _ratio(record: Record) -> Measurement | None:
-    return next((measurement for measurement in record.measurements if measurement.name == HOST_RATIO), None)
-
-
-def _figure(found: Measurement) -> str:
-    if found.value is None or found.low is None or found.high is None or found.low == found.high:
-        return found.reason
-    return f"{found.value:.3g} times its time ({found.low:.3g} to {found.high:.3g})"
+def _figure(ratio: Measurement) -> str:
+    if ratio.value is None or ratio.low is None or ratio.high is None or ratio.low == ratio.high:
+        return ratio.reason
+    return f"{ratio.value:.3g} times its time ({ratio.low:.3g} to {ratio.high:.3g})"
 
 
 def _seen(record: Record, run: DeviceRun) -> str:
     """Describe a case that passes, with its figures and the date of the run."""
-    ratio = _ratio(record)
+    ratio = measurement(record, HOST_RATIO)
     time = f"; time beside the host's CPU: {_figure(ratio)}" if ratio is not None else ""
     return f"{record.case.id}: pass, {record.compared:,} elements compared{time}{_on(run)}"
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core.case import Verdict
 from accelcheck.measure.gate import BUSY
 from accelcheck.report.message import reproduce
-from accelcheck.report.run import BAD_FIRST, labels
+from accelcheck.report.run import BAD_FIRST, labels, measurement
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -348,10 +348,10 @@ class _Interval:
 
 def _measured(record: Record, name: str) -> _Interval | None:
     """Find a figure with its interval."""
-    measurement = next((candidate for candidate in record.measurements if candidate.name == name), None)
-    if measurement is None or measurement.value is None or measurement.low is None or measurement.high is None:
+    m = measurement(record, name)
+    if m is None or m.value is None or m.low is None or m.high is None:
         return None
-    return _Interval(measurement.value, measurement.low, measurement.high, measurement.unit)
+    return _Interval(m.value, m.low, m.high, m.unit)
 
 
 def _over(after: float, before: float) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
-    from accelcheck.core.case import Case
+    from accelcheck.core.case import Case, Measurement
     from accelcheck.core.journal import Record
     from accelcheck.core.journal_reading import Section
 
@@ -166,6 +166,11 @@ class _Gathered:
     started: list[str] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)
     level: int = 1
+
+
+def measurement(record: Record, name: str) -> Measurement | None:
+    """Find a measurement by its name."""
+    return next((known for known in record.measurements if known.name == name), None)
 
 
 def counts(records: Iterable[Record]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.units import duration, size
 from accelcheck.report.console import aligned
+from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,7 @@ def lines(records: Iterable[Record]) -> list[str]:
     fewer = [(f"  {record.case.id}", why) for record in timed if (why := _fewer(record))]
     if fewer:
         table += ["", "launches fewer than eager:", *aligned(fewer)]
-    held = [record for record in timed if _named(record, "baseline-detectable") is not None]
+    held = [record for record in timed if measurement(record, "baseline-detectable") is not None]
     if held:
         table.append(
             f"compared with baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is "
@@ -56,7 +57,7 @@ def lines(records: Iterable[Record]) -> list[str]:
         )
     notes: dict[str, list[str]] = {}
     for record in timed:
-        change = _named(record, "baseline-change")
+        change = measurement(record, "baseline-change")
         if change is not None and change.value is None:
             notes.setdefault(change.reason, []).append(record.case.id)
     return [*table, *(f"baseline: {note} ({_some(cases)})" for note, cases in sorted(notes.items()))]
@@ -67,12 +68,8 @@ def _some(cases: list[str]) -> str:
     return ", ".join(cases) if len(cases) <= SHOWN else f"{len(cases)} cases"
 
 
-def _named(record: Record, name: str) -> Measurement | None:
-    return next((measurement for measurement in record.measurements if measurement.name == name), None)
-
-
 def _row(record: Record) -> tuple[str, ...]:
-    by_name = {measurement.name: measurement for measurement in record.measurements}
+    by_name = {known.name: known for known in record.measurements}
     case = record.case
     speed_up, same = by_name.get("speed-up"), by_name.get("speed-up-same-precision")
     change, detectable = by_name.get("baseline-change"), _value(by_name.get("baseline-detectable"))
@@ -97,15 +94,14 @@ def _row(record: Record) -> tuple[str, ...]:
 
 def _fewer(record: Record) -> str:
     """Compare the launches of a case with those of eager, if there are fewer; else empty."""
-    by_name = {measurement.name: measurement for measurement in record.measurements}
-    own, eager = by_name.get("launches"), _value(by_name.get("launches-fp32-eager"))
+    own, eager = measurement(record, "launches"), _value(measurement(record, "launches-fp32-eager"))
     if own is None or own.value is None or eager is None or own.value >= eager:
         return ""
     return own.reason
 
 
-def _value(measurement: Measurement | None) -> float | None:
-    return None if measurement is None else measurement.value
+def _value(known: Measurement | None) -> float | None:
+    return None if known is None else known.value
 
 
 def _time(seconds: float | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import SCHEME
+from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +65,8 @@ class MemoryShare:
 
 def value(record: Record, name: str) -> float | None:
     """Find a measurement's value; None where there is none, or it is not finite."""
-    number = next((measurement.value for measurement in record.measurements if measurement.name == name), None)
-    return number if number is not None and math.isfinite(number) else None
+    known = measurement(record, name)
+    return known.value if known is not None and known.value is not None and math.isfinite(known.value) else None
 
 
 def largest(record: Record, view: str) -> float | None:
@@ -87,13 +88,9 @@ def tradeoffs(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[TradeOff]
     rows = []
     for (technique, label, mode), pairs in sorted(by_case.items()):
         speeds = [speed for speed, _ in pairs]
-        errors = [error for _, error in pairs if error is not None]
+        worst = max((error for _, error in pairs if error is not None), default=None)
         middle = _median(speeds)
-        rows.append(
-            TradeOff(
-                technique, label, mode, len(pairs), middle, min(speeds), max(speeds), max(errors) if errors else None
-            )
-        )
+        rows.append(TradeOff(technique, label, mode, len(pairs), middle, min(speeds), max(speeds), worst))
     return rows
 
 
