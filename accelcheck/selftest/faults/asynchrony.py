@@ -63,7 +63,7 @@ def raced(share: float) -> Change:
 
 
 def streamed(strength: float) -> Change:
-    """The call runs on a stream of its own, delayed, and nothing waits for it: the reader gets the memory's old content."""
+    """Nothing waits for a call on another stream; the strength is its delay in clock cycles."""
     delay = int(strength)
 
     def call(plain: Any, *inputs: Any) -> Tensor:
@@ -96,7 +96,7 @@ class Unordered:
 
 
 def unordered(strength: float) -> Change:
-    """CuPy gets tensors without an order between the stream that writes them and the stream that copies them."""
+    """A tensor is exported to a library on another stream that does not wait for the producer."""
 
     def change(program: Program) -> None:
         give = program.extras[GIVE]
@@ -106,7 +106,7 @@ def unordered(strength: float) -> Change:
 
 
 def unsynced(strength: float) -> Change:
-    """The host reads its mirror of the result before the device is synchronised, and gets the result of the run before."""
+    """Results are read before the device is synchronised. The host reads its mirror of the run before."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -125,7 +125,7 @@ def unsynced(strength: float) -> Change:
 
 
 def fallen_back(strength: float) -> Change:
-    """One kind of operator has no kernel on the device: the CPU computes it, and the result is moved back."""
+    """An operator without a kernel falls back to the CPU without notice; the result is right."""
 
     def on_cpu(func: Kernel, *args: Any, **options: Any) -> Tensor:
         (device,) = {value.device for value in args if isinstance(value, Tensor)}
@@ -153,16 +153,12 @@ FAULTS = (
     fault("race-at-border", "A buffer shared by two libraries is read while the other still writes it.")(
         (Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40
     ),
-    fault("stream-race", "Nothing waits for a call on another stream; the strength is its delay in clock cycles.")(
-        (Cell("mlp"),), streamed, strengths=(1e7,), number=40, exists=on_streams
+    fault("stream-race")((Cell("mlp"),), streamed, strengths=(1e7,), number=40, exists=on_streams),
+    fault("dlpack-unordered")(
+        passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams
     ),
-    fault(
-        "dlpack-unordered", "A tensor is exported to a library on another stream that does not wait for the producer."
-    )(passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams),
-    fault("result-unsynced", "Results are read before the device is synchronised.")(
+    fault("result-unsynced")(
         (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41
     ),
-    fault(
-        "operator-on-the-cpu", "An operator without a kernel falls back to the CPU without notice; the result is right."
-    )((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
+    fault("operator-on-the-cpu")((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
 )

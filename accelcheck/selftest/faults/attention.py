@@ -35,7 +35,7 @@ def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence is taken to be `more` keys longer than it is."""
+    """One key of the padding is seen, or the last key is not. Sequences are taken to be `more` keys longer."""
     seen = torch.arange(k.size(2), device=k.device) < (lengths + int(more)).unsqueeze(-1)
     return attention(q, k, v, seen[:, None, None, :])
 
@@ -46,12 +46,12 @@ def bottom_right(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def top_left(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Causal so that the first query sees the first key, whatever the mask says."""
+    """A mask that lets the last query see the last key is taken for torch's causal one. The mask is ignored."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device))
 
 
 def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """A row without keys gives 0 / 0."""
+    """A query that sees no key gets NaN. Its softmax is 0 / 0."""
     return attention(q, k, v, mask, weigh=lambda scores: scores.softmax(-1))
 
 
@@ -92,21 +92,15 @@ FAULTS = (
     fault(
         "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
     )((Cell("attention-causal", Mode.BACKWARD),), _backward(shifted), (1.0, -1.0), number=2),
-    fault("length-off-by-one", "One key of the padding is seen, or the last key is not.")(
-        (Cell("attention-ragged"),), _forward(padded), (1.0, -1.0), number=2
-    ),
+    fault("length-off-by-one", padded)((Cell("attention-ragged"),), _forward(padded), (1.0, -1.0), number=2),
     fault("causal-from-bottom-right", "Causal masks end at the last key, where torch has them begin at the first.")(
         (Cell("attention-cross-causal"),), lambda _: calling(bottom_right), number=3
     ),
     fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
         (Cell("attention-cross-causal", Mode.BACKWARD),), lambda _: backwards(bottom_right), number=3
     ),
-    fault("causal-from-top-left", "A mask that lets the last query see the last key is taken for torch's causal one.")(
-        (Cell("attention-cross-right"),), lambda _: calling(top_left), number=3
-    ),
-    fault("masked-row-nan", "A query that sees no key gets NaN.")(
-        (Cell("attention-empty-row"),), lambda _: calling(plain_softmax), number=4
-    ),
+    fault("causal-from-top-left", top_left)((Cell("attention-cross-right"),), lambda _: calling(top_left), number=3),
+    fault("masked-row-nan", plain_softmax)((Cell("attention-empty-row"),), lambda _: calling(plain_softmax), number=4),
     fault("masked-row-mean", "A query that sees no key gets the mean of all values.")(
         (Cell("attention-empty-row"),), lambda _: calling(finite_mask), number=4
     ),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """A function that returns the gradients of its two operands swapped."""
+    """A custom function returns each operand's gradient for the other."""
     return _Exchange.apply(module, x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
@@ -63,18 +63,18 @@ class _Once(torch.autograd.Function):
 
 
 def detached(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """See `_Once`."""
+    """A custom function's first gradients are right, its second gradients are wrong."""
     return _Once.apply(x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
 def unscaled(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """The chain rule's factor ``slope`` is forgotten in the gradient of ``gate``."""
+    """A custom function forgets a factor in one gradient. The gradient of ``gate`` lacks ``slope``."""
     slope = module.slope
     return gated(x, gate / slope.detach(), slope) + 0.0 * gate.sum()
 
 
 def doubling(program: Any) -> None:
-    """Gradients are not cleared between two passes, and add up."""
+    """Gradients are not cleared, and those of two passes add up."""
     plain = program.run
 
     def run(mode: Mode) -> Result:
@@ -140,28 +140,26 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
 
 
 FAULTS = (
-    fault("gradients-swapped", "A custom function returns each operand's gradient for the other.")(
+    fault("gradients-swapped", exchanged)(
         (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(exchanged), number=38
     ),
     fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
         (Cell("attention", Mode.BACKWARD),), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
     ),
-    fault("chain-rule-factor-lost", "A custom function forgets a factor in one gradient.")(
+    fault("chain-rule-factor-lost", unscaled)(
         (Cell("custom-function", Mode.BACKWARD),), lambda _: backwards(unscaled), number=38
     ),
-    fault("double-backward-wrong", "A custom function's first gradients are right, its second gradients are wrong.")(
+    fault("double-backward-wrong", detached)(
         (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(detached), number=38
     ),
-    fault("gradient-doubled", "Gradients are not cleared, and those of two passes add up.")(
-        (Cell("mlp", Mode.BACKWARD),), lambda _: doubling, number=38
-    ),
-    fault("vmap-last-sample-repeated", "A map over samples computes the last but one in place of the last.")(
+    fault("gradient-doubled", doubling)((Cell("mlp", Mode.BACKWARD),), lambda _: doubling, number=38),
+    fault("vmap-last-sample-repeated")(
         (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
         technique="func-vmap",
         seeds=10,
     ),
-    fault("vjp-cotangent-short", "A product with a cotangent leaves out its last row.")(
+    fault("vjp-cotangent-short")(
         (single("custom-function", Mode.BACKWARD), single("embedding-norm-gelu", Mode.BACKWARD)),
         around=cotangent_short,
         technique="func-grad",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -135,16 +137,29 @@ class Variant:
     exists: Callable[[Device], Capability] = everywhere
 
 
-def row(
-    make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any
-) -> Callable[[str, str], Callable[Rest, Plant]]:
+def row(make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any) -> Callable[..., Callable[Rest, Plant]]:
     """Begin the rows of a table: ``row(PlantedFault)("name", "Summary.")(cells, plant)``.
+
+    The summary may be a function or class whose docstring begins with it; without one, the docstring of the plant does.
 
     Args:
         make: `PlantedFault` or `Variant`.
         shared: Arguments of all rows, unless a row has its own.
     """
-    return lambda name, summary: partial(make, name, summary, **shared)
+
+    def begin(name: str, summary: str | Callable[..., Any] = "") -> Callable[Rest, Plant]:
+        def end(*args: Rest.args, **own: Rest.kwargs) -> Plant:
+            source: Any = summary or own.get("around") or args[1]
+            sentence = source if isinstance(source, str) else _first_sentence(source)
+            return partial(make, name, sentence, **shared)(*args, **own)
+
+        return end
+
+    return begin
+
+
+def _first_sentence(documented: Any) -> str:
+    return re.split(r"(?<=\.)\s", inspect.getdoc(documented) or "", maxsplit=1)[0]
 
 
 fault, variant = row(PlantedFault), row(Variant)

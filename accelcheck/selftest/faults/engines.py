@@ -45,13 +45,13 @@ def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Ca
 
 
 def mask_moved(graph: Any, onnx: Any) -> None:
-    """The mask that is added to the scores is one key late, so that queries do not see themselves."""
+    """The exported causal mask is one position late. Queries do not see themselves."""
     (added,) = (node for node in graph.node if node.op_type == "Add")
     initializer(added.input[1], lambda mask: mask.roll(1, -2))(graph, onnx)
 
 
 def gelu_by_tanh(graph: Any, onnx: Any) -> None:
-    """An attribute: the approximation of GELU in place of the exact function."""
+    """An attribute of the exported graph asks for the approximation of GELU."""
     (gelu,) = (node for node in graph.node if node.op_type == "Gelu")
     del gelu.attribute[:]
     gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
@@ -105,21 +105,21 @@ class _EditingFrontEnd:
 
 
 def weight_rounded(model: Any, package: Any) -> None:
-    """One matrix of constants is rounded to bfloat16, as a compression of weights does."""
+    """A constant of the converted model is rounded to bfloat16."""
     found = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
     rounded = torch.from_numpy(found.data.copy()).bfloat16().float().numpy()
     found.output(0).replace(package.op.Constant(rounded).output(0))
 
 
 def activation_lost(model: Any, package: Any) -> None:
-    """The last activation passes its input on."""
+    """A part of a compiled graph has lost its last activation."""
     found = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
     if found:
         found[-1].output(0).replace(found[-1].input_value(0))
 
 
 def causal_lost(model: Any, package: Any) -> None:
-    """The attribute that makes attention causal is lost."""
+    """The converted attention is not causal."""
     (found,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
     found.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
     model.validate_nodes_and_infer_types()
@@ -141,19 +141,19 @@ FAULTS = (
         around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
         technique="onnxruntime",
     ),
-    fault("onnx-mask-moved", "The exported causal mask is one position late.")(
+    fault("onnx-mask-moved", mask_moved)(
         (single("attention-causal"),), around=onnx_graph(mask_moved), technique="onnxruntime"
     ),
-    fault("onnx-gelu-by-tanh", "An attribute of the exported graph asks for the approximation of GELU.")(
+    fault("onnx-gelu-by-tanh", gelu_by_tanh)(
         (single("transformer-block"),), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
     ),
-    fault("openvino-weight-rounded", "A constant of the converted model is rounded to bfloat16.")(
+    fault("openvino-weight-rounded", weight_rounded)(
         (single("transformer-block"),), around=converted(weight_rounded), technique="openvino"
     ),
-    fault("openvino-causal-lost", "The converted attention is not causal.")(
+    fault("openvino-causal-lost", causal_lost)(
         (single("attention-causal"),), around=converted(causal_lost), technique="openvino"
     ),
-    fault("openvino-activation-lost", "A part of a compiled graph has lost its last activation.")(
+    fault("openvino-activation-lost", activation_lost)(
         (single("mlp"),), around=compiled(activation_lost), technique="openvino-compile"
     ),
 )

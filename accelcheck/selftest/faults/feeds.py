@@ -33,7 +33,7 @@ def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextMa
 
 
 def row_repeated(worker: int) -> None:
-    """The last row of each batch is read from the place of the one before it."""
+    """A worker reads a row twice, and another not at all. The last row is read from the place of the one before."""
 
     def fetched(own: Any, rows: list[int]) -> Any:
         return _FETCH(own, [*rows[:-1], rows[-2]] if len(rows) > 1 else rows)
@@ -55,7 +55,7 @@ def buffer_stale(worker: int) -> None:
 
 
 def one_buffer(strength: float) -> AbstractContextManager[None]:
-    """All tensors of one size are copied to the device from the same page-locked buffer, before the last copy has ended."""
+    """A page-locked buffer of the run before is copied to the device. All tensors of one size share it."""
     kept: dict[Any, torch.Tensor] = {}
 
     def wrong(plain: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -65,7 +65,7 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
 
 
 FAULTS = (
-    fault("loader-row-repeated", "A worker reads a row twice, and another not at all.")(
+    fault("loader-row-repeated", row_repeated)(
         (single("train-mlp", Mode.TRAIN),), around=reading(row_repeated), technique="prefetch-loader", seeds=2
     ),
     fault("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
@@ -75,7 +75,5 @@ FAULTS = (
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
     )((single("trajectory-mlp", Mode.TRAJECTORY),), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
-    fault("pinned-buffer-reused", "A page-locked buffer of the run before is copied to the device.")(
-        (Cell("mlp", dtypes=EVERY),), around=one_buffer, technique="pinned-memory"
-    ),
+    fault("pinned-buffer-reused")((Cell("mlp", dtypes=EVERY),), around=one_buffer, technique="pinned-memory"),
 )

@@ -23,12 +23,12 @@ unbiased = partial(two_pass, correction=1)
 
 
 def without_bias(func: Kernel, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """A convolution without its bias."""
+    """Convolutions with a stride omit their bias."""
     return func(x, weight, None, *rest)
 
 
 def without_bias_gradient(func: Any, *args: Any) -> Any:
-    """The gradient of a convolution's bias is never written: it stays 0."""
+    """The gradient of a convolution's bias stays 0."""
     of_input, of_weight, of_bias = func(*args)
     return of_input, of_weight, None if of_bias is None else torch.zeros_like(of_bias)
 
@@ -39,12 +39,12 @@ def counting_padding(module: Any, x: Tensor) -> Tensor:
 
 
 def padded_with_zeros(module: Any, x: Tensor) -> Tensor:
-    """Pads with zeros where the values at the edge were asked for."""
+    """Padding is zero where the values at the edge were asked for."""
     return functional.conv2d(x, module.weight, module.bias, padding=1)
 
 
 def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
-    """Puts twice the padding above and to the left, and none below and to the right."""
+    """All of the padding is above and to the left. It is twice as wide there."""
     return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
 
 
@@ -98,10 +98,10 @@ FAULTS = (
         (1e-6,),
         number=14,
     ),
-    fault("conv-bias-dropped", "Convolutions with a stride omit their bias.")(
+    fault("conv-bias-dropped", without_bias)(
         (Cell("conv-strided"),), lambda _: convolution(forward=without_bias), number=16
     ),
-    fault("conv-bias-dropped-backward", "The gradient of a convolution's bias stays 0.")(
+    fault("conv-bias-dropped-backward", without_bias_gradient)(
         (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=without_bias_gradient), number=16
     ),
     fault("padding-counted", "Average pooling counts its padding.")(
@@ -110,10 +110,10 @@ FAULTS = (
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
         (single("average-pool", Mode.BACKWARD),), lambda _: backwards(counting_padding), number=17
     ),
-    fault("padding-of-zeros", "Padding is zero where the values at the edge were asked for.")(
+    fault("padding-of-zeros", padded_with_zeros)(
         (Cell("conv-replicated"),), lambda _: calling(padded_with_zeros), number=17
     ),
-    fault("padding-on-one-side", "All of the padding is above and to the left.")(
+    fault("padding-on-one-side", padded_on_one_side)(
         (Cell("conv-replicated"),), lambda _: calling(padded_on_one_side), number=17
     ),
     fault("channels-last-gradient", "A convolution reads the gradient of a channels-last output as channels first.")(

@@ -49,7 +49,7 @@ def without_last_term(a: Tensor, b: Tensor) -> Tensor:
 
 
 def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
-    """Adds sixteen products at a time to an accumulator in bfloat16."""
+    """Matrix products are added up in bfloat16, sixteen at a time."""
     left, right = a.float(), b.float()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.bfloat16)
     for k in range(0, a.shape[-1], 16):
@@ -74,7 +74,7 @@ def reduced(bits: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def three_products(a: Tensor, b: Tensor) -> Tensor:
-    """Splits each operand into two of bfloat16, and omits the product of the small parts."""
+    """Matrix products are sums of three of bfloat16 operands where FP32 was asked for."""
     high_a, high_b = rounded_to(8, a), rounded_to(8, b)
     low_a, low_b = rounded_to(8, a - high_a), rounded_to(8, b - high_b)
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
@@ -91,12 +91,12 @@ def truncating(a: Tensor, b: Tensor) -> Tensor:
 
 
 def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """TF32 operands."""
+    """Convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
 def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """TF32 operands of both gradients."""
+    """Gradients of convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, grad), rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
@@ -110,7 +110,7 @@ def _half_sum(x: Tensor, over: list[int]) -> Tensor:
 
 
 def half_sum(func: Any, x: Tensor, over: list[int], *rest: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A sum of FP16 numbers with an FP16 accumulator; its result has the right dtype."""
+    """Under autocast a sum that should be FP32 is added up in FP16. Its result has the right dtype."""
     return _half_sum(x, list(over)).to(x.dtype if dtype is None else dtype)
 
 
@@ -183,7 +183,7 @@ FAULTS = (
         number=8,
         hidden={("float16", 1.0): _FEW_UNITS},
     ),
-    fault("bfloat16-accumulation", "Matrix products are added up in bfloat16, sixteen at a time.")(
+    fault("bfloat16-accumulation", bfloat16_accumulation)(
         (_but_in_bfloat16("matmul", _SIX_ROUNDINGS), Cell("matmul-long")), _everywhere(bfloat16_accumulation), number=8
     ),
     fault(
@@ -243,13 +243,13 @@ FAULTS = (
     fault("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
         (single("matmul"),), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
     ),
-    fault("bfloat16x3-for-float32", "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.")(
+    fault("bfloat16x3-for-float32", three_products)(
         (single("matmul"),), _everywhere(three_products), number=9, absent=_HALVES
     ),
-    fault("tf32-convolution", "Convolutions take TF32 operands where FP32 was asked for.")(
+    fault("tf32-convolution", reduced_convolution)(
         (single("conv-strided"),), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
     ),
-    fault("tf32-convolution-backward", "Gradients of convolutions take TF32 operands where FP32 was asked for.")(
+    fault("tf32-convolution-backward", reduced_convolution_backward)(
         (single("conv-strided", Mode.BACKWARD),),
         lambda _: convolution(backward=reduced_convolution_backward),
         number=9,
@@ -262,7 +262,7 @@ FAULTS = (
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
     )((Cell("mlp", Mode.BACKWARD),), _backward(truncating), number=10),
-    fault("autocast-sum-in-float16", "Under autocast a sum that should be FP32 is added up in FP16.")(
+    fault("autocast-sum-in-float16", half_sum)(
         (single("matmul-total"),),
         lambda _: kernels(sum=half_sum),
         number=31,

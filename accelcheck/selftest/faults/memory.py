@@ -46,7 +46,7 @@ def without_strides(x: Tensor) -> Tensor:
 
 
 def without_offset(x: Tensor) -> Tensor:
-    """Applies the strides of `x` from the beginning of its storage."""
+    """A view is read from the beginning of its storage. Its strides apply."""
     return x.as_strided(x.shape, x.stride(), 0)
 
 
@@ -56,12 +56,12 @@ def reading(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) 
 
 
 def written_across(out: Tensor) -> Tensor:
-    """Writes a result in row-major order into memory that was asked for in column-major order."""
+    """A result that was asked for in column-major memory is written in row-major order."""
     return out.reshape(out.shape[::-1]).mT.contiguous()
 
 
 def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **more: Any) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
-    """Returns the first element instead of the sum."""
+    """The gradient of a broadcast operand is that of its first use only. Sums return their first element."""
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
     for dim in sorted(dims, reverse=True):
         x = x.narrow(dim, 0, 1) if keep else x.select(dim, 0)
@@ -77,7 +77,7 @@ def in_place(module: Any, x: Tensor) -> Tensor:
 
 
 def overwriting(module: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """Reuses the input's memory after reading it."""
+    """The caller's input is overwritten."""
     out = module(x, *rest)
     with torch.no_grad():
         x.mul_(1.5)
@@ -85,7 +85,7 @@ def overwriting(module: nn.Module, x: Tensor, *rest: Any) -> Any:
 
 
 def drifting(module: nn.Module, *inputs: Any) -> Any:
-    """A forward pass changes a parameter."""
+    """A forward pass overwrites a parameter."""
     out = module(*inputs)
     with torch.no_grad():
         next(module.parameters()).mul_(1.5)
@@ -93,19 +93,19 @@ def drifting(module: nn.Module, *inputs: Any) -> Any:
 
 
 def unwritten(tensor: Tensor) -> Tensor:
-    """Copies all but the last row into newly allocated memory."""
+    """The last row of a matrix product is not written."""
     out = torch.empty_like(tensor)
     out[..., :-1, :] = tensor[..., :-1, :]
     return out
 
 
 def never_written(a: Tensor, b: Tensor) -> Tensor:
-    """A product whose last row is not written, and holds the memory's old content."""
+    """The last row of the backward pass's matrix products is not written. It holds the memory's old content."""
     return unwritten(a @ b)
 
 
 def all_unwritten(result: Result) -> None:
-    """Writes nothing."""
+    """The result is allocated and not written."""
     for path, tensor in result.items():
         result[path] = torch.empty_like(tensor)
 
@@ -125,12 +125,12 @@ def strides_ignored(strength: float) -> Change:
 
 
 def gradient_as_dense(strength: float) -> Change:
-    """A backward kernel reads the output's gradient as dense rows."""
+    """A backward kernel reads the output's gradient, which comes from a transposition, as dense rows."""
     return kernels(native_layer_norm_backward=lambda func, gradient, *rest: func(as_dense(gradient), *rest))
 
 
 def aligned_down(strength: float) -> Change:
-    """A kernel with vector loads reads from the next lower multiple of 16 bytes."""
+    """A kernel with vector loads reads an input from the next lower aligned address. Vectors have 16 bytes."""
 
     def gelu(func: Kernel, x: Tensor, **options: Any) -> Tensor:
         early = x.data_ptr() % 16 // x.element_size()
@@ -140,7 +140,7 @@ def aligned_down(strength: float) -> Change:
 
 
 def read_as_rows(strength: float) -> Change:
-    """A convolution reads channels-last images as if they were in the usual order."""
+    """A convolution reads channels-last images in the usual order."""
     return kernels(convolution=lambda func, x, *rest: func(as_dense(x), *rest))
 
 
@@ -181,7 +181,7 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
 
 @contextlib.contextmanager
 def imported_dense(strength: float) -> Iterator[None]:
-    """NumPy imports a tensor with the strides of a dense array."""
+    """An array over a tensor's memory has lost its strides. NumPy imports it as a dense one."""
 
     def wrong(plain: Callable[..., Any], tensor: Any, *args: Any, **options: Any) -> Any:
         array = plain(tensor, *args, **options)
@@ -195,7 +195,7 @@ def imported_dense(strength: float) -> Iterator[None]:
 
 
 def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
-    """The tensor over an array's memory is a copy, made once for each address."""
+    """A tensor that comes back is a copy that was made when its address was first seen."""
     kept: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def wrong(plain: Callable[..., Tensor], array: Any, *args: Any, **options: Any) -> Tensor:
@@ -223,13 +223,13 @@ FAULTS = (
         number=19,
         exists=strided,
     ),
-    fault("offset-ignored", "A view is read from the beginning of its storage.")(
+    fault("offset-ignored", without_offset)(
         (Cell("matmul-sliced"),), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
     ),
-    fault(
-        "output-strides-ignored", "A result that was asked for in column-major memory is written in row-major order."
-    )((Cell("matmul-127"),), lambda _: replacing(out=written_across), number=19),
-    fault("broadcast-gradient-not-summed", "The gradient of a broadcast operand is that of its first use only.")(
+    fault("output-strides-ignored", written_across)(
+        (Cell("matmul-127"),), lambda _: replacing(out=written_across), number=19
+    ),
+    fault("broadcast-gradient-not-summed", first_alone)(
         (Cell("elementwise-broadcast", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
         lambda _: backward_kernels(sum=first_alone),
         number=20,
@@ -241,50 +241,35 @@ FAULTS = (
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
         (Cell("elementwise-overlap", Mode.BACKWARD),), lambda _: backwards(in_place), number=21
     ),
-    fault("input-overwritten", "The caller's input is overwritten.")(
-        (Cell("elementwise-5"),), lambda _: calling(overwriting), number=21
-    ),
-    fault("parameter-overwritten", "A forward pass overwrites a parameter.")(
-        (Cell("mlp"),), lambda _: calling(drifting), number=21
-    ),
-    fault("row-never-written", "The last row of a matrix product is not written.")(
-        (Cell("matmul-129"),), lambda _: replacing(out=unwritten), number=22
-    ),
-    fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
+    fault("input-overwritten", overwriting)((Cell("elementwise-5"),), lambda _: calling(overwriting), number=21),
+    fault("parameter-overwritten", drifting)((Cell("mlp"),), lambda _: calling(drifting), number=21),
+    fault("row-never-written", unwritten)((Cell("matmul-129"),), lambda _: replacing(out=unwritten), number=22),
+    fault("row-never-written-backward", never_written)(
         (Cell("matmul", Mode.BACKWARD),), lambda _: products(never_written, backward_kernels), number=22
     ),
-    fault("nothing-written", "The result is allocated and not written.")(
-        (Cell("mlp"),), lambda _: editing(all_unwritten), number=22
-    ),
+    fault("nothing-written", all_unwritten)((Cell("mlp"),), lambda _: editing(all_unwritten), number=22),
     fault("row-stride-ignored", "A product reads padded rows as if they followed each other.")(
         (MATMUL, MLP), strides_ignored, technique="view-padded"
     ),
     fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
         (MLP, Cell("mlp", Mode.BACKWARD)), strides_ignored, technique="view-transposed"
     ),
-    fault(
-        "cotangent-read-as-rows",
-        "A backward kernel reads the output's gradient, which comes from a transposition, as dense rows.",
-    )((Cell("layer-norm-narrow", Mode.BACKWARD),), gradient_as_dense, exists=strided),
-    fault("address-aligned-down", "A kernel with vector loads reads an input from the next lower aligned address.")(
-        (Cell("gelu"),), aligned_down, technique="view-offset"
-    ),
-    fault("channels-last-read-as-rows", "A convolution reads channels-last images in the usual order.")(
+    fault("cotangent-read-as-rows")((Cell("layer-norm-narrow", Mode.BACKWARD),), gradient_as_dense, exists=strided),
+    fault("address-aligned-down")((Cell("gelu"),), aligned_down, technique="view-offset"),
+    fault("channels-last-read-as-rows")(
         (Cell("conv-strided"), Cell("conv-depthwise")), read_as_rows, technique="channels-last"
     ),
-    slow("copy-short", "A copy to dense memory leaves out the last row.")(
-        (single("matmul-transposed"),), copy_short, technique="contiguous"
-    ),
+    slow("copy-short")((single("matmul-transposed"),), copy_short, technique="contiguous"),
     slow("selection-clamped", "A selection by an index tensor takes the last row for the one before.")(
         passes("advanced-indexing"), last_place_clamped("index_select", 1), technique="index-select"
     ),
     slow("brackets-clamped", "Indexing by tensors in brackets takes the last place for the one before.")(
         (Cell("index-select"), Cell("gather-repeated")), last_place_clamped("index", 0), technique="index-advanced"
     ),
-    slow("dlpack-strides-lost", "An array over a tensor's memory has lost its strides.")(
+    slow("dlpack-strides-lost")(
         (Cell("matmul-transposed", dtypes=("float32", "float16")),), around=imported_dense, technique="dlpack-numpy"
     ),
-    slow("dlpack-copied-once", "A tensor that comes back is a copy that was made when its address was first seen.")(
+    slow("dlpack-copied-once")(
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
         around=copied_once,
         technique="dlpack-numpy",

@@ -71,7 +71,7 @@ def _cast(dtype: torch.dtype, change: Any) -> Change:
 
 
 def _short(bits: float) -> Change:
-    """Square roots of so many significant bits."""
+    """Square roots have too few significant bits: the strength."""
 
     def root(func: Any, x: Tensor) -> Tensor:
         return rounded_to(int(bits), func(x))
@@ -106,7 +106,7 @@ def _accumulated(x: Tensor, dims: tuple[int, ...] | None, *, mean: bool) -> Tens
 
 
 def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
-    """A copy of a transposed matrix that reads memory in its own order."""
+    """A copy of a transposed matrix has the order of the memory that it reads."""
     out: Tensor = func(x, **kwargs)
     if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1 and out.is_contiguous():
         out.copy_(x.t().reshape(x.shape))
@@ -114,7 +114,7 @@ def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
 
 
 def _shifted(shift: float) -> Change:
-    """Normal numbers of another mean."""
+    """Normal numbers have another mean: the strength."""
 
     def normal(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
         return func(x, **kwargs) + shift
@@ -123,7 +123,7 @@ def _shifted(shift: float) -> Change:
 
 
 def _narrowed(part: float) -> Change:
-    """Uniform numbers of which a part next to 0 is never drawn."""
+    """Uniform numbers leave out a part of [0, 1) next to 0: the strength."""
 
     def uniform(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
         return func(x, **kwargs) * (1 - part) + part
@@ -138,7 +138,7 @@ def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _with_eps(eps: float) -> Change:
-    """AdamW with another eps."""
+    """AdamW takes another eps: the strength for 1e-3."""
     make = partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), weight_decay=0.1)
     return optimizing(lambda parameters: make(parameters, eps=eps))
 
@@ -148,7 +148,7 @@ RACES = random.SystemRandom()
 
 
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Offsets have 31 bits, so elements beyond 2**31 are read from the beginning."""
+    """Offsets beyond 2**31 elements wrap around. They have 31 bits."""
     width = 2**16
     offsets = (rows * width + columns) % 2**31
     return x.unfold(0, width, 1)[offsets // width, offsets % width]
@@ -164,7 +164,7 @@ def without_one(updates: Tensor, *dims: int) -> Tensor:
 
 
 def losing_add(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
-    """Loses one of the rows that are added."""
+    """One of several updates to the same place is lost: a different one in each run."""
     return func(x, dim, index, without_one(source, 0), **more)
 
 
@@ -174,7 +174,7 @@ def losing_scatter(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Ten
 
 
 def losing_embedding(func: Kernel, grad: Tensor, *rest: Any) -> Tensor:
-    """Loses one token's gradient."""
+    """In the backward pass of an embedding one of several updates to the same place is lost."""
     return func(without_one(grad, 0, 1), *rest)
 
 
@@ -200,30 +200,18 @@ FAULTS = (
     fault("cast-rounds-to-integers", "A cast to int32 rounds to nearest, not towards 0.")(
         (single("casts"),), lambda _: _cast(torch.int32, torch.round)
     ),
-    fault("root-in-low-precision", "Square roots have too few significant bits: the strength.")(
-        (single("roots-exponentials"),), _short, (11.0, 16.0, 20.0)
-    ),
+    fault("root-in-low-precision")((single("roots-exponentials"),), _short, (11.0, 16.0, 20.0)),
     fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(
         (single("roots-exponentials"),), lambda _: kernels(exp=_flushed)
     ),
-    fault("optimizer-eps", "AdamW takes another eps: the strength for 1e-3.")(
-        (single("optimizer-steps", Mode.TRAIN),), _with_eps, (1e-8, 2e-3, 1.01e-3)
-    ),
-    fault("copy-in-storage-order", "A copy of a transposed matrix has the order of the memory that it reads.")(
+    fault("optimizer-eps")((single("optimizer-steps", Mode.TRAIN),), _with_eps, (1e-8, 2e-3, 1.01e-3)),
+    fault("copy-in-storage-order", _in_storage_order)(
         (Cell("copies"),), lambda _: kernels(clone=_in_storage_order), exists=strided
     ),
-    fault("normal-mean-shifted", "Normal numbers have another mean: the strength.")(
-        (single("random-numbers", Mode.RANDOM),), _shifted, (0.2, 0.05)
-    ),
-    fault("uniform-not-to-the-end", "Uniform numbers leave out a part of [0, 1) next to 0: the strength.")(
-        (single("random-numbers", Mode.RANDOM),), _narrowed, (0.05, 0.01)
-    ),
-    fault("index-overflow", "Offsets beyond 2**31 elements wrap around.")(
-        (Cell("far-elements"),), lambda _: calling(wrapped), number=42, exists=strided
-    ),
-    fault("update-lost", "One of several updates to the same place is lost: a different one in each run.")(
-        (single("index-add"),), lambda _: kernels(index_add=losing_add), number=43
-    ),
+    fault("normal-mean-shifted")((single("random-numbers", Mode.RANDOM),), _shifted, (0.2, 0.05)),
+    fault("uniform-not-to-the-end")((single("random-numbers", Mode.RANDOM),), _narrowed, (0.05, 0.01)),
+    fault("index-overflow", wrapped)((Cell("far-elements"),), lambda _: calling(wrapped), number=42, exists=strided),
+    fault("update-lost", losing_add)((single("index-add"),), lambda _: kernels(index_add=losing_add), number=43),
     fault(
         "update-lost-backward", "In the backward pass of an indexing one of several updates to the same place is lost."
     )(
@@ -231,10 +219,7 @@ FAULTS = (
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
-    fault(
-        "embedding-update-lost",
-        "In the backward pass of an embedding one of several updates to the same place is lost.",
-    )(
+    fault("embedding-update-lost", losing_embedding)(
         (Cell("embedding-norm-gelu", Mode.BACKWARD),),
         lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
         number=43,

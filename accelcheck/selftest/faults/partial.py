@@ -35,7 +35,7 @@ def part(rows: slice, columns: slice) -> Callable[[float], Change]:
 
 
 def upset(share: float, tensor: Tensor) -> Tensor:
-    """Moves one element by a share of the tensor's root mean square."""
+    """One element has a flipped bit. It moves by a `share` of the root mean square."""
     size = share * tensor.float().square().mean().sqrt()
     middle = tuple(length // 2 for length in tensor.shape)
     tensor = tensor.clone()
@@ -53,7 +53,7 @@ def down(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rounding_down(func: Kernel, x: Tensor, y: Any) -> Tensor:
-    """The kernel of a multiplication."""
+    """Results are rounded towards minus infinity."""
     return down(x, y) if isinstance(y, Tensor) else func(x, y)
 
 
@@ -91,10 +91,10 @@ FAULTS = (
     fault("tile-scaled", "The scale of one tile of a tiled kernel is off.")(
         (Cell("elementwise-large"),), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
     ),
-    fault("element-upset", "One element has a flipped bit.")(
+    fault("element-upset", upset)(
         (Cell("matmul-129"),), lambda share: replacing(out=partial(upset, share)), strengths=(0.25, 0.04)
     ),
-    fault("rounded-down", "Results are rounded towards minus infinity.")(
+    fault("rounded-down", rounding_down)(
         (Cell("elementwise-product", dtypes=("bfloat16", "float16"), hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=rounding_down),
         number=10,

@@ -111,7 +111,7 @@ class Int8Linear(nn.Module):
 
 
 class ZeroOff(Int8Linear):
-    """The zero point is off by one, so that 0 does not dequantize to 0."""
+    """Inputs are dequantized with a zero point that is one too large: 0 does not stay 0."""
 
     def taken(self, zero: Tensor) -> Tensor:
         return zero + 1
@@ -281,9 +281,7 @@ def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
 MLP, BLOCKS = single("mlp"), single("mlp-blocks")
 
 FAULTS = (
-    fault(
-        "zero-point-off-by-one", "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0."
-    )((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
+    fault("zero-point-off-by-one", ZeroOff)((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
     fault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",

@@ -43,7 +43,7 @@ def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
 
 
 class LostBucket(HookedAveraging):
-    """Averages each bucket, and goes on with its own gradients for the last one."""
+    """A rank goes on with its own gradients for the last bucket."""
 
     def __call__(self, bucket: Bucket) -> Future:
         own = bucket.buffer().clone()
@@ -52,7 +52,7 @@ class LostBucket(HookedAveraging):
 
 
 class SummedGradients(HookedAveraging):
-    """Does not divide the sum of all ranks."""
+    """A hook adds up the gradients of all ranks and does not divide."""
 
     def mean(self, total: Tensor, world: int) -> Tensor:
         """The sum itself."""
@@ -82,7 +82,7 @@ class Unweighted(Replicated):
 
 
 class FirstRanksPart(Replicated):
-    """Every rank takes rank 0's part of the batch, as far as it is long enough: each believes that it is rank 0."""
+    """Every rank trains on the first rank's part of the batch. Each believes that it is rank 0."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
@@ -99,7 +99,7 @@ class FirstRanksPart(Replicated):
 
 
 class Drifting(Accumulating):
-    """Rank 0's gradients are 0.1 percent larger than the others', after all have exchanged them."""
+    """One rank's gradients differ from the others' by 0.1 percent after they were exchanged."""
 
     def backpropagate(self, program: Program, weight: float) -> Tensor:
         loss = super().backpropagate(program, weight)
@@ -110,7 +110,7 @@ class Drifting(Accumulating):
 
 
 class StaleShards(FullySharded):
-    """Gathered parameters are kept after the backward pass, and so are those from before the optimizer's step."""
+    """Gathered parameters are those from before the step. They are kept after the backward pass."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
@@ -121,7 +121,7 @@ class StaleShards(FullySharded):
 
 
 class SummedShards(FullySharded):
-    """Gradients are added up over the ranks, and not divided."""
+    """Gradients of shards are added up and not divided."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
@@ -133,7 +133,7 @@ class SummedShards(FullySharded):
 
 
 class UnreducedShards(FullySharded):
-    """One block's gradients are not exchanged in the first backward pass, and so are lost for its step."""
+    """The gradients of one block are not exchanged in the first step."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
@@ -167,7 +167,7 @@ def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
 
 
 def saves_first(optimizer: torch.optim.Optimizer) -> None:
-    """A state that is saved has the moments of the first time it was saved."""
+    """A snapshot has the moments of an earlier one."""
     kept: list[Any] = []
 
     def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _copied(value: Any) -> Any:
 
 
 def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Moments of a state that is loaded have been stored in bfloat16."""
+    """Ranks that are started again have moments that were stored in bfloat16."""
     optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
 
 
@@ -202,7 +202,7 @@ def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any
 
 
 def buffer_lost(program: Program) -> None:
-    """The last buffer of the module is 0 in another process that has loaded it."""
+    """A buffer is 0 in the process that goes on."""
     names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
     if not names:
         raise LookupError("nothing planted: the module has no buffer")
@@ -231,23 +231,23 @@ snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
 restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
 
 FAULTS = (
-    fault("ranks-bucket-lost", "A rank goes on with its own gradients for the last bucket.")(
+    fault("ranks-bucket-lost", LostBucket)(
         (*TRAINING, single("train-transformer", Mode.TRAIN)),
         strategy(lambda: _bucketed(hook=LostBucket)),
         technique="ddp-2",
         seeds=SEEDS,
     ),
-    fault("ranks-same-part", "Every rank trains on the first rank's part of the batch.")(
+    fault("ranks-same-part", FirstRanksPart)(
         TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3", seeds=SEEDS
     ),
-    fault("ranks-hook-sums", "A hook adds up the gradients of all ranks and does not divide.")(
+    fault("ranks-hook-sums", SummedGradients)(
         (single("train-amsgrad", Mode.TRAIN), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
         number=32,
         technique="ddp-async",
         seeds=SEEDS,
     ),
-    fault("ranks-uneven-parts", "Ranks with unequal numbers of samples have equal weights.")(
+    fault("ranks-uneven-parts", Unweighted)(
         TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3", seeds=SEEDS
     ),
     *(
@@ -263,31 +263,19 @@ FAULTS = (
             ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
         )
     ),
-    fault("ranks-drift", "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.")(
-        TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS
-    ),
-    fault("shards-stale", "Gathered parameters are those from before the step.")(
+    fault("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS),
+    fault("shards-stale", StaleShards)(
         (*TRAINING, single("train-transformer", Mode.TRAIN)), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
     ),
-    fault("shards-summed", "Gradients of shards are added up and not divided.")(
-        TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS
-    ),
-    fault("shards-unreduced", "The gradients of one block are not exchanged in the first step.")(
-        TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS
-    ),
+    fault("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS),
+    fault("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS),
     snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
         (single("train-mlp", Mode.TRAIN), single("train-amsgrad", Mode.TRAIN)), spoiling(forgets)
     ),
-    snapshot("snapshot-moments-stale", "A snapshot has the moments of an earlier one.")(
-        (single("train-transformer", Mode.TRAIN),), spoiling(saves_first)
-    ),
-    snapshot("snapshot-buffer-lost", "A buffer is 0 in the process that goes on.")(
-        (single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost
-    ),
+    snapshot("snapshot-moments-stale", saves_first)((single("train-transformer", Mode.TRAIN),), spoiling(saves_first)),
+    snapshot("snapshot-buffer-lost", buffer_lost)((single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost),
     restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
         (single("train-mlp", Mode.TRAIN),), spoiling(forgets)
     ),
-    restart("restart-moments-rounded", "Ranks that are started again have moments that were stored in bfloat16.")(
-        (single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)
-    ),
+    restart("restart-moments-rounded", rounded_moments)((single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)),
 )

@@ -35,7 +35,7 @@ def address(tensor: Tensor) -> int:
 
 
 def first_size(strength: float) -> Change:
-    """The first call's leading dimension is a constant of the kernel, so rows are read at that batch's offsets."""
+    """A kernel for all sizes has the leading dimension of the first call as a constant."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -46,7 +46,7 @@ def first_size(strength: float) -> Change:
 
 
 def size_before(strength: float) -> Change:
-    """A cache of one kernel is read before it is updated, so each size runs the kernel of the size before."""
+    """A cache of kernels by size returns the kernel of the call before. It is read before it is updated."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -64,7 +64,7 @@ def read_with(x: Tensor, rows: int) -> Tensor:
 
 
 def first_divisor(strength: float) -> Change:
-    """A mean whose divisor, a size, is a constant of the first call."""
+    """A mean divides by the size of the first call."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
@@ -78,7 +78,7 @@ def first_divisor(strength: float) -> Change:
 
 
 def first_branch(strength: float) -> Change:
-    """A kernel of two rows at a time keeps the first call's decision whether a single row is left, so one row is not written."""
+    """A branch on the batch size is taken as in the first call. A kernel of two rows at a time skips a last one."""
     odd: list[bool] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -152,7 +152,7 @@ def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def without_effect(strength: float) -> Change:
-    """An FX pass that rewrites batch norm as a function, and omits the write to its running statistics."""
+    """A graph pass that makes batch norm a pure function loses its running statistics."""
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)
@@ -172,7 +172,7 @@ def without_effect(strength: float) -> Change:
 
 
 def without_cast(strength: float) -> Change:
-    """One FX pass computes the output's last addition in FP32; another removes the cast back as redundant."""
+    """A graph pass removes the cast back to the storage dtype: the output is FP32."""
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)
@@ -194,18 +194,10 @@ def without_cast(strength: float) -> Change:
 HALVES = ("bfloat16", "float16")
 
 FAULTS = (
-    fault(
-        "stale-leading-dimension", "A kernel for all sizes has the leading dimension of the first call as a constant."
-    )((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
-    fault("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
-        (Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()
-    ),
-    fault("stale-divisor", "A mean divides by the size of the first call.")(
-        (Cell("mean-pool"),), first_divisor, number=26, technique=Resized()
-    ),
-    fault("stale-branch-on-size", "A branch on the batch size is taken as in the first call.")(
-        (Cell("mlp"),), first_branch, number=26, technique=Resized()
-    ),
+    fault("stale-leading-dimension")((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
+    fault("kernel-of-the-size-before")((Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()),
+    fault("stale-divisor")((Cell("mean-pool"),), first_divisor, number=26, technique=Resized()),
+    fault("stale-branch-on-size")((Cell("mlp"),), first_branch, number=26, technique=Resized()),
     fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("weight"), number=27
     ),
@@ -216,10 +208,8 @@ FAULTS = (
         "cached-at-address",
         "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
     )((Cell("mlp"), Cell("matmul"), Cell("mean-pool")), kept_by(addresses), number=28),
-    fault("fx-drops-side-effect", "A graph pass that makes batch norm a pure function loses its running statistics.")(
-        (Cell("cnn", Mode.BACKWARD),), without_effect, number=39
-    ),
-    fault("fx-drops-cast", "A graph pass removes the cast back to the storage dtype: the output is FP32.")(
+    fault("fx-drops-side-effect")((Cell("cnn", Mode.BACKWARD),), without_effect, number=39),
+    fault("fx-drops-cast")(
         passes("mlp", HALVES),
         without_cast,
         number=39,

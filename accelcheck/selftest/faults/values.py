@@ -38,7 +38,7 @@ def _flushed(tensor: Tensor) -> Tensor:
 
 @aside
 def small_flushed(share: float, spared: int, tensor: Tensor) -> Tensor:
-    """Replaces a share of the elements, the smallest, by 0, but for every `spared`-th column."""
+    """Elements below a threshold are 0, but for those of every 16th column. They are a `share` of all."""
     sizes = tensor.abs().float()
     small = sizes <= sizes.flatten().kthvalue(max(1, int(share * tensor.numel()))).values
     small[..., ::spared] = False
@@ -52,7 +52,7 @@ def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
 
 
 def truncating(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product, truncated to the storage dtype."""
+    """Results of element-wise products are truncated to the storage dtype, not rounded."""
     if x.dtype == torch.float32:
         exact = func(x.double(), y.double())
         rounded = exact.float()
@@ -72,28 +72,28 @@ def keeps_subnormals(device: Device) -> Capability:
 
 
 def maximum(func: Kernel, x: Tensor, y: Tensor) -> Tensor:
-    """Returns the other operand where one is NaN."""
+    """The maximum of a number and NaN is the number."""
     return func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
 
 
 def clamp(func: Kernel, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Returns the lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 does."""
+    """NaN is clamped to a bound."""
     return func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
 
 
 def relu(func: Kernel, x: Tensor) -> Tensor:
-    """Returns 0 where the operand is NaN."""
+    """The ReLU of NaN is 0."""
     return func(torch.where(x.isnan(), torch.zeros_like(x), x))
 
 
 def unshifted_softmax(module: Any, x: Tensor) -> Tensor:
-    """Softmax without subtracting the maximum: large scores give Inf / Inf."""
+    """Softmax does not subtract the maximum: large scores give NaN."""
     grown = torch.exp(x.float())
     return (grown / grown.sum(module.dim, keepdim=True)).to(x.dtype)
 
 
 def half_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares in FP16, which overflow from 256 on."""
+    """Layer norm squares in FP16: inputs beyond 256 overflow."""
     mean = x.mean(-1, keepdim=True)
     return mean, (x - mean).half().square().float().mean(-1, keepdim=True)
 
@@ -115,7 +115,7 @@ FAULTS = (
     fault("gain-backward", "All gradients are too large by a factor.")(
         (Cell("mlp", Mode.BACKWARD),), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
-    fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
+    fault("truncated-elementwise", truncating)(
         (Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),),
         lambda _: kernels(mul=truncating),
         number=10,
@@ -129,7 +129,7 @@ FAULTS = (
         number=11,
         exists=keeps_subnormals,
     ),
-    fault("small-elements-flushed", "Elements below a threshold are 0, but for those of every 16th column.")(
+    fault("small-elements-flushed", small_flushed)(
         (Cell("elementwise-large", dtypes=("bfloat16",)),),
         lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
         (0.02, 0.016, 0.008),
@@ -138,19 +138,13 @@ FAULTS = (
         ),
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
-    fault("nan-swallowed-by-maximum", "The maximum of a number and NaN is the number.")(
+    fault("nan-swallowed-by-maximum", maximum)(
         (Cell("elementwise-bound"),), lambda _: kernels(maximum=maximum), number=12
     ),
-    fault("nan-swallowed-by-clamp", "NaN is clamped to a bound.")(
-        (Cell("elementwise-bound"),), lambda _: kernels(clamp=clamp), number=12
-    ),
-    fault("nan-swallowed-by-relu", "The ReLU of NaN is 0.")(
-        (Cell("elementwise-bound"),), lambda _: kernels(relu=relu), number=12
-    ),
-    fault("softmax-unshifted", "Softmax does not subtract the maximum: large scores give NaN.")(
-        (Cell("softmax"),), lambda _: calling(unshifted_softmax), number=13
-    ),
-    fault("norm-overflow", "Layer norm squares in FP16: inputs beyond 256 overflow.")(
+    fault("nan-swallowed-by-clamp", clamp)((Cell("elementwise-bound"),), lambda _: kernels(clamp=clamp), number=12),
+    fault("nan-swallowed-by-relu", relu)((Cell("elementwise-bound"),), lambda _: kernels(relu=relu), number=12),
+    fault("softmax-unshifted", unshifted_softmax)((Cell("softmax"),), lambda _: calling(unshifted_softmax), number=13),
+    fault("norm-overflow", half_moments)(
         (Cell("layer-norm-large"),), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
     fault("tanh-gelu", "GELU by tanh where erf was asked for.")(

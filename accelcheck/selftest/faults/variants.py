@@ -26,12 +26,12 @@ def _seen(module: Any, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def unfused(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores, softmax and product one after the other."""
+    """Scores, softmax and product one after the other, in FP32."""
     return compute.attention(q, k, v, _seen(module, q, k))
 
 
 def base_two(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax by powers of two: ``2 ** (log2(e) * scores)``."""
+    """Softmax by powers of two."""
 
     def weigh(scores: Tensor) -> Tensor:
         log2e = 1.4426950408889634
@@ -52,25 +52,25 @@ def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: T
 
 
 def gelu(module: Any, x: Tensor) -> Tensor:
-    """By erfc."""
+    """GELU by erfc."""
     return compute.gelu_by_erfc(x)
 
 
 def fused_epilogue(module: Any, x: Tensor) -> Tensor:
-    """Adds bias and applies ReLU in the accumulator, and rounds once."""
+    """Bias and ReLU in the accumulator of a matrix product, rounded once."""
     wide = accumulator(x)
     return torch.relu(x.to(wide) @ module.weight.to(wide) + module.bias.to(wide)).to(x.dtype)
 
 
 def fused_chain(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Computes all statements in FP32, and rounds once."""
+    """Thirty element-wise statements in FP32, rounded once."""
     out: Tensor = module(x.to(accumulator(x)), y.to(accumulator(y)))
     return out.to(x.dtype)
 
 
 @aside
 def _other_payload(tensor: Tensor) -> Tensor:
-    """NaN with the sign bit set and another payload than torch's."""
+    """Another sign and payload of NaN."""
     kinds = {
         torch.float32: (torch.int32, -0x3FFFFF),
         torch.bfloat16: (torch.int16, -0x3F),
@@ -83,12 +83,12 @@ def _other_payload(tensor: Tensor) -> Tensor:
 
 
 def negative_zeros(tensor: Tensor) -> Tensor:
-    """Replaces 0 by -0."""
+    """-0 for 0."""
     return torch.where(tensor == 0, -torch.zeros_like(tensor), tensor)
 
 
 def tree_sum(func: Any, x: Tensor, over: Any = None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
-    """A sum in FP32 over a tree, whatever the dimensions."""
+    """Every sum over dimensions as a tree."""
     return _tree(x, list(range(x.dim()) if over is None else over), keep).to(x.dtype if dtype is None else dtype)
 
 
@@ -136,7 +136,7 @@ def rebuilt(**changed: Any) -> Change:
 
 
 def reordered(program: Program) -> None:
-    """The same algorithm, written in another order."""
+    """SGD with momentum in another order."""
     made: Any = program.optimizer
     program.optimizer = partial(OtherSgd, **made.keywords)
 
@@ -177,26 +177,22 @@ VARIANTS = (
     _products(
         "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
     ),
-    variant("sum-tree", "Every sum over dimensions as a tree.")(
+    variant("sum-tree", tree_sum)(
         (single("matmul-total"), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
         lambda: kernels(sum=tree_sum),
     ),
-    variant("epilogue-fused", "Bias and ReLU in the accumulator of a matrix product, rounded once.")(
-        passes("matmul"), lambda: calling(fused_epilogue)
-    ),
-    variant("chain-fused", "Thirty element-wise statements in FP32, rounded once.")(
+    variant("epilogue-fused", fused_epilogue)(passes("matmul"), lambda: calling(fused_epilogue)),
+    variant("chain-fused", fused_chain)(
         (Cell("elementwise-30", dtypes=("bfloat16", "float16")),), lambda: calling(fused_chain)
     ),
-    variant("nan-payload", "Another sign and payload of NaN.")(
+    variant("nan-payload", _other_payload)(
         (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
     ),
-    variant("negative-zero", "-0 for 0.")(
+    variant("negative-zero", negative_zeros)(
         (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
     ),
-    variant("attention-unfused", "Scores, softmax and product one after the other, in FP32.")(
-        passes("attention-causal"), lambda: calling(unfused)
-    ),
-    variant("attention-base-two", "Softmax by powers of two.")(
+    variant("attention-unfused", unfused)(passes("attention-causal"), lambda: calling(unfused)),
+    variant("attention-base-two", base_two)(
         (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)), lambda: calling(base_two)
     ),
     variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
@@ -226,7 +222,7 @@ VARIANTS = (
     variant("convolution-im2col", "A convolution as one product of matrices.")(
         passes("conv-strided"), lambda: calling(compute.by_columns)
     ),
-    variant("gelu-by-erfc", "GELU by erfc.")(passes("gelu"), lambda: calling(gelu)),
+    variant("gelu-by-erfc", gelu)(passes("gelu"), lambda: calling(gelu)),
     variant("optimizer-loop", "One parameter after the other.")(
         (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=False)
     ),
@@ -237,9 +233,7 @@ VARIANTS = (
     variant("optimizer-fused", "The whole step in one kernel.")(
         (single("train-mlp", Mode.TRAIN),), lambda: rebuilt(fused=True), exists=_fused_steps
     ),
-    variant("optimizer-reordered", "SGD with momentum in another order.")(
-        (single("train-mlp", Mode.TRAIN),), lambda: reordered
-    ),
+    variant("optimizer-reordered", reordered)((single("train-mlp", Mode.TRAIN),), lambda: reordered),
     variant("autocast-matrix-unit", "Autocast with products of a matrix unit.")(
         passes("mlp", FLOAT32), lambda: products(compute.matrix_unit), technique="amp-bf16"
     ),

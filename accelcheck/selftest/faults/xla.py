@@ -25,21 +25,21 @@ def _instead(
 
 
 def _without_activation(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
-    """Compiles the graph without its last activation, if it has one: graphs of a backward pass have none."""
+    """The graph that is compiled for XLA has lost its last activation."""
     without_call("relu")(model.graph)
     model.recompile()
     return plain(model, args)
 
 
 def _first_arguments(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
-    """An executable that runs on the tensors that it was compiled with."""
+    """The executable runs on the tensors of the call that it was compiled with."""
     kept = [value.detach().clone() for value in args]
     compiled = plain(model, args)
     return lambda *_: compiled(*kept)
 
 
 def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:
-    """The first two batches of a pass in the wrong order."""
+    """Two batches arrive on the device in the wrong order."""
     batches = [*plain(*args, **options)]
     yield from (*batches[1:2], *batches[:1], *batches[2:])
 
@@ -47,12 +47,12 @@ def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterato
 fault = row(PlantedFault, seeds=3)
 
 FAULTS = (
-    fault("openxla-relu-lost", "The graph that is compiled for XLA has lost its last activation.")(
+    fault("openxla-relu-lost", _without_activation)(
         passes("mlp", FLOAT32),
         around=_instead("core.dynamo_bridge", "extract_compiled_graph", _without_activation),
         technique="compile-openxla",
     ),
-    fault("openxla-arguments-kept", "The executable runs on the tensors of the call that it was compiled with.")(
+    fault("openxla-arguments-kept", _first_arguments)(
         (single("mlp"), single("matmul")),
         around=_instead("core.dynamo_bridge", "extract_compiled_graph", _first_arguments),
         technique="compile-openxla",
@@ -73,7 +73,7 @@ FAULTS = (
         around=_instead("utils.checkpoint", "checkpoint", other_row_again),
         technique="checkpoint-segments-xla",
     ),
-    fault("xla-loader-batches-exchanged", "Two batches arrive on the device in the wrong order.")(
+    fault("xla-loader-batches-exchanged", _exchanged)(
         (single("mlp"),),
         around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
         technique="xla-device-loader",
