@@ -88,10 +88,10 @@ FAULTS = (
         )
     ),
     fault("strassen-tf32", "Strassen's products have operands of 11 significant bits.")(
-        (single("matmul"),), lambda _: kernels(mm=_short_products), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_short_products), absent=_ABSENT, exists=strided
     ),
     fault("strassen-wrong-sign", "A block of Strassen's result has a product of sums too many.")(
-        (single("matmul"),), lambda _: kernels(mm=_minus_for_plus), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_minus_for_plus), absent=_ABSENT, exists=strided
     ),
 )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes
 from accelcheck.selftest.faults.plant import Kernel, kernels, wrapping
 from accelcheck.techniques.interop.streams import GIVE
 
@@ -153,12 +153,10 @@ FAULTS = (
     fault("race-at-border", "A buffer shared by two libraries is read while the other still writes it.")(
         (Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40
     ),
-    fault("stream-race")((Cell("mlp"),), streamed, strengths=(1e7,), number=40, exists=on_streams),
+    fault("stream-race")(Cell("mlp"), streamed, strengths=(1e7,), number=40, exists=on_streams),
     fault("dlpack-unordered")(
         passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams
     ),
-    fault("result-unsynced")(
-        (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41
-    ),
+    fault("result-unsynced")((Cell("mlp"), backward("mlp"), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41),
     fault("operator-on-the-cpu")((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
 )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault
 from accelcheck.selftest.faults.compute import attention, causal
 from accelcheck.selftest.faults.plant import backwards, calling
 
@@ -81,36 +80,36 @@ _ROUNDED_SCORES = {
 
 FAULTS = (
     fault("causal-leak", "Queries of the last whole tile see the key after it.")(
-        (Cell("attention-65"),), _forward(leaking), (16.0, 1.0), number=1
+        Cell("attention-65"), _forward(leaking), (16.0, 1.0), number=1
     ),
     fault("causal-leak-backward", "The backward pass has queries of the last whole tile see the key after it.")(
-        (Cell("attention-65", Mode.BACKWARD),), _backward(leaking), (16.0, 1.0), number=1
+        backward("attention-65"), _backward(leaking), (16.0, 1.0), number=1
     ),
     fault("mask-off-by-one", "Each query sees one key more, or one less, than it should.")(
-        (Cell("attention-causal"),), _forward(shifted), (1.0, -1.0), number=2
+        Cell("attention-causal"), _forward(shifted), (1.0, -1.0), number=2
     ),
     fault(
         "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
-    )((Cell("attention-causal", Mode.BACKWARD),), _backward(shifted), (1.0, -1.0), number=2),
-    fault("length-off-by-one", padded)((Cell("attention-ragged"),), _forward(padded), (1.0, -1.0), number=2),
+    )(backward("attention-causal"), _backward(shifted), (1.0, -1.0), number=2),
+    fault("length-off-by-one", padded)(Cell("attention-ragged"), _forward(padded), (1.0, -1.0), number=2),
     fault("causal-from-bottom-right", "Causal masks end at the last key, where torch has them begin at the first.")(
-        (Cell("attention-cross-causal"),), lambda _: calling(bottom_right), number=3
+        Cell("attention-cross-causal"), lambda _: calling(bottom_right), number=3
     ),
     fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
-        (Cell("attention-cross-causal", Mode.BACKWARD),), lambda _: backwards(bottom_right), number=3
+        backward("attention-cross-causal"), lambda _: backwards(bottom_right), number=3
     ),
-    fault("causal-from-top-left", top_left)((Cell("attention-cross-right"),), lambda _: calling(top_left), number=3),
-    fault("masked-row-nan", plain_softmax)((Cell("attention-empty-row"),), lambda _: calling(plain_softmax), number=4),
+    fault("causal-from-top-left", top_left)(Cell("attention-cross-right"), lambda _: calling(top_left), number=3),
+    fault("masked-row-nan", plain_softmax)(Cell("attention-empty-row"), lambda _: calling(plain_softmax), number=4),
     fault("masked-row-mean", "A query that sees no key gets the mean of all values.")(
-        (Cell("attention-empty-row"),), lambda _: calling(finite_mask), number=4
+        Cell("attention-empty-row"), lambda _: calling(finite_mask), number=4
     ),
     fault("masked-row-backward", "A query that sees no key has the gradients of one that sees all.")(
-        (Cell("attention-empty-row", Mode.BACKWARD),), lambda _: backwards(finite_mask), number=4
+        backward("attention-empty-row"), lambda _: backwards(finite_mask), number=4
     ),
     fault("softmax-scale", "Scores are scaled by a factor that is off.")(
-        (Cell("attention-causal"),), _forward(rescaled), _SCALES, number=5
+        Cell("attention-causal"), _forward(rescaled), _SCALES, number=5
     ),
     fault("softmax-scale-backward", "The backward pass scales scores by a factor that is off.")(
-        (Cell("attention-causal", Mode.BACKWARD),), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
+        backward("attention-causal"), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
     ),
 )

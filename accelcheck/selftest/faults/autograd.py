@@ -10,7 +10,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
-from accelcheck.selftest.faults.base import Cell, Change, fault, single
+from accelcheck.selftest.faults.base import Change, backward, fault, single
 from accelcheck.selftest.faults.plant import backwards, calling, editing
 
 if TYPE_CHECKING:
@@ -140,19 +140,13 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
 
 
 FAULTS = (
-    fault("gradients-swapped", exchanged)(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(exchanged), number=38
-    ),
+    fault("gradients-swapped", exchanged)(backward("custom-function"), lambda _: calling(exchanged), number=38),
     fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
-        (Cell("attention", Mode.BACKWARD),), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
+        backward("attention"), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
     ),
-    fault("chain-rule-factor-lost", unscaled)(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: backwards(unscaled), number=38
-    ),
-    fault("double-backward-wrong", detached)(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(detached), number=38
-    ),
-    fault("gradient-doubled", doubling)((Cell("mlp", Mode.BACKWARD),), lambda _: doubling, number=38),
+    fault("chain-rule-factor-lost", unscaled)(backward("custom-function"), lambda _: backwards(unscaled), number=38),
+    fault("double-backward-wrong", detached)(backward("custom-function"), lambda _: calling(detached), number=38),
+    fault("gradient-doubled", doubling)(backward("mlp"), lambda _: doubling, number=38),
     fault("vmap-last-sample-repeated")(
         (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
@@ -166,7 +160,7 @@ FAULTS = (
         seeds=10,
     ),
     fault("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
-        (single("max-pool", Mode.BACKWARD),), around=row_transposed("jacrev"), technique="func-jacrev", seeds=10
+        single("max-pool", Mode.BACKWARD), around=row_transposed("jacrev"), technique="func-jacrev", seeds=10
     ),
     fault("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
         (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),

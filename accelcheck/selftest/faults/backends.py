@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
@@ -90,27 +89,22 @@ def larger(found: re.Match[str]) -> str:
 
 FAULTS = (
     fault("flash-last-key-unseen")(passes("attention-cross"), last_key_unseen, technique="sdpa-flash", seeds=10),
-    fault("flash-stale-row-sums")(
-        (Cell("attention-causal", Mode.BACKWARD),), stale_logsumexp, technique="sdpa-flash", seeds=10
-    ),
-    fault("math-next-key-seen")((Cell("attention-causal"),), next_key_seen, technique="sdpa-math", seeds=10),
+    fault("flash-stale-row-sums")(backward("attention-causal"), stale_logsumexp, technique="sdpa-flash", seeds=10),
+    fault("math-next-key-seen")(Cell("attention-causal"), next_key_seen, technique="sdpa-math", seeds=10),
     fault("math-row-sums-lost")(
-        (Cell("attention-cross", Mode.BACKWARD), Cell("attention-mask", Mode.BACKWARD)),
-        row_sums_lost,
-        technique="sdpa-math",
-        seeds=10,
+        (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math", seeds=10
     ),
     fault("jagged-neighbours-token")(
         passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested", seeds=10
     ),
     fault("flex-mask-moved", "FlexAttention's block mask is one key late.")(
-        (Cell("attention-mask"),), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
+        Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
     ),
     fault("flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late.")(
-        (single("attention-varlen"),), around=mask_moved, technique="flex-attention", absent=ONCE, seeds=1
+        single("attention-varlen"), around=mask_moved, technique="flex-attention", absent=ONCE, seeds=1
     ),
     fault("flex-kernel-scale", larger)(
-        (single("attention-varlen"),),
+        single("attention-varlen"),
         around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
         exists=in_cpp,
         technique="flex-attention",

@@ -62,6 +62,16 @@ def passes(workload: str, dtypes: tuple[str, ...] = EVERY) -> tuple[Cell, Cell]:
     return Cell(workload, dtypes=dtypes), Cell(workload, Mode.BACKWARD, dtypes)
 
 
+def backward(workload: str, dtypes: tuple[str, ...] = EVERY) -> Cell:
+    """A cell of a workload's backward pass."""
+    return Cell(workload, Mode.BACKWARD, dtypes)
+
+
+def trained(workload: str) -> Cell:
+    """A cell of a training in FP32 alone."""
+    return single(workload, Mode.TRAIN)
+
+
 def everywhere(device: Device) -> Capability:
     """For plants that apply to every device."""
     return SUPPORTED
@@ -137,7 +147,9 @@ class Variant:
     exists: Callable[[Device], Capability] = everywhere
 
 
-def row(make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any) -> Callable[..., Callable[Rest, Plant]]:
+def row(
+    make: Callable[Concatenate[str, str, tuple[Cell, ...], Rest], Plant], **shared: Any
+) -> Callable[..., Callable[Concatenate[Cell | tuple[Cell, ...], Rest], Plant]]:
     """Begin the rows of a table: ``row(PlantedFault)("name", "Summary.")(cells, plant)``.
 
     The summary may be a function or class whose docstring begins with it; without one, the docstring of the plant does.
@@ -147,11 +159,14 @@ def row(make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any) -> Ca
         shared: Arguments of all rows, unless a row has its own.
     """
 
-    def begin(name: str, summary: str | Callable[..., Any] = "") -> Callable[Rest, Plant]:
-        def end(*args: Rest.args, **own: Rest.kwargs) -> Plant:
-            source: Any = summary or own.get("around") or args[1]
+    def begin(
+        name: str, summary: str | Callable[..., Any] = ""
+    ) -> Callable[Concatenate[Cell | tuple[Cell, ...], Rest], Plant]:
+        def end(cells: Cell | tuple[Cell, ...], /, *args: Rest.args, **own: Rest.kwargs) -> Plant:
+            source: Any = summary or own.get("around") or args[0]
             sentence = source if isinstance(source, str) else _first_sentence(source)
-            return partial(make, name, sentence, **shared)(*args, **own)
+            where = (cells,) if isinstance(cells, Cell) else cells
+            return partial(make, name, sentence, where, **shared)(*args, **own)
 
         return end
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
@@ -146,24 +145,24 @@ MLP, MATMUL = Cell("mlp"), Cell("matmul")
 
 FAULTS = (
     fault("reference-returned", eager_again)(
-        (single("elementwise-5"),), always(eager_again), technique="compile-aot-eager"
+        single("elementwise-5"), always(eager_again), technique="compile-aot-eager"
     ),
     fault("autocast-never-entered", no_context)(passes("mlp", FLOAT32), always(no_context), technique="amp-bf16"),
-    fault("never-quantized", in_floating_point)((single("mlp"),), always(in_floating_point), technique="int8-dynamic"),
+    fault("never-quantized", in_floating_point)(single("mlp"), always(in_floating_point), technique="int8-dynamic"),
     fault("cached-by-shape", "The first result for a shape is returned again.")((MLP, MATMUL), kept_by(shapes)),
     fault("zeros", "Zeros.")((MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
-    fault("zeros-with-gradients", zeroed)((Cell("mlp", Mode.BACKWARD),), always(zeroed)),
+    fault("zeros-with-gradients", zeroed)(backward("mlp"), always(zeroed)),
     fault("constant", mean_everywhere)((MLP, MATMUL), always(replacing(out=mean_everywhere))),
     fault("input-returned", input_returned)((Cell("gelu"), MATMUL), always(calling(input_returned))),
     fault("nan-for-a-number", one_nan)((MLP, MATMUL), always(replacing(out=one_nan))),
     fault("nan-everywhere", nan_everywhere)((MLP, MATMUL), always(wrapping(nan_everywhere))),
     fault("nan-spreads", nan_in_row)((MLP, MATMUL), always(wrapping(nan_in_row))),
-    fault("output-on-another-device", elsewhere)((MLP,), always(editing(elsewhere))),
+    fault("output-on-another-device", elsewhere)(MLP, always(editing(elsewhere))),
     fault("other-dtype", other_dtype)((MLP, MATMUL), always(replacing(out=other_dtype))),
     fault("other-strides", column_major)((MLP, MATMUL), always(replacing(out=column_major)), exists=strided),
     fault("input-mutated")((MLP, Cell("elementwise-5")), overwriting, strengths=(1.0, 0.01)),
-    fault("parameter-mutated")((MLP, Cell("mlp", Mode.BACKWARD)), drifting, strengths=(0.5, 0.01)),
-    fault("gradient-absent", "A parameter gets no gradient.")((Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")),
-    fault("gradient-cut-off", detached)((Cell("mlp", Mode.BACKWARD),), always(detached)),
-    fault("output-missing", "The result has no output.")((MLP,), without("out")),
+    fault("parameter-mutated")((MLP, backward("mlp")), drifting, strengths=(0.5, 0.01)),
+    fault("gradient-absent", "A parameter gets no gradient.")(backward("mlp"), without("grad:fc2.bias")),
+    fault("gradient-cut-off", detached)(backward("mlp"), always(detached)),
+    fault("output-missing", "The result has no output.")(MLP, without("out")),
 )

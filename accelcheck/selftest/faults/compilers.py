@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import FLOAT32, Cell, PlantedFault, fault, passes, row, single
+from accelcheck.selftest.faults.base import FLOAT32, Cell, PlantedFault, fault, passes, row, single, trained
 from accelcheck.selftest.faults.sowing import (
     calls_of,
     exported,
@@ -187,10 +187,10 @@ FAULTS = (
         seeds=COMPILED,
     ),
     fault("inductor-sine-by-series")(
-        (single("elementwise-5"),), around=sine_by_series, technique="compile-static", absent=ONCE, seeds=COMPILED
+        single("elementwise-5"), around=sine_by_series, technique="compile-static", absent=ONCE, seeds=COMPILED
     ),
     fault("inductor-bias-gradient-short", bias_gradient_short)(
-        (single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
+        (single("mlp", Mode.BACKWARD), trained("train-mlp")),
         around=lambda _: graph_pass(bias_gradient_short),
         technique="compile-static",
         absent=ONCE,
@@ -198,26 +198,22 @@ FAULTS = (
     ),
     fault(
         "inductor-dynamic-size-constant", "A kernel for all sizes ends its loop where that of the second size ended."
-    )((single("mean-pool"),), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
+    )(single("mean-pool"), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
     fault("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
-        (single("stream-lengths"),),
-        around=dynamic_loop_short,
-        exists=in_cpp,
-        technique="dynamo-stream-dynamic",
-        seeds=1,
+        single("stream-lengths"), around=dynamic_loop_short, exists=in_cpp, technique="dynamo-stream-dynamic", seeds=1
     ),
-    fault("guards-skipped")((single("stream-lengths"),), around=unguarded, technique="dynamo-stale", seeds=3),
+    fault("guards-skipped")(single("stream-lengths"), around=unguarded, technique="dynamo-stale", seeds=3),
     fault("aot-inductor-constants-copied")(
-        (single("mlp"),), around=copied_constants, technique="aot-inductor-constants", seeds=1
+        single("mlp"), around=copied_constants, technique="aot-inductor-constants", seeds=1
     ),
     fault("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
-        (single("mlp"),), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants", seeds=1
+        single("mlp"), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants", seeds=1
     ),
     slow("export-slice-moved", bounds_moved)(
         passes("slicing", FLOAT32), around=lambda _: exported(bounds_moved), technique="export"
     ),
     slow("export-bias-dropped", "The exported graph has lost the last layer's bias.")(
-        (single("mlp"), single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
+        (single("mlp"), single("mlp", Mode.BACKWARD), trained("train-mlp")),
         around=lambda _: exported(with_argument("linear", 2, None)),
         technique="export",
     ),
@@ -230,7 +226,7 @@ FAULTS = (
         "export-causal-lost",
         "A program that was saved and loaded has lost the attribute that makes its attention causal.",
     )(
-        (single("attention-causal"),),
+        single("attention-causal"),
         around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="export-dynamic",
     ),
@@ -238,9 +234,9 @@ FAULTS = (
         passes("layer-norm-narrow", FLOAT32), around=scripted("trace", epsilon_times_ten), technique="jit-trace"
     ),
     slow("script-relu-lost", relu_lost)(
-        (single("mlp"), single("train-mlp", Mode.TRAIN)), around=scripted("script", relu_lost), technique="jit-script"
+        (single("mlp"), trained("train-mlp")), around=scripted("script", relu_lost), technique="jit-script"
     ),
     slow("freeze-rounds-constant", constant_rounded)(
-        (single("mlp"),), around=scripted("freeze", constant_rounded), technique="jit-freeze"
+        single("mlp"), around=scripted("freeze", constant_rounded), technique="jit-freeze"
     ),
 )

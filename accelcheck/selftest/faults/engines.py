@@ -129,31 +129,31 @@ fault = row(PlantedFault, seeds=2)  # each draw of parameters is converted anew:
 
 FAULTS = (
     fault("tensorrt-bias-dropped", "The graph that becomes an engine has lost the last layer's bias.")(
-        (single("mlp"),), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
+        single("mlp"), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
     ),
     fault("tensorrt-causal-lost", "The attention that becomes an engine is not causal.")(
-        (single("attention-causal"),),
+        single("attention-causal"),
         around=lambda _: exported(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="tensorrt-fp16",
     ),
     fault("onnx-weight-rounded", "An initializer of the exported graph is rounded to float16.")(
-        (single("mlp"),),
+        single("mlp"),
         around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
         technique="onnxruntime",
     ),
     fault("onnx-mask-moved", mask_moved)(
-        (single("attention-causal"),), around=onnx_graph(mask_moved), technique="onnxruntime"
+        single("attention-causal"), around=onnx_graph(mask_moved), technique="onnxruntime"
     ),
     fault("onnx-gelu-by-tanh", gelu_by_tanh)(
-        (single("transformer-block"),), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
+        single("transformer-block"), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
     ),
     fault("openvino-weight-rounded", weight_rounded)(
-        (single("transformer-block"),), around=converted(weight_rounded), technique="openvino"
+        single("transformer-block"), around=converted(weight_rounded), technique="openvino"
     ),
     fault("openvino-causal-lost", causal_lost)(
-        (single("attention-causal"),), around=converted(causal_lost), technique="openvino"
+        single("attention-causal"), around=converted(causal_lost), technique="openvino"
     ),
     fault("openvino-activation-lost", activation_lost)(
-        (single("mlp"),), around=compiled(activation_lost), technique="openvino-compile"
+        single("mlp"), around=compiled(activation_lost), technique="openvino-compile"
     ),
 )

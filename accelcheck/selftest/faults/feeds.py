@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, fault, single
+from accelcheck.selftest.faults.base import EVERY, Cell, fault, single, trained
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -66,14 +66,14 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
 
 FAULTS = (
     fault("loader-row-repeated", row_repeated)(
-        (single("train-mlp", Mode.TRAIN),), around=reading(row_repeated), technique="prefetch-loader", seeds=2
+        trained("train-mlp"), around=reading(row_repeated), technique="prefetch-loader", seeds=2
     ),
     fault("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
-        (single("mlp-blocks"),), around=reading(buffer_stale), technique="prefetch-loader", seeds=2
+        single("mlp-blocks"), around=reading(buffer_stale), technique="prefetch-loader", seeds=2
     ),
     fault(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
-    )((single("trajectory-mlp", Mode.TRAJECTORY),), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
-    fault("pinned-buffer-reused")((Cell("mlp", dtypes=EVERY),), around=one_buffer, technique="pinned-memory"),
+    )(single("trajectory-mlp", Mode.TRAJECTORY), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
+    fault("pinned-buffer-reused")(Cell("mlp", dtypes=EVERY), around=one_buffer, technique="pinned-memory"),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single, trained
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.techniques.quantization.int8 import as_module
 
@@ -184,10 +184,10 @@ FAULTS = (
     ),
     fault("int4-group-stale")(MLP, group_stale, technique="int4-weight-only-kernel"),
     fault("float8-first-scale-for-all")(
-        (Cell("mlp", dtypes=("float32", "bfloat16")),), first_scale_for_all, technique="float8-scaled-mm-rowwise"
+        Cell("mlp", dtypes=("float32", "bfloat16")), first_scale_for_all, technique="float8-scaled-mm-rowwise"
     ),
     fault("float8-depth-dropped")(
-        (Cell("mlp", dtypes=("float32", "bfloat16")),), float8_depth_dropped, technique="float8-scaled-mm"
+        Cell("mlp", dtypes=("float32", "bfloat16")), float8_depth_dropped, technique="float8-scaled-mm"
     ),
     fault("pt2e-scale-wrong", "A calibrated scale of the converted graph is one percent too large.")(
         MLP, quantizing_node(1, lambda scale: 1.01 * scale), technique="int8-pt2e-static"
@@ -195,11 +195,11 @@ FAULTS = (
     fault(
         "pt2e-zero-point-clipped",
         "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
-    )((single("multi-head-attention"),), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
+    )(single("multi-head-attention"), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
     fault("qat-truncates")(
-        (single("train-mlp", Mode.TRAIN), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
+        (trained("train-mlp"), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
     ),
     fault("qat-weight-left", unquantized_weight)(
-        (single("train-mlp", Mode.TRAIN),), lambda _: unquantized_weight, technique="int8-qat"
+        trained("train-mlp"), lambda _: unquantized_weight, technique="int8-qat"
     ),
 )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
 from accelcheck.selftest.faults.plant import Kernel, backwards, calling, convolution
 
@@ -82,55 +82,45 @@ def _follow(layer: nn.Module, inputs: Any) -> None:
 
 FAULTS = (
     fault("norm-over-n-minus-1", "Layer norm divides by N - 1.")(
-        (Cell("layer-norm-narrow"),), lambda _: calling(partial(layer_norm, moments=unbiased)), number=14
+        Cell("layer-norm-narrow"), lambda _: calling(partial(layer_norm, moments=unbiased)), number=14
     ),
     fault("norm-over-n-minus-1-backward", "The gradient of layer norm is that of a layer norm that divides by N - 1.")(
-        (Cell("layer-norm-narrow", Mode.BACKWARD),),
-        lambda _: backwards(partial(layer_norm, moments=unbiased)),
-        number=14,
+        backward("layer-norm-narrow"), lambda _: backwards(partial(layer_norm, moments=unbiased)), number=14
     ),
     fault("norm-eps", "Layer norm takes another eps: the strength for 1e-5.")(
-        (Cell("layer-norm-narrow"),), lambda eps: calling(partial(layer_norm, eps=eps)), (1e-3, 1e-6), number=14
+        Cell("layer-norm-narrow"), lambda eps: calling(partial(layer_norm, eps=eps)), (1e-3, 1e-6), number=14
     ),
     fault("norm-eps-backward", "The gradient of layer norm is that of one with another eps: the strength for 1e-5.")(
-        (Cell("layer-norm-narrow", Mode.BACKWARD),),
-        lambda eps: backwards(partial(layer_norm, eps=eps)),
-        (1e-6,),
-        number=14,
+        backward("layer-norm-narrow"), lambda eps: backwards(partial(layer_norm, eps=eps)), (1e-6,), number=14
     ),
     fault("conv-bias-dropped", without_bias)(
-        (Cell("conv-strided"),), lambda _: convolution(forward=without_bias), number=16
+        Cell("conv-strided"), lambda _: convolution(forward=without_bias), number=16
     ),
     fault("conv-bias-dropped-backward", without_bias_gradient)(
-        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=without_bias_gradient), number=16
+        backward("conv-strided"), lambda _: convolution(backward=without_bias_gradient), number=16
     ),
     fault("padding-counted", "Average pooling counts its padding.")(
-        (single("average-pool"),), lambda _: calling(counting_padding), number=17
+        single("average-pool"), lambda _: calling(counting_padding), number=17
     ),
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
-        (single("average-pool", Mode.BACKWARD),), lambda _: backwards(counting_padding), number=17
+        single("average-pool", Mode.BACKWARD), lambda _: backwards(counting_padding), number=17
     ),
     fault("padding-of-zeros", padded_with_zeros)(
-        (Cell("conv-replicated"),), lambda _: calling(padded_with_zeros), number=17
+        Cell("conv-replicated"), lambda _: calling(padded_with_zeros), number=17
     ),
     fault("padding-on-one-side", padded_on_one_side)(
-        (Cell("conv-replicated"),), lambda _: calling(padded_on_one_side), number=17
+        Cell("conv-replicated"), lambda _: calling(padded_on_one_side), number=17
     ),
     fault("channels-last-gradient", "A convolution reads the gradient of a channels-last output as channels first.")(
-        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=misread_gradient), number=18
+        backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18
     ),
     fault(
         "channels-last-gradient-under-channels-last", "The same, under the technique that gives the output this layout."
-    )(
-        (Cell("conv-strided", Mode.BACKWARD),),
-        lambda _: convolution(backward=misread_gradient),
-        number=18,
-        technique="channels-last",
-    ),
+    )(backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18, technique="channels-last"),
     fault(
         "norm-of-the-batch-in-evaluation",
         "Batch norm takes the statistics of the batch where gradients are asked in evaluation mode.",
-    )((Cell("saliency", Mode.BACKWARD),), norms_follow_gradients),
+    )(backward("saliency"), norms_follow_gradients),
     fault(
         "norm-of-the-past-without-gradients",
         "Batch norm takes its running statistics in training mode where no gradients are recorded.",

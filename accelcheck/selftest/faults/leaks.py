@@ -164,7 +164,7 @@ fault = row(PlantedFault, absent=_NO_DTYPE)
 FAULTS = (
     *(
         fault(f"leaves-{name.replace(' ', '-')}-changed", f"Leaves changed, after the case: {name}.")(
-            (single("mlp", Mode.BACKWARD),), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
+            single("mlp", Mode.BACKWARD), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
         )
         for name, leak in LEAKS.items()
     ),
@@ -180,6 +180,6 @@ FAULTS = (
         _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
     ),
     fault("no-gradients-while-it-runs", "Computes without gradients, and enables them again after each run.")(
-        (single("mlp", Mode.BACKWARD),), _while_it_runs(torch.no_grad)
+        single("mlp", Mode.BACKWARD), _while_it_runs(torch.no_grad)
     ),
 )

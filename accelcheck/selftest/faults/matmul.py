@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, single
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -162,23 +162,23 @@ _OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is
 
 FAULTS = (
     fault("stale-last-row", "The row after the last whole tile holds another row's result.")(
-        (Cell("matmul-129"),), _everywhere(stale_tail), number=6
+        Cell("matmul-129"), _everywhere(stale_tail), number=6
     ),
     fault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
-    )((Cell("matmul", Mode.BACKWARD),), _backward(stale_tail), number=6),
+    )(backward("matmul"), _backward(stale_tail), number=6),
     fault("last-k-dropped", "The last product of each sum is omitted.")(
         (Cell("matmul"), _but_in_bfloat16("matmul-long", _ONE_OF_MANY)), _everywhere(without_last_term), number=7
     ),
     fault("last-k-dropped-backward", "In the backward pass the last product of each sum is omitted.")(
-        (Cell("mlp", Mode.BACKWARD),), _backward(without_last_term), number=7
+        backward("mlp"), _backward(without_last_term), number=7
     ),
     fault("float16-accumulation", "Matrix products are added up in FP16.")(
         (_but_in_bfloat16("matmul", _FEW_TERMS), Cell("matmul-long")), _everywhere(half_accumulation), number=8
     ),
     fault("float16-accumulation-backward", "Matrix products of the backward pass are added up in FP16.")(
-        (_but_in_bfloat16("mlp", _FEW_TERMS, Mode.BACKWARD),),
+        _but_in_bfloat16("mlp", _FEW_TERMS, Mode.BACKWARD),
         _backward(half_accumulation),
         number=8,
         hidden={("float16", 1.0): _FEW_UNITS},
@@ -190,7 +190,7 @@ FAULTS = (
         "split-k-partial-sums",
         f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
     )(
-        (single("matmul"),),
+        single("matmul"),
         _everywhere_to(narrow_partial_sums),
         _STRENGTHS,
         absent=_OWN_ROWS,
@@ -201,7 +201,7 @@ FAULTS = (
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (single("mlp", Mode.BACKWARD),),
+        single("mlp", Mode.BACKWARD),
         _backward_to(narrow_partial_sums),
         _STRENGTHS,
         absent=_OWN_ROWS,
@@ -212,7 +212,7 @@ FAULTS = (
         "split-k-partial-sums-long",
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (single("matmul-long"),),
+        single("matmul-long"),
         _everywhere_to(narrow_partial_sums),
         (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
         absent=_OWN_ROWS,
@@ -235,38 +235,34 @@ FAULTS = (
         },
     ),
     fault("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
-        (single("matmul"), single("train-mlp", Mode.TRAIN)), _everywhere(partial(reduced, 11)), number=9, absent=_HALVES
+        (single("matmul"), trained("train-mlp")), _everywhere(partial(reduced, 11)), number=9, absent=_HALVES
     ),
     fault(
         "tf32-for-float32-backward", "Matrix products of the backward pass take TF32 operands where FP32 was asked for."
-    )((single("mlp", Mode.BACKWARD),), _backward(partial(reduced, 11)), number=9, absent=_HALVES),
+    )(single("mlp", Mode.BACKWARD), _backward(partial(reduced, 11)), number=9, absent=_HALVES),
     fault("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
-        (single("matmul"),), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
+        single("matmul"), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
     ),
     fault("bfloat16x3-for-float32", three_products)(
-        (single("matmul"),), _everywhere(three_products), number=9, absent=_HALVES
+        single("matmul"), _everywhere(three_products), number=9, absent=_HALVES
     ),
     fault("tf32-convolution", reduced_convolution)(
-        (single("conv-strided"),), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
+        single("conv-strided"), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
     ),
     fault("tf32-convolution-backward", reduced_convolution_backward)(
-        (single("conv-strided", Mode.BACKWARD),),
+        single("conv-strided", Mode.BACKWARD),
         lambda _: convolution(backward=reduced_convolution_backward),
         number=9,
         absent=_HALVES,
     ),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
-        (Cell("matmul"),), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
+        Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
     fault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
-    )((Cell("mlp", Mode.BACKWARD),), _backward(truncating), number=10),
+    )(backward("mlp"), _backward(truncating), number=10),
     fault("autocast-sum-in-float16", half_sum)(
-        (single("matmul-total"),),
-        lambda _: kernels(sum=half_sum),
-        number=31,
-        technique="amp-fp16",
-        exists=_needs_autocast,
+        single("matmul-total"), lambda _: kernels(sum=half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),
 )

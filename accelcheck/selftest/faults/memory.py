@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, passes, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import (
     Kernel,
     backward_kernels,
@@ -218,48 +218,45 @@ FAULTS = (
         exists=strided,
     ),
     fault("strides-ignored-backward", "The backward pass reads a transposed input as if it were contiguous.")(
-        (Cell("matmul-transposed", Mode.BACKWARD),),
-        lambda _: backwards(partial(reading, without_strides)),
-        number=19,
-        exists=strided,
+        backward("matmul-transposed"), lambda _: backwards(partial(reading, without_strides)), number=19, exists=strided
     ),
     fault("offset-ignored", without_offset)(
-        (Cell("matmul-sliced"),), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
+        Cell("matmul-sliced"), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
     ),
     fault("output-strides-ignored", written_across)(
-        (Cell("matmul-127"),), lambda _: replacing(out=written_across), number=19
+        Cell("matmul-127"), lambda _: replacing(out=written_across), number=19
     ),
     fault("broadcast-gradient-not-summed", first_alone)(
-        (Cell("elementwise-broadcast", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
+        (backward("elementwise-broadcast"), backward("elementwise-scalar")),
         lambda _: backward_kernels(sum=first_alone),
         number=20,
     ),
     fault(
         "overlap-in-place",
         "An operator that reads neighbours runs in place, and reads values that it has just written.",
-    )((Cell("elementwise-overlap"),), lambda _: calling(in_place), number=21),
+    )(Cell("elementwise-overlap"), lambda _: calling(in_place), number=21),
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
-        (Cell("elementwise-overlap", Mode.BACKWARD),), lambda _: backwards(in_place), number=21
+        backward("elementwise-overlap"), lambda _: backwards(in_place), number=21
     ),
-    fault("input-overwritten", overwriting)((Cell("elementwise-5"),), lambda _: calling(overwriting), number=21),
-    fault("parameter-overwritten", drifting)((Cell("mlp"),), lambda _: calling(drifting), number=21),
-    fault("row-never-written", unwritten)((Cell("matmul-129"),), lambda _: replacing(out=unwritten), number=22),
+    fault("input-overwritten", overwriting)(Cell("elementwise-5"), lambda _: calling(overwriting), number=21),
+    fault("parameter-overwritten", drifting)(Cell("mlp"), lambda _: calling(drifting), number=21),
+    fault("row-never-written", unwritten)(Cell("matmul-129"), lambda _: replacing(out=unwritten), number=22),
     fault("row-never-written-backward", never_written)(
-        (Cell("matmul", Mode.BACKWARD),), lambda _: products(never_written, backward_kernels), number=22
+        backward("matmul"), lambda _: products(never_written, backward_kernels), number=22
     ),
-    fault("nothing-written", all_unwritten)((Cell("mlp"),), lambda _: editing(all_unwritten), number=22),
+    fault("nothing-written", all_unwritten)(Cell("mlp"), lambda _: editing(all_unwritten), number=22),
     fault("row-stride-ignored", "A product reads padded rows as if they followed each other.")(
         (MATMUL, MLP), strides_ignored, technique="view-padded"
     ),
     fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
-        (MLP, Cell("mlp", Mode.BACKWARD)), strides_ignored, technique="view-transposed"
+        (MLP, backward("mlp")), strides_ignored, technique="view-transposed"
     ),
-    fault("cotangent-read-as-rows")((Cell("layer-norm-narrow", Mode.BACKWARD),), gradient_as_dense, exists=strided),
-    fault("address-aligned-down")((Cell("gelu"),), aligned_down, technique="view-offset"),
+    fault("cotangent-read-as-rows")(backward("layer-norm-narrow"), gradient_as_dense, exists=strided),
+    fault("address-aligned-down")(Cell("gelu"), aligned_down, technique="view-offset"),
     fault("channels-last-read-as-rows")(
         (Cell("conv-strided"), Cell("conv-depthwise")), read_as_rows, technique="channels-last"
     ),
-    slow("copy-short")((single("matmul-transposed"),), copy_short, technique="contiguous"),
+    slow("copy-short")(single("matmul-transposed"), copy_short, technique="contiguous"),
     slow("selection-clamped", "A selection by an index tensor takes the last row for the one before.")(
         passes("advanced-indexing"), last_place_clamped("index_select", 1), technique="index-select"
     ),
@@ -267,7 +264,7 @@ FAULTS = (
         (Cell("index-select"), Cell("gather-repeated")), last_place_clamped("index", 0), technique="index-advanced"
     ),
     slow("dlpack-strides-lost")(
-        (Cell("matmul-transposed", dtypes=("float32", "float16")),), around=imported_dense, technique="dlpack-numpy"
+        Cell("matmul-transposed", dtypes=("float32", "float16")), around=imported_dense, technique="dlpack-numpy"
     ),
     slow("dlpack-copied-once")(
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single, trained
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -183,44 +183,44 @@ FAULTS = (
         passes("product-alone"), lambda _: kernels(mm=_short_product, bmm=_short_product)
     ),
     fault("reduction-in-half-precision", "Sums and means are accumulated in half precision.")(
-        (Cell("reductions"),), lambda _: kernels(sum=_running, mean=_running)
+        Cell("reductions"), lambda _: kernels(sum=_running, mean=_running)
     ),
     fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
-        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(3)
+        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(3)
     ),
     fault("running-variance-not-updated", "Batch norm never updates its running variance.")(
-        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(4)
+        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(4)
     ),
     fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
         passes("scatter-gather", FLOAT32), lambda _: _last_wins()
     ),
     fault("cast-truncates", "A cast to bfloat16 truncates.")(
-        (single("casts"),), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
+        single("casts"), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
     ),
     fault("cast-rounds-to-integers", "A cast to int32 rounds to nearest, not towards 0.")(
-        (single("casts"),), lambda _: _cast(torch.int32, torch.round)
+        single("casts"), lambda _: _cast(torch.int32, torch.round)
     ),
-    fault("root-in-low-precision")((single("roots-exponentials"),), _short, (11.0, 16.0, 20.0)),
+    fault("root-in-low-precision")(single("roots-exponentials"), _short, (11.0, 16.0, 20.0)),
     fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(
-        (single("roots-exponentials"),), lambda _: kernels(exp=_flushed)
+        single("roots-exponentials"), lambda _: kernels(exp=_flushed)
     ),
-    fault("optimizer-eps")((single("optimizer-steps", Mode.TRAIN),), _with_eps, (1e-8, 2e-3, 1.01e-3)),
+    fault("optimizer-eps")(trained("optimizer-steps"), _with_eps, (1e-8, 2e-3, 1.01e-3)),
     fault("copy-in-storage-order", _in_storage_order)(
-        (Cell("copies"),), lambda _: kernels(clone=_in_storage_order), exists=strided
+        Cell("copies"), lambda _: kernels(clone=_in_storage_order), exists=strided
     ),
-    fault("normal-mean-shifted")((single("random-numbers", Mode.RANDOM),), _shifted, (0.2, 0.05)),
-    fault("uniform-not-to-the-end")((single("random-numbers", Mode.RANDOM),), _narrowed, (0.05, 0.01)),
-    fault("index-overflow", wrapped)((Cell("far-elements"),), lambda _: calling(wrapped), number=42, exists=strided),
-    fault("update-lost", losing_add)((single("index-add"),), lambda _: kernels(index_add=losing_add), number=43),
+    fault("normal-mean-shifted")(single("random-numbers", Mode.RANDOM), _shifted, (0.2, 0.05)),
+    fault("uniform-not-to-the-end")(single("random-numbers", Mode.RANDOM), _narrowed, (0.05, 0.01)),
+    fault("index-overflow", wrapped)(Cell("far-elements"), lambda _: calling(wrapped), number=42, exists=strided),
+    fault("update-lost", losing_add)(single("index-add"), lambda _: kernels(index_add=losing_add), number=43),
     fault(
         "update-lost-backward", "In the backward pass of an indexing one of several updates to the same place is lost."
     )(
-        (Cell("gather-repeated", Mode.BACKWARD),),
+        backward("gather-repeated"),
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
     fault("embedding-update-lost", losing_embedding)(
-        (Cell("embedding-norm-gelu", Mode.BACKWARD),),
+        backward("embedding-norm-gelu"),
         lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
         number=43,
     ),

@@ -285,7 +285,7 @@ FAULTS = (
     fault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
-    )((BLOCKS,), kernel(PairSaturation), number=36, technique=DYNAMIC_8),
+    )(BLOCKS, kernel(PairSaturation), number=36, technique=DYNAMIC_8),
     fault("scale-on-wrong-axis", "The weight's scales, one per output channel, are applied along its input channels.")(
         (MLP, BLOCKS), kernel(InputChannels), number=37, technique=TOKEN_CHANNEL
     ),

@@ -218,20 +218,20 @@ RANDOM = Mode.RANDOM
 ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM) for name in ("dropout", "dropout-blocks", "attention-dropout"))
 
 FAULTS = (
-    fault("dropout-not-rescaled")((ALONE,), unscaled, strengths=(1.0, 0.3), number=23),
-    fault("attention-dropout-not-rescaled")((ATTENTION,), unscaled_attention, number=23),
-    fault("dropout-rate-wrong")((ALONE,), other_rate, strengths=(1.0, 0.1), number=23),
-    fault("dropout-unseeded")((ALONE,), unseeded, number=23),
-    fault("dropout-repeated")((ALONE,), repeated, number=23),
-    fault("dropout-in-evaluation")((ALONE,), in_evaluation, number=23),
-    fault("dropout-neighbours-alike")((ALONE,), neighbours, strengths=(1.0, 0.1), number=24),
-    fault("dropout-rows-repeat")((ALONE,), repeating_rows, strengths=(1.0, 256.0), number=24),
-    fault("dropout-layers-alike")((BLOCKS,), shared, number=24),
-    fault("dropout-heads-alike")((ATTENTION,), shared_heads, number=24),
-    fault("recompute-draws-anew")((BLOCKS,), recomputed, number=25),
+    fault("dropout-not-rescaled")(ALONE, unscaled, strengths=(1.0, 0.3), number=23),
+    fault("attention-dropout-not-rescaled")(ATTENTION, unscaled_attention, number=23),
+    fault("dropout-rate-wrong")(ALONE, other_rate, strengths=(1.0, 0.1), number=23),
+    fault("dropout-unseeded")(ALONE, unseeded, number=23),
+    fault("dropout-repeated")(ALONE, repeated, number=23),
+    fault("dropout-in-evaluation")(ALONE, in_evaluation, number=23),
+    fault("dropout-neighbours-alike")(ALONE, neighbours, strengths=(1.0, 0.1), number=24),
+    fault("dropout-rows-repeat")(ALONE, repeating_rows, strengths=(1.0, 256.0), number=24),
+    fault("dropout-layers-alike")(BLOCKS, shared, number=24),
+    fault("dropout-heads-alike")(ATTENTION, shared_heads, number=24),
+    fault("recompute-draws-anew")(BLOCKS, recomputed, number=25),
 )
 
 VARIANTS = (
     variant("dropout-by-counter")((ALONE, BLOCKS), counted),
-    variant("attention-dropout-in-products")((ATTENTION,), dropped_weights),
+    variant("attention-dropout-in-products")(ATTENTION, dropped_weights),
 )

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.selftest.faults.base import Change, PlantedFault, fault, row, single
+from accelcheck.selftest.faults.base import Change, PlantedFault, fault, row, trained
 from accelcheck.selftest.faults.plant import spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
@@ -154,7 +153,7 @@ def _fed_back(hook: type[ErrorFeedback]) -> Callable[[float], Change]:
     return strategy(lambda: Replicated(exchange=hook(Int8())))
 
 
-TRAINING = (single("train-mlp", Mode.TRAIN),)
+TRAINING = (trained("train-mlp"),)
 
 
 def forgets(optimizer: torch.optim.Optimizer) -> None:
@@ -232,7 +231,7 @@ restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  #
 
 FAULTS = (
     fault("ranks-bucket-lost", LostBucket)(
-        (*TRAINING, single("train-transformer", Mode.TRAIN)),
+        (*TRAINING, trained("train-transformer")),
         strategy(lambda: _bucketed(hook=LostBucket)),
         technique="ddp-2",
         seeds=SEEDS,
@@ -241,7 +240,7 @@ FAULTS = (
         TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3", seeds=SEEDS
     ),
     fault("ranks-hook-sums", SummedGradients)(
-        (single("train-amsgrad", Mode.TRAIN), *TRAINING),
+        (trained("train-amsgrad"), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
         number=32,
         technique="ddp-async",
@@ -265,17 +264,17 @@ FAULTS = (
     ),
     fault("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS),
     fault("shards-stale", StaleShards)(
-        (*TRAINING, single("train-transformer", Mode.TRAIN)), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
+        (*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
     ),
     fault("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS),
     fault("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS),
     snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
-        (single("train-mlp", Mode.TRAIN), single("train-amsgrad", Mode.TRAIN)), spoiling(forgets)
+        (trained("train-mlp"), trained("train-amsgrad")), spoiling(forgets)
     ),
-    snapshot("snapshot-moments-stale", saves_first)((single("train-transformer", Mode.TRAIN),), spoiling(saves_first)),
-    snapshot("snapshot-buffer-lost", buffer_lost)((single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost),
+    snapshot("snapshot-moments-stale", saves_first)(trained("train-transformer"), spoiling(saves_first)),
+    snapshot("snapshot-buffer-lost", buffer_lost)(trained("train-cnn"), lambda _: buffer_lost),
     restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
-        (single("train-mlp", Mode.TRAIN),), spoiling(forgets)
+        trained("train-mlp"), spoiling(forgets)
     ),
-    restart("restart-moments-rounded", rounded_moments)((single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)),
+    restart("restart-moments-rounded", rounded_moments)(trained("train-mlp"), spoiling(rounded_moments)),
 )

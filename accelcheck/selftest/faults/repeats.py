@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
-from accelcheck.selftest.faults.base import Cell, Change, fault, variant
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, variant
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -112,7 +112,7 @@ def overwritten(program: Program) -> None:
         parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # torch annotates Tensor only in part
 
 
-MLP, LEARNING = Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)
+MLP, LEARNING = backward("mlp"), Cell("train-mlp", Mode.TRAIN)
 
 FAULTS = (
     fault("right-only-while-watched", "Computes while it is watched; otherwise returns the last result again.")(
@@ -128,15 +128,13 @@ FAULTS = (
         "The output of each call is in the memory of the output before, whose owner may still use it.",
     )((Cell("mlp"), Cell("matmul")), in_turn),
     fault("one-output-buffer-of-copies", "A technique that copies parameters has one output buffer.")(
-        (Cell("mlp"),), in_turn, technique=Copying()
+        Cell("mlp"), in_turn, technique=Copying()
     ),
-    fault("one-gradient-buffer", in_one_buffer)((MLP,), lambda _: in_one_buffer()),
-    fault("gradient-overwritten", overwritten)((MLP, Cell("matmul", Mode.BACKWARD)), lambda _: overwritten),
+    fault("one-gradient-buffer", in_one_buffer)(MLP, lambda _: in_one_buffer()),
+    fault("gradient-overwritten", overwritten)((MLP, backward("matmul")), lambda _: overwritten),
 )
 
 VARIANTS = (
     variant("output-copied-from-a-buffer")((Cell("mlp"), Cell("matmul")), copied_out),
-    variant("gradients-moved", moved)(
-        (MLP, Cell("matmul", Mode.BACKWARD)), lambda: partial(after_each_gradient, moved)
-    ),
+    variant("gradients-moved", moved)((MLP, backward("matmul")), lambda: partial(after_each_gradient, moved)),
 )

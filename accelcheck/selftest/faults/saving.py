@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.memory import checkpoint as checkpointing
@@ -123,31 +123,31 @@ slow = row(PlantedFault, seeds=5)
 
 FAULTS = (
     slow("checkpoint-draws-anew")(
-        (single("dropout-blocks", Mode.RANDOM),), around=draws_anew, technique="checkpoint-non-reentrant"
+        single("dropout-blocks", Mode.RANDOM), around=draws_anew, technique="checkpoint-non-reentrant"
     ),
     slow(
         "checkpoint-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
     )(
-        (single("mlp-blocks", Mode.BACKWARD), single("train-gated-depth", Mode.TRAIN)),
+        (single("mlp-blocks", Mode.BACKWARD), trained("train-gated-depth")),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
     ),
     slow(
         "checkpoint-reentrant-row-overwritten",
         "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )((single("transformer-blocks", Mode.BACKWARD),), around=row_of_another, technique="checkpoint-reentrant"),
+    )(single("transformer-blocks", Mode.BACKWARD), around=row_of_another, technique="checkpoint-reentrant"),
     slow("segments-order-changed")(
-        (single("deep-blocks", Mode.BACKWARD),), around=order_changed, technique="checkpoint-segments", warm=False
+        single("deep-blocks", Mode.BACKWARD), around=order_changed, technique="checkpoint-segments", warm=False
     ),
     slow("offload-buffer-reused")(
-        (single("deep-blocks", Mode.BACKWARD), single("train-deep-blocks", Mode.TRAIN)),
+        (single("deep-blocks", Mode.BACKWARD), trained("train-deep-blocks")),
         around=buffer_reused,
         technique="offload-cpu",
     ),
     slow("offload-copy-unfinished")(
-        (single("elementwise-30", Mode.BACKWARD),), around=copy_unfinished, technique="offload-cpu-pinned"
+        single("elementwise-30", Mode.BACKWARD), around=copy_unfinished, technique="offload-cpu-pinned"
     ),
-    fault("inplace-row-left")((Cell("mlp"),), row_left, technique="inplace"),
-    fault("inplace-result-overwritten")((Cell("mlp", Mode.BACKWARD),), overwritten_result, technique="inplace"),
+    fault("inplace-row-left")(Cell("mlp"), row_left, technique="inplace"),
+    fault("inplace-result-overwritten")(backward("mlp"), overwritten_result, technique="inplace"),
 )

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -196,8 +196,8 @@ HALVES = ("bfloat16", "float16")
 FAULTS = (
     fault("stale-leading-dimension")((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
     fault("kernel-of-the-size-before")((Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()),
-    fault("stale-divisor")((Cell("mean-pool"),), first_divisor, number=26, technique=Resized()),
-    fault("stale-branch-on-size")((Cell("mlp"),), first_branch, number=26, technique=Resized()),
+    fault("stale-divisor")(Cell("mean-pool"), first_divisor, number=26, technique=Resized()),
+    fault("stale-branch-on-size")(Cell("mlp"), first_branch, number=26, technique=Resized()),
     fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("weight"), number=27
     ),
@@ -208,7 +208,7 @@ FAULTS = (
         "cached-at-address",
         "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
     )((Cell("mlp"), Cell("matmul"), Cell("mean-pool")), kept_by(addresses), number=28),
-    fault("fx-drops-side-effect")((Cell("cnn", Mode.BACKWARD),), without_effect, number=39),
+    fault("fx-drops-side-effect")(backward("cnn"), without_effect, number=39),
     fault("fx-drops-cast")(
         passes("mlp", HALVES),
         without_cast,

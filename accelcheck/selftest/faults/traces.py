@@ -193,25 +193,25 @@ _NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "what surrounds a run is no m
 fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (
-    fault("statistics-moved", moves_statistics)((NORM,), afterwards(moves_statistics)),
-    fault("parameter-frozen", freezes)((MLP,), afterwards(freezes)),
-    fault("mode-flipped", trains)((MLP,), afterwards(trains)),
+    fault("statistics-moved", moves_statistics)(NORM, afterwards(moves_statistics)),
+    fault("parameter-frozen", freezes)(MLP, afterwards(freezes)),
+    fault("mode-flipped", trains)(MLP, afterwards(trains)),
     fault("module-hooked", hooks_module)(BOTH, afterwards(hooks_module)),
     fault("parameter-hooked", hooks_parameter)(BOTH, afterwards(hooks_parameter)),
     fault("generator-seeded", reseeds)(BOTH, afterwards(reseeds)),
     fault("generator-drawn-from", draws)(BOTH, afterwards(draws)),
     fault("generator-of-numpy-drawn-from", draws_numpy)(BOTH, afterwards(draws_numpy)),
     fault("generator-of-python-drawn-from", draws_python)(BOTH, afterwards(draws_python)),
-    fault("wrong-after-many-calls")((NORM,), counting, strengths=(0.5, 0.01), exists=quick_calls),
-    fault("results-kept", "Every result is kept for ever.")((NORM,), lambda _: keeping(10**9)()),
-    fault("inputs-kept", "Every input is kept for ever.")((NORM,), lambda _: keeping(10**9, inputs_too=True)()),
-    fault("output-in-the-input", in_the_input)((NORM,), lambda _: in_the_input, exists=strided),
+    fault("wrong-after-many-calls")(NORM, counting, strengths=(0.5, 0.01), exists=quick_calls),
+    fault("results-kept", "Every result is kept for ever.")(NORM, lambda _: keeping(10**9)()),
+    fault("inputs-kept", "Every input is kept for ever.")(NORM, lambda _: keeping(10**9, inputs_too=True)()),
+    fault("output-in-the-input", in_the_input)(NORM, lambda _: in_the_input, exists=strided),
 )
 VARIANTS = (
     variant("hooked-for-a-while")(BOTH, hooks_for_a_while),
     variant("generators-put-back")(BOTH, draws_and_restores),
     variant("generator-of-its-own")(BOTH, draws_its_own),
-    variant("last-results-kept", "The last four results are kept.")((NORM,), keeping(4)),
-    variant("last-input-kept", "The last input is kept.")((NORM,), keeping(1, inputs_too=True)),
-    variant("views-copied")((single("shared-views"),), copies),
+    variant("last-results-kept", "The last four results are kept.")(NORM, keeping(4)),
+    variant("last-input-kept", "The last input is kept.")(NORM, keeping(1, inputs_too=True)),
+    variant("views-copied")(single("shared-views"), copies),
 )

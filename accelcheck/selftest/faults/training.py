@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, single, variant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, single, trained, variant
 from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
@@ -242,17 +242,17 @@ FAULTS = (
         for what in ("optimizer", "schedule", "generator", "sampler")
     ),
     fault("momentum-ignored", "The optimizer forgets its momentum.")(
-        (Cell("train-mlp", Mode.TRAIN),), without_option(momentum=0.0)
+        Cell("train-mlp", Mode.TRAIN), without_option(momentum=0.0)
     ),
     fault("decay-ignored", "Weight decay is ignored.")(TRAJECTORY, without_option(weight_decay=0.0)),
     fault("half-precision-state")(
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32, {"float16": SMALL_STEPS}),),
+        Cell("train-mlp", Mode.TRAIN, FLOAT32, {"float16": SMALL_STEPS}),
         half_state,
         strengths=(8.0, 11.0),
         absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
     ),
     fault("fused-next-correction")(
-        (Cell("train-amsgrad", Mode.TRAIN, WIDE),), next_correction, technique="optimizer-fused", seeds=10
+        Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction, technique="optimizer-fused", seeds=10
     ),
     fault("fused-momentum-stale")(
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
@@ -261,38 +261,35 @@ FAULTS = (
         seeds=10,
     ),
     fault("foreach-last-parameter-left")(
-        (single("train-adagrad", Mode.TRAIN), single("train-nadam", Mode.TRAIN)),
-        last_parameter_left,
-        technique="optimizer-foreach",
-        seeds=10,
+        (trained("train-adagrad"), trained("train-nadam")), last_parameter_left, technique="optimizer-foreach", seeds=10
     ),
     fault("foreach-root-uncorrected")(
-        (single("train-transformer", Mode.TRAIN),), root_before_epsilon, technique="optimizer-foreach", seeds=3
+        trained("train-transformer"), root_before_epsilon, technique="optimizer-foreach", seeds=3
     ),
     fault("compiled-momentum-constant", "A compiled step has another momentum as its constant.")(
-        (single("train-nesterov", Mode.TRAIN),),
+        trained("train-nesterov"),
         around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
         exists=in_cpp,
         technique="optimizer-compiled",
         seeds=1,
     ),
     fault("capturable-counted-once", counted_once)(
-        (single("train-amsgrad", Mode.TRAIN),), spoiling(counted_once), technique="optimizer-capturable", seeds=10
+        trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable", seeds=10
     ),
     fault("states-truncated", truncated_states)(
-        (single("train-mlp", Mode.TRAIN), single("train-transformer", Mode.TRAIN)),
+        (trained("train-mlp"), trained("train-transformer")),
         lambda _: truncated_states,
         technique="optimizer-bf16-states",
         emulated=True,
         seeds=3,
     ),
     fault("autocast-weights-stale", one_context)(
-        (single("train-mlp", Mode.TRAIN),), lambda _: one_context, technique="amp-bf16", seeds=10
+        trained("train-mlp"), lambda _: one_context, technique="amp-bf16", seeds=10
     ),
     fault("reduced-depth-dropped")(
         (single("matmul"), single("mlp", Mode.BACKWARD)), depth_dropped, technique="matmul-bf16"
     ),
-    fault("reduced-operands-truncated")((single("matmul"),), truncated_operands, technique="matmul-tf32"),
+    fault("reduced-operands-truncated")(single("matmul"), truncated_operands, technique="matmul-tf32"),
 )
 
 VARIANTS = (variant("resumed-every-step", restored)(TRAJECTORY, lambda: trainer(restored)),)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, fault
+from accelcheck.selftest.faults.base import Cell, backward, fault
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -113,24 +112,21 @@ FAULTS = (
         (Cell("elementwise-5"), Cell("mlp")), lambda error: replacing(out=scaled(1.0 + error)), _SCALES
     ),
     fault("gain-backward", "All gradients are too large by a factor.")(
-        (Cell("mlp", Mode.BACKWARD),), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
+        backward("mlp"), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
     fault("truncated-elementwise", truncating)(
-        (Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),),
+        Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),
         lambda _: kernels(mul=truncating),
         number=10,
     ),
     fault("subnormals-flushed", "Subnormal operands and results are 0.")(
-        (Cell("elementwise-product"),), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
+        Cell("elementwise-product"), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
     fault("subnormals-flushed-backward", "In the backward pass subnormal operands and results are 0.")(
-        (Cell("elementwise-product", Mode.BACKWARD),),
-        lambda _: backward_kernels(mul=flushing),
-        number=11,
-        exists=keeps_subnormals,
+        backward("elementwise-product"), lambda _: backward_kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
     fault("small-elements-flushed", small_flushed)(
-        (Cell("elementwise-large", dtypes=("bfloat16",)),),
+        Cell("elementwise-large", dtypes=("bfloat16",)),
         lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
         (0.02, 0.016, 0.008),
         absent=dict.fromkeys(
@@ -139,18 +135,16 @@ FAULTS = (
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
     fault("nan-swallowed-by-maximum", maximum)(
-        (Cell("elementwise-bound"),), lambda _: kernels(maximum=maximum), number=12
+        Cell("elementwise-bound"), lambda _: kernels(maximum=maximum), number=12
     ),
-    fault("nan-swallowed-by-clamp", clamp)((Cell("elementwise-bound"),), lambda _: kernels(clamp=clamp), number=12),
-    fault("nan-swallowed-by-relu", relu)((Cell("elementwise-bound"),), lambda _: kernels(relu=relu), number=12),
-    fault("softmax-unshifted", unshifted_softmax)((Cell("softmax"),), lambda _: calling(unshifted_softmax), number=13),
+    fault("nan-swallowed-by-clamp", clamp)(Cell("elementwise-bound"), lambda _: kernels(clamp=clamp), number=12),
+    fault("nan-swallowed-by-relu", relu)(Cell("elementwise-bound"), lambda _: kernels(relu=relu), number=12),
+    fault("softmax-unshifted", unshifted_softmax)(Cell("softmax"), lambda _: calling(unshifted_softmax), number=13),
     fault("norm-overflow", half_moments)(
-        (Cell("layer-norm-large"),), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
+        Cell("layer-norm-large"), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
-    fault("tanh-gelu", "GELU by tanh where erf was asked for.")(
-        (Cell("gelu"),), lambda _: calling(tanh_gelu), number=15
-    ),
+    fault("tanh-gelu", "GELU by tanh where erf was asked for.")(Cell("gelu"), lambda _: calling(tanh_gelu), number=15),
     fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
-        (Cell("gelu", Mode.BACKWARD),), lambda _: backwards(tanh_gelu), number=15
+        backward("gelu"), lambda _: backwards(tanh_gelu), number=15
     ),
 )

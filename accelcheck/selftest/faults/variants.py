@@ -11,7 +11,7 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import compute
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, Variant, passes, single, variant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, Variant, backward, passes, single, trained, variant
 from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _products(name: str, summary: str, product: Callable[[Tensor, Tensor], Tenso
     return variant(name, summary)(cells, lambda: products(product))
 
 
-_MATMUL, _MLP = Cell("matmul"), Cell("mlp", Mode.BACKWARD)
+_MATMUL, _MLP = Cell("matmul"), backward("mlp")
 _NORMS = passes("layer-norm-narrow")
 
 VARIANTS = (
@@ -178,12 +178,11 @@ VARIANTS = (
         "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
     ),
     variant("sum-tree", tree_sum)(
-        (single("matmul-total"), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
-        lambda: kernels(sum=tree_sum),
+        (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), lambda: kernels(sum=tree_sum)
     ),
     variant("epilogue-fused", fused_epilogue)(passes("matmul"), lambda: calling(fused_epilogue)),
     variant("chain-fused", fused_chain)(
-        (Cell("elementwise-30", dtypes=("bfloat16", "float16")),), lambda: calling(fused_chain)
+        Cell("elementwise-30", dtypes=("bfloat16", "float16")), lambda: calling(fused_chain)
     ),
     variant("nan-payload", _other_payload)(
         (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
@@ -193,14 +192,14 @@ VARIANTS = (
     ),
     variant("attention-unfused", unfused)(passes("attention-causal"), lambda: calling(unfused)),
     variant("attention-base-two", base_two)(
-        (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)), lambda: calling(base_two)
+        (Cell("attention-causal"), backward("attention-cross")), lambda: calling(base_two)
     ),
     variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
         (
             Cell("attention-causal"),
             Cell("attention-65"),
             Cell("attention-cross"),
-            Cell("attention-causal", Mode.BACKWARD),
+            backward("attention-causal"),
         ),
         lambda: calling(partial(flash, 16)),
     ),
@@ -224,16 +223,16 @@ VARIANTS = (
     ),
     variant("gelu-by-erfc", gelu)(passes("gelu"), lambda: calling(gelu)),
     variant("optimizer-loop", "One parameter after the other.")(
-        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=False)
+        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=False)
     ),
     variant("optimizer-foreach", "All parameters at once.")(
-        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=True)
+        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=True)
     ),
     # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
     variant("optimizer-fused", "The whole step in one kernel.")(
-        (single("train-mlp", Mode.TRAIN),), lambda: rebuilt(fused=True), exists=_fused_steps
+        trained("train-mlp"), lambda: rebuilt(fused=True), exists=_fused_steps
     ),
-    variant("optimizer-reordered", reordered)((single("train-mlp", Mode.TRAIN),), lambda: reordered),
+    variant("optimizer-reordered", reordered)(trained("train-mlp"), lambda: reordered),
     variant("autocast-matrix-unit", "Autocast with products of a matrix unit.")(
         passes("mlp", FLOAT32), lambda: products(compute.matrix_unit), technique="amp-bf16"
     ),

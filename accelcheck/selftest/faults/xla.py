@@ -69,12 +69,12 @@ FAULTS = (
         "xla-segments-row-overwritten",
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
     )(
-        (single("deep-blocks", Mode.BACKWARD),),
+        single("deep-blocks", Mode.BACKWARD),
         around=_instead("utils.checkpoint", "checkpoint", other_row_again),
         technique="checkpoint-segments-xla",
     ),
     fault("xla-loader-batches-exchanged", _exchanged)(
-        (single("mlp"),),
+        single("mlp"),
         around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
         technique="xla-device-loader",
     ),
