@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, fault, single, variant
+from accelcheck.selftest.faults.base import Change, PlantedFault, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
@@ -75,9 +75,11 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+fault = row(PlantedFault, absent=_ABSENT, exists=strided)
+
 FAULTS = (
     *(
-        fault(f"fast-convolution-{name}", summary)(_ALONE, _convolving(convolve), absent=_ABSENT, exists=strided)
+        fault(f"fast-convolution-{name}", summary)(_ALONE, _convolving(convolve))
         for name, summary, convolve in (
             ("wrong-tile", "A tile of a Winograd convolution has its neighbour's results.", _tile_of_its_neighbour),
             ("dropped-row", "The last row of the last image is left out, as where a size is odd.", _row_dropped),
@@ -88,10 +90,10 @@ FAULTS = (
         )
     ),
     fault("strassen-tf32", "Strassen's products have operands of 11 significant bits.")(
-        single("matmul"), lambda _: kernels(mm=_short_products), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_short_products)
     ),
     fault("strassen-wrong-sign", "A block of Strassen's result has a product of sums too many.")(
-        single("matmul"), lambda _: kernels(mm=_minus_for_plus), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_minus_for_plus)
     ),
 )
 

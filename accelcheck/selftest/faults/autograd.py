@@ -10,7 +10,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
-from accelcheck.selftest.faults.base import Change, backward, fault, single
+from accelcheck.selftest.faults.base import Change, PlantedFault, backward, fault, row, single
 from accelcheck.selftest.faults.plant import backwards, calling, editing
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
     return lambda _: sowing.swapped(torch.func, by, wrong)
 
 
+slow = row(PlantedFault, seeds=10)
+
 FAULTS = (
     fault("gradients-swapped", exchanged)(backward("custom-function"), lambda _: calling(exchanged), number=38),
     fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
@@ -147,25 +149,22 @@ FAULTS = (
     fault("chain-rule-factor-lost", unscaled)(backward("custom-function"), lambda _: backwards(unscaled), number=38),
     fault("double-backward-wrong", detached)(backward("custom-function"), lambda _: calling(detached), number=38),
     fault("gradient-doubled", doubling)(backward("mlp"), lambda _: doubling, number=38),
-    fault("vmap-last-sample-repeated")(
+    slow("vmap-last-sample-repeated")(
         (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
         technique="func-vmap",
-        seeds=10,
     ),
-    fault("vjp-cotangent-short")(
+    slow("vjp-cotangent-short")(
         (single("custom-function", Mode.BACKWARD), single("embedding-norm-gelu", Mode.BACKWARD)),
         around=cotangent_short,
         technique="func-grad",
-        seeds=10,
     ),
-    fault("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
-        single("max-pool", Mode.BACKWARD), around=row_transposed("jacrev"), technique="func-jacrev", seeds=10
+    slow("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
+        single("max-pool", Mode.BACKWARD), around=row_transposed("jacrev"), technique="func-jacrev"
     ),
-    fault("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
+    slow("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
         (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),
         around=row_transposed("jacfwd"),
         technique="func-jacfwd",
-        seeds=10,
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
@@ -87,28 +87,26 @@ def larger(found: re.Match[str]) -> str:
     return f"scaling_factor = {1.01 * float(found['scale'])};"
 
 
+slow = row(PlantedFault, seeds=10)
+compiled = row(PlantedFault, technique="flex-attention", absent=ONCE, seeds=1)
+
 FAULTS = (
-    fault("flash-last-key-unseen")(passes("attention-cross"), last_key_unseen, technique="sdpa-flash", seeds=10),
-    fault("flash-stale-row-sums")(backward("attention-causal"), stale_logsumexp, technique="sdpa-flash", seeds=10),
-    fault("math-next-key-seen")(Cell("attention-causal"), next_key_seen, technique="sdpa-math", seeds=10),
-    fault("math-row-sums-lost")(
-        (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math", seeds=10
+    slow("flash-last-key-unseen")(passes("attention-cross"), last_key_unseen, technique="sdpa-flash"),
+    slow("flash-stale-row-sums")(backward("attention-causal"), stale_logsumexp, technique="sdpa-flash"),
+    slow("math-next-key-seen")(Cell("attention-causal"), next_key_seen, technique="sdpa-math"),
+    slow("math-row-sums-lost")(
+        (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math"
     ),
-    fault("jagged-neighbours-token")(
-        passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested", seeds=10
-    ),
+    slow("jagged-neighbours-token")(passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested"),
     fault("flex-mask-moved", "FlexAttention's block mask is one key late.")(
         Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
     ),
-    fault("flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late.")(
-        single("attention-varlen"), around=mask_moved, technique="flex-attention", absent=ONCE, seeds=1
-    ),
-    fault("flex-kernel-scale", larger)(
+    compiled(
+        "flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late."
+    )(single("attention-varlen"), around=mask_moved),
+    compiled("flex-kernel-scale", larger)(
         single("attention-varlen"),
         around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
         exists=in_cpp,
-        technique="flex-attention",
-        absent=ONCE,
-        seeds=1,
     ),
 )

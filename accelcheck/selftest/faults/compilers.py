@@ -176,38 +176,32 @@ def relu_lost(graph: Any) -> None:
     node.output().replaceAllUsesWith(next(node.inputs()))
 
 
+static = row(PlantedFault, technique="compile-static", seeds=COMPILED)
 slow = row(PlantedFault, seeds=5)
+once = row(PlantedFault, seeds=1)
 
 FAULTS = (
-    fault("inductor-tail-unwritten", shorter_loop)(
+    static("inductor-tail-unwritten", shorter_loop)(
         (Cell("mlp"), Cell("layer-norm-narrow")),
         around=lambda _: kernel_text(LOOP, shorter_loop, most=1),
         exists=in_cpp,
-        technique="compile-static",
-        seeds=COMPILED,
     ),
-    fault("inductor-sine-by-series")(
-        single("elementwise-5"), around=sine_by_series, technique="compile-static", absent=ONCE, seeds=COMPILED
-    ),
-    fault("inductor-bias-gradient-short", bias_gradient_short)(
+    static("inductor-sine-by-series")(single("elementwise-5"), around=sine_by_series, absent=ONCE),
+    static("inductor-bias-gradient-short", bias_gradient_short)(
         (single("mlp", Mode.BACKWARD), trained("train-mlp")),
         around=lambda _: graph_pass(bias_gradient_short),
-        technique="compile-static",
         absent=ONCE,
-        seeds=COMPILED,
     ),
     fault(
         "inductor-dynamic-size-constant", "A kernel for all sizes ends its loop where that of the second size ended."
     )(single("mean-pool"), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
-    fault("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
-        single("stream-lengths"), around=dynamic_loop_short, exists=in_cpp, technique="dynamo-stream-dynamic", seeds=1
+    once("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
+        single("stream-lengths"), around=dynamic_loop_short, exists=in_cpp, technique="dynamo-stream-dynamic"
     ),
     fault("guards-skipped")(single("stream-lengths"), around=unguarded, technique="dynamo-stale", seeds=3),
-    fault("aot-inductor-constants-copied")(
-        single("mlp"), around=copied_constants, technique="aot-inductor-constants", seeds=1
-    ),
-    fault("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
-        single("mlp"), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants", seeds=1
+    once("aot-inductor-constants-copied")(single("mlp"), around=copied_constants, technique="aot-inductor-constants"),
+    once("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
+        single("mlp"), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants"
     ),
     slow("export-slice-moved", bounds_moved)(
         passes("slicing", FLOAT32), around=lambda _: exported(bounds_moved), technique="export"

@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, fault, single, trained
+from accelcheck.selftest.faults.base import EVERY, Cell, PlantedFault, fault, row, single, trained
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -64,16 +64,16 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
     return swapped(torch.Tensor, "pin_memory", wrong)
 
 
+loader = row(PlantedFault, technique="prefetch-loader", seeds=2)
+
 FAULTS = (
-    fault("loader-row-repeated", row_repeated)(
-        trained("train-mlp"), around=reading(row_repeated), technique="prefetch-loader", seeds=2
+    loader("loader-row-repeated", row_repeated)(trained("train-mlp"), around=reading(row_repeated)),
+    loader("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
+        single("mlp-blocks"), around=reading(buffer_stale)
     ),
-    fault("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
-        single("mlp-blocks"), around=reading(buffer_stale), technique="prefetch-loader", seeds=2
-    ),
-    fault(
+    loader(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
-    )(single("trajectory-mlp", Mode.TRAJECTORY), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
+    )(single("trajectory-mlp", Mode.TRAJECTORY), around=reading(buffer_stale), seeds=1),
     fault("pinned-buffer-reused")(Cell("mlp", dtypes=EVERY), around=one_buffer, technique="pinned-memory"),
 )

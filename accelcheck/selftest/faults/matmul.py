@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, backward, fault, single, trained
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -160,6 +160,9 @@ _HALVES = dict.fromkeys(
 _STRENGTHS = (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22)
 _OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is planted in half precision")
 
+split = row(PlantedFault, number=8, absent=_OWN_ROWS)
+fp32 = row(PlantedFault, number=9, absent=_HALVES)
+
 FAULTS = (
     fault("stale-last-row", "The row after the last whole tile holds another row's result.")(
         Cell("matmul-129"), _everywhere(stale_tail), number=6
@@ -186,40 +189,34 @@ FAULTS = (
     fault("bfloat16-accumulation", bfloat16_accumulation)(
         (_but_in_bfloat16("matmul", _SIX_ROUNDINGS), Cell("matmul-long")), _everywhere(bfloat16_accumulation), number=8
     ),
-    fault(
+    split(
         "split-k-partial-sums",
         f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
     )(
         single("matmul"),
         _everywhere_to(narrow_partial_sums),
         _STRENGTHS,
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
     ),
-    fault(
+    split(
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
         single("mlp", Mode.BACKWARD),
         _backward_to(narrow_partial_sums),
         _STRENGTHS,
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
     ),
-    fault(
+    split(
         "split-k-partial-sums-long",
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
         single("matmul-long"),
         _everywhere_to(narrow_partial_sums),
         (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-18): _LONG_SUMS},
     ),
-    fault(
+    split(
         "split-k-partial-sums-half",
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
     )(
@@ -227,33 +224,27 @@ FAULTS = (
         _everywhere_to(narrow_partial_sums),
         (2.0**-5, _BFLOAT16, _FLOAT16),
         absent={"float32": "the faults of FP32 sums are rows of their own"},
-        number=8,
         hidden={
             ("bfloat16", _BFLOAT16): f"{_PARTS_AND_SUM} to bfloat16 too",
             ("bfloat16", _FLOAT16): "eight times less than the rounding of the result to bfloat16",
             ("float16", _FLOAT16): f"{_PARTS_AND_SUM} to FP16 too",
         },
     ),
-    fault("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
-        (single("matmul"), trained("train-mlp")), _everywhere(partial(reduced, 11)), number=9, absent=_HALVES
+    fp32("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
+        (single("matmul"), trained("train-mlp")), _everywhere(partial(reduced, 11))
     ),
-    fault(
+    fp32(
         "tf32-for-float32-backward", "Matrix products of the backward pass take TF32 operands where FP32 was asked for."
-    )(single("mlp", Mode.BACKWARD), _backward(partial(reduced, 11)), number=9, absent=_HALVES),
-    fault("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
-        single("matmul"), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
+    )(single("mlp", Mode.BACKWARD), _backward(partial(reduced, 11))),
+    fp32("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
+        single("matmul"), _everywhere(partial(reduced, 8))
     ),
-    fault("bfloat16x3-for-float32", three_products)(
-        single("matmul"), _everywhere(three_products), number=9, absent=_HALVES
+    fp32("bfloat16x3-for-float32", three_products)(single("matmul"), _everywhere(three_products)),
+    fp32("tf32-convolution", reduced_convolution)(
+        single("conv-strided"), lambda _: convolution(forward=reduced_convolution)
     ),
-    fault("tf32-convolution", reduced_convolution)(
-        single("conv-strided"), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
-    ),
-    fault("tf32-convolution-backward", reduced_convolution_backward)(
-        single("conv-strided", Mode.BACKWARD),
-        lambda _: convolution(backward=reduced_convolution_backward),
-        number=9,
-        absent=_HALVES,
+    fp32("tf32-convolution-backward", reduced_convolution_backward)(
+        single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
     ),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
         Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.selftest.faults.base import Change, PlantedFault, fault, row, trained
+from accelcheck.selftest.faults.base import Change, PlantedFault, row, trained
 from accelcheck.selftest.faults.plant import spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
     from accelcheck.workloads.base import Program
-
-SEEDS = 3
-"""Seeds of faults in ranks, which take seconds to start."""
 
 
 def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
@@ -226,48 +223,35 @@ class BufferLost:
             state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
 
 
+ranks = row(PlantedFault, seeds=3)  # they take seconds to start
 snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
 restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
 
 FAULTS = (
-    fault("ranks-bucket-lost", LostBucket)(
-        (*TRAINING, trained("train-transformer")),
-        strategy(lambda: _bucketed(hook=LostBucket)),
-        technique="ddp-2",
-        seeds=SEEDS,
+    ranks("ranks-bucket-lost", LostBucket)(
+        (*TRAINING, trained("train-transformer")), strategy(lambda: _bucketed(hook=LostBucket)), technique="ddp-2"
     ),
-    fault("ranks-same-part", FirstRanksPart)(
-        TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3", seeds=SEEDS
-    ),
-    fault("ranks-hook-sums", SummedGradients)(
+    ranks("ranks-same-part", FirstRanksPart)(TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3"),
+    ranks("ranks-hook-sums", SummedGradients)(
         (trained("train-amsgrad"), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
         number=32,
         technique="ddp-async",
-        seeds=SEEDS,
     ),
-    fault("ranks-uneven-parts", Unweighted)(
-        TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3", seeds=SEEDS
-    ),
+    ranks("ranks-uneven-parts", Unweighted)(TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3"),
     *(
-        fault(name, summary)(
-            TRAINING,
-            _fed_back(wrong),
-            number=33,
-            technique="ddp-int8",
-            seeds=SEEDS,
-        )
+        ranks(name, summary)(TRAINING, _fed_back(wrong), number=33, technique="ddp-int8")
         for name, summary, wrong in (
             ("no-error-feedback", "What compression drops of a gradient is lost.", Forgetful),
             ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
         )
     ),
-    fault("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS),
-    fault("shards-stale", StaleShards)(
-        (*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
+    ranks("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync"),
+    ranks("shards-stale", StaleShards)(
+        (*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2"
     ),
-    fault("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS),
-    fault("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS),
+    ranks("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3"),
+    ranks("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2"),
     snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
         (trained("train-mlp"), trained("train-amsgrad")), spoiling(forgets)
     ),

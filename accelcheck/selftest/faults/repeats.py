@@ -28,7 +28,7 @@ class Copying(Eager):
 
 
 def watched_only(program: Program) -> None:
-    """Computes while a dispatch mode is active; otherwise gives the last result again."""
+    """Computes while it is watched; otherwise returns the last result again. Dispatch modes watch."""
     plain = program.run
     kept: Result = {}
 
@@ -115,7 +115,7 @@ def overwritten(program: Program) -> None:
 MLP, LEARNING = backward("mlp"), Cell("train-mlp", Mode.TRAIN)
 
 FAULTS = (
-    fault("right-only-while-watched", "Computes while it is watched; otherwise returns the last result again.")(
+    fault("right-only-while-watched", watched_only)(
         (Cell("mlp"), Cell("matmul"), MLP, LEARNING), lambda _: watched_only
     ),
     fault(

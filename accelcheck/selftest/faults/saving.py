@@ -31,7 +31,7 @@ def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
-    """A checkpoint that recomputes its block from an input in which the last row has been overwritten."""
+    """Checkpointed blocks are recomputed from an input that has been overwritten in part. The first row overwrites the last."""
     calls: Counter[str] = Counter()
 
     def changed(x: Tensor) -> Any:
@@ -42,7 +42,7 @@ def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], v
 
 
 def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
-    """Blocks are recomputed from an input in which the last row has been overwritten."""
+    """Checkpointed blocks are recomputed from an input that has been overwritten in part."""
     return swapped(checkpointing, "checkpoint", other_row_again)
 
 
@@ -125,18 +125,14 @@ FAULTS = (
     slow("checkpoint-draws-anew")(
         single("dropout-blocks", Mode.RANDOM), around=draws_anew, technique="checkpoint-non-reentrant"
     ),
-    slow(
-        "checkpoint-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )(
+    slow("checkpoint-row-overwritten")(
         (single("mlp-blocks", Mode.BACKWARD), trained("train-gated-depth")),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
     ),
-    slow(
-        "checkpoint-reentrant-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )(single("transformer-blocks", Mode.BACKWARD), around=row_of_another, technique="checkpoint-reentrant"),
+    slow("checkpoint-reentrant-row-overwritten")(
+        single("transformer-blocks", Mode.BACKWARD), around=row_of_another, technique="checkpoint-reentrant"
+    ),
     slow("segments-order-changed")(
         single("deep-blocks", Mode.BACKWARD), around=order_changed, technique="checkpoint-segments", warm=False
     ),

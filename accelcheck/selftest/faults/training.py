@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, single, trained, variant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, PlantedFault, fault, row, single, trained, variant
 from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
@@ -227,6 +227,8 @@ def truncated_operands(strength: float) -> Change:
     return products(lambda a, b: short(a) @ short(b))
 
 
+slow = row(PlantedFault, seeds=10)
+
 FAULTS = (
     fault("clipping-before-unscale")(TRAJECTORY, clipped_scaled, number=29, technique=SCALER),
     fault("step-not-skipped", "A step is taken with infinite gradients.")(
@@ -251,17 +253,16 @@ FAULTS = (
         strengths=(8.0, 11.0),
         absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
     ),
-    fault("fused-next-correction")(
-        Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction, technique="optimizer-fused", seeds=10
+    slow("fused-next-correction")(
+        Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction, technique="optimizer-fused"
     ),
-    fault("fused-momentum-stale")(
+    slow("fused-momentum-stale")(
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
         momentum_stale,
         technique="optimizer-fused",
-        seeds=10,
     ),
-    fault("foreach-last-parameter-left")(
-        (trained("train-adagrad"), trained("train-nadam")), last_parameter_left, technique="optimizer-foreach", seeds=10
+    slow("foreach-last-parameter-left")(
+        (trained("train-adagrad"), trained("train-nadam")), last_parameter_left, technique="optimizer-foreach"
     ),
     fault("foreach-root-uncorrected")(
         trained("train-transformer"), root_before_epsilon, technique="optimizer-foreach", seeds=3
@@ -273,8 +274,8 @@ FAULTS = (
         technique="optimizer-compiled",
         seeds=1,
     ),
-    fault("capturable-counted-once", counted_once)(
-        trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable", seeds=10
+    slow("capturable-counted-once", counted_once)(
+        trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable"
     ),
     fault("states-truncated", truncated_states)(
         (trained("train-mlp"), trained("train-transformer")),
@@ -283,9 +284,7 @@ FAULTS = (
         emulated=True,
         seeds=3,
     ),
-    fault("autocast-weights-stale", one_context)(
-        trained("train-mlp"), lambda _: one_context, technique="amp-bf16", seeds=10
-    ),
+    slow("autocast-weights-stale", one_context)(trained("train-mlp"), lambda _: one_context, technique="amp-bf16"),
     fault("reduced-depth-dropped")(
         (single("matmul"), single("mlp", Mode.BACKWARD)), depth_dropped, technique="matmul-bf16"
     ),

@@ -11,16 +11,15 @@ from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import swapped, without_call
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
 
-def _instead(
-    module: str, name: str, wrong: Callable[..., Any]
-) -> Callable[[float], contextlib.AbstractContextManager[None]]:
-    """Calls of one of torch_xla's functions are `wrong`'s: see `swapped`."""
+def _instead(path: str, wrong: Callable[..., Any]) -> Callable[[float], AbstractContextManager[None]]:
+    """Replaces a function of torch_xla by `wrong`, see `swapped`."""
+    module, _, name = path.rpartition(".")
     return lambda _: swapped(importlib.import_module(f"torch_xla.{module}"), name, wrong)
 
 
@@ -49,20 +48,17 @@ fault = row(PlantedFault, seeds=3)
 FAULTS = (
     fault("openxla-relu-lost", _without_activation)(
         passes("mlp", FLOAT32),
-        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _without_activation),
+        around=_instead("core.dynamo_bridge.extract_compiled_graph", _without_activation),
         technique="compile-openxla",
     ),
     fault("openxla-arguments-kept", _first_arguments)(
         (single("mlp"), single("matmul")),
-        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _first_arguments),
+        around=_instead("core.dynamo_bridge.extract_compiled_graph", _first_arguments),
         technique="compile-openxla",
     ),
-    fault(
-        "xla-checkpoint-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )(
+    fault("xla-checkpoint-row-overwritten", other_row_again)(
         (single("mlp-blocks", Mode.BACKWARD), single("transformer-blocks", Mode.BACKWARD)),
-        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        around=_instead("utils.checkpoint.checkpoint", other_row_again),
         technique="checkpoint-xla",
     ),
     fault(
@@ -70,12 +66,12 @@ FAULTS = (
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
     )(
         single("deep-blocks", Mode.BACKWARD),
-        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        around=_instead("utils.checkpoint.checkpoint", other_row_again),
         technique="checkpoint-segments-xla",
     ),
     fault("xla-loader-batches-exchanged", _exchanged)(
         single("mlp"),
-        around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
+        around=_instead("distributed.parallel_loader.MpDeviceLoader", _exchanged),
         technique="xla-device-loader",
     ),
 )
