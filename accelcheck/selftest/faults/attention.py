@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last `count` queries see the single key after the last whole tile."""
+    """Queries of the last whole tile see the key after it. They are the last `count`."""
     query = torch.arange(q.size(-2), device=q.device).unsqueeze(-1)
     key = torch.arange(k.size(-2), device=k.device)
     last = k.size(-2) - 1
@@ -27,7 +27,7 @@ def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 
 def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The diagonal is `by` keys further to the right; the first query always sees the first key."""
+    """Each query sees one key more, or one less, than it should. The first one always sees a key."""
     seen = causal(q.size(-2), k.size(-2), q.device, int(by))
     first = torch.arange(k.size(-2), device=k.device) == 0
     return attention(q, k, v, seen | (first & ~seen.any(-1, keepdim=True)))
@@ -40,7 +40,7 @@ def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: T
 
 
 def bottom_right(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal so that the last query sees the last key."""
+    """Causal masks end at the last key, where torch has them begin at the first."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device, k.size(-2) - q.size(-2)))
 
 
@@ -55,13 +55,13 @@ def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) ->
 
 
 def finite_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The lowest finite number stands for -inf, so a row without keys sees all of them."""
+    """A query that sees no key gets the mean of all values. The lowest finite number stands for -inf."""
     lowest = torch.finfo(torch.float32).min
     return attention(q, k, v, mask, weigh=lambda scores: scores.clamp(min=lowest).softmax(-1))
 
 
 def rescaled(error: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The scale of the scores has a relative error."""
+    """Scores are scaled by a factor that is off."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device) if module.causal else None, factor=1.0 + error)
 
 
@@ -79,20 +79,16 @@ _ROUNDED_SCORES = {
 }
 
 FAULTS = (
-    fault("causal-leak", "Queries of the last whole tile see the key after it.")(
-        Cell("attention-65"), _forward(leaking), (16.0, 1.0), number=1
-    ),
+    fault("causal-leak", leaking)(Cell("attention-65"), _forward(leaking), (16.0, 1.0), number=1),
     fault("causal-leak-backward", "The backward pass has queries of the last whole tile see the key after it.")(
         backward("attention-65"), _backward(leaking), (16.0, 1.0), number=1
     ),
-    fault("mask-off-by-one", "Each query sees one key more, or one less, than it should.")(
-        Cell("attention-causal"), _forward(shifted), (1.0, -1.0), number=2
-    ),
+    fault("mask-off-by-one", shifted)(Cell("attention-causal"), _forward(shifted), (1.0, -1.0), number=2),
     fault(
         "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
     )(backward("attention-causal"), _backward(shifted), (1.0, -1.0), number=2),
     fault("length-off-by-one", padded)(Cell("attention-ragged"), _forward(padded), (1.0, -1.0), number=2),
-    fault("causal-from-bottom-right", "Causal masks end at the last key, where torch has them begin at the first.")(
+    fault("causal-from-bottom-right", bottom_right)(
         Cell("attention-cross-causal"), lambda _: calling(bottom_right), number=3
     ),
     fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
@@ -100,15 +96,11 @@ FAULTS = (
     ),
     fault("causal-from-top-left", top_left)(Cell("attention-cross-right"), lambda _: calling(top_left), number=3),
     fault("masked-row-nan", plain_softmax)(Cell("attention-empty-row"), lambda _: calling(plain_softmax), number=4),
-    fault("masked-row-mean", "A query that sees no key gets the mean of all values.")(
-        Cell("attention-empty-row"), lambda _: calling(finite_mask), number=4
-    ),
+    fault("masked-row-mean", finite_mask)(Cell("attention-empty-row"), lambda _: calling(finite_mask), number=4),
     fault("masked-row-backward", "A query that sees no key has the gradients of one that sees all.")(
         backward("attention-empty-row"), lambda _: backwards(finite_mask), number=4
     ),
-    fault("softmax-scale", "Scores are scaled by a factor that is off.")(
-        Cell("attention-causal"), _forward(rescaled), _SCALES, number=5
-    ),
+    fault("softmax-scale", rescaled)(Cell("attention-causal"), _forward(rescaled), _SCALES, number=5),
     fault("softmax-scale-backward", "The backward pass scales scores by a factor that is off.")(
         backward("attention-causal"), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
     ),

@@ -73,7 +73,7 @@ def neighbours_token(strength: float) -> AbstractContextManager[None]:
 
 
 def mask_moved(strength: float) -> AbstractContextManager[None]:
-    """The block mask is made from positions of keys that are one too large."""
+    """FlexAttention's block mask is one key late."""
 
     def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
         keys = options["KV_LEN"]
@@ -98,7 +98,7 @@ FAULTS = (
         (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math"
     ),
     slow("jagged-neighbours-token")(passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested"),
-    fault("flex-mask-moved", "FlexAttention's block mask is one key late.")(
+    fault("flex-mask-moved")(
         Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
     ),
     compiled(

@@ -42,7 +42,7 @@ def row_repeated(worker: int) -> None:
 
 
 def buffer_stale(worker: int) -> None:
-    """A batch has the right numbers of rows, but the memory of its last row holds the row before."""
+    """A worker sends a batch of which the last row holds the values of the one before."""
 
     def fetched(own: Any, rows: list[int]) -> Any:
         batch: Any = _FETCH(own, rows)
@@ -68,9 +68,7 @@ loader = row(PlantedFault, technique="prefetch-loader", seeds=2)
 
 FAULTS = (
     loader("loader-row-repeated", row_repeated)(trained("train-mlp"), around=reading(row_repeated)),
-    loader("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
-        single("mlp-blocks"), around=reading(buffer_stale)
-    ),
+    loader("loader-buffer-stale", buffer_stale)(single("mlp-blocks"), around=reading(buffer_stale)),
     loader(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",

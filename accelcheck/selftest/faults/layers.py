@@ -34,7 +34,7 @@ def without_bias_gradient(func: Any, *args: Any) -> Any:
 
 
 def counting_padding(module: Any, x: Tensor) -> Tensor:
-    """The padding counts as elements of the window."""
+    """Average pooling counts its padding."""
     return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=True)
 
 
@@ -54,7 +54,7 @@ def misread(grad: Tensor) -> Tensor:
 
 
 def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
-    """A convolution's gradients from an output gradient whose layout is misread."""
+    """A convolution reads the gradient of a channels-last output as channels first."""
     return func(misread(grad), *rest)
 
 
@@ -99,9 +99,7 @@ FAULTS = (
     fault("conv-bias-dropped-backward", without_bias_gradient)(
         backward("conv-strided"), lambda _: convolution(backward=without_bias_gradient), number=16
     ),
-    fault("padding-counted", "Average pooling counts its padding.")(
-        single("average-pool"), lambda _: calling(counting_padding), number=17
-    ),
+    fault("padding-counted", counting_padding)(single("average-pool"), lambda _: calling(counting_padding), number=17),
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
         single("average-pool", Mode.BACKWARD), lambda _: backwards(counting_padding), number=17
     ),
@@ -111,7 +109,7 @@ FAULTS = (
     fault("padding-on-one-side", padded_on_one_side)(
         Cell("conv-replicated"), lambda _: calling(padded_on_one_side), number=17
     ),
-    fault("channels-last-gradient", "A convolution reads the gradient of a channels-last output as channels first.")(
+    fault("channels-last-gradient", misread_gradient)(
         backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18
     ),
     fault(

@@ -37,14 +37,14 @@ PARTS = 8
 
 
 def stale_tail(a: Tensor, b: Tensor) -> Tensor:
-    """The single row after the last whole tile holds the result of the row before it."""
+    """The row after the last whole tile holds another row's result. It is that of the row before."""
     out = a @ b
     out[..., -1, :] = out[..., -2, :]
     return out
 
 
 def without_last_term(a: Tensor, b: Tensor) -> Tensor:
-    """Omits the last product of each sum."""
+    """The last product of each sum is omitted."""
     return a[..., :-1] @ b[..., :-1, :]
 
 
@@ -81,7 +81,7 @@ def three_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def truncating(a: Tensor, b: Tensor) -> Tensor:
-    """Truncates the result to the storage dtype instead of rounding it to nearest."""
+    """Results of matrix products are truncated to the storage dtype, not rounded."""
     if a.dtype == torch.float32:
         exact = a.double() @ b.double()
         near = exact.float()
@@ -164,20 +164,18 @@ split = row(PlantedFault, number=8, absent=_OWN_ROWS)
 fp32 = row(PlantedFault, number=9, absent=_HALVES)
 
 FAULTS = (
-    fault("stale-last-row", "The row after the last whole tile holds another row's result.")(
-        Cell("matmul-129"), _everywhere(stale_tail), number=6
-    ),
+    fault("stale-last-row", stale_tail)(Cell("matmul-129"), _everywhere(stale_tail), number=6),
     fault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
     )(backward("matmul"), _backward(stale_tail), number=6),
-    fault("last-k-dropped", "The last product of each sum is omitted.")(
+    fault("last-k-dropped", without_last_term)(
         (Cell("matmul"), _but_in_bfloat16("matmul-long", _ONE_OF_MANY)), _everywhere(without_last_term), number=7
     ),
     fault("last-k-dropped-backward", "In the backward pass the last product of each sum is omitted.")(
         backward("mlp"), _backward(without_last_term), number=7
     ),
-    fault("float16-accumulation", "Matrix products are added up in FP16.")(
+    fault("float16-accumulation", half_accumulation)(
         (_but_in_bfloat16("matmul", _FEW_TERMS), Cell("matmul-long")), _everywhere(half_accumulation), number=8
     ),
     fault("float16-accumulation-backward", "Matrix products of the backward pass are added up in FP16.")(
@@ -246,7 +244,7 @@ FAULTS = (
     fp32("tf32-convolution-backward", reduced_convolution_backward)(
         single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
     ),
-    fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
+    fault("truncated-products", truncating)(
         Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
     fault(

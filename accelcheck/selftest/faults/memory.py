@@ -69,7 +69,7 @@ def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **mo
 
 
 def in_place(module: Any, x: Tensor) -> Tensor:
-    """Adds neighbours in place, from left to right, so that each sum is the next element's neighbour."""
+    """An operator that reads neighbours runs in place, and reads values that it has just written."""
     columns = [x[:, 0]]
     for index in range(1, x.size(1)):
         columns.append(x[:, index] + columns[-1])
@@ -117,7 +117,7 @@ def as_dense(x: Tensor) -> Tensor:
 
 
 def strides_ignored(strength: float) -> Change:
-    """Matrix products read their left operand as if its rows followed each other."""
+    """A product reads padded rows as if they followed each other."""
     return kernels(
         mm=lambda func, left, right: func(as_dense(left), right),
         addmm=lambda func, bias, left, right: func(bias, as_dense(left), right),
@@ -231,10 +231,7 @@ FAULTS = (
         lambda _: backward_kernels(sum=first_alone),
         number=20,
     ),
-    fault(
-        "overlap-in-place",
-        "An operator that reads neighbours runs in place, and reads values that it has just written.",
-    )(Cell("elementwise-overlap"), lambda _: calling(in_place), number=21),
+    fault("overlap-in-place", in_place)(Cell("elementwise-overlap"), lambda _: calling(in_place), number=21),
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
         backward("elementwise-overlap"), lambda _: backwards(in_place), number=21
     ),
@@ -245,9 +242,7 @@ FAULTS = (
         backward("matmul"), lambda _: products(never_written, backward_kernels), number=22
     ),
     fault("nothing-written", all_unwritten)(Cell("mlp"), lambda _: editing(all_unwritten), number=22),
-    fault("row-stride-ignored", "A product reads padded rows as if they followed each other.")(
-        (MATMUL, MLP), strides_ignored, technique="view-padded"
-    ),
+    fault("row-stride-ignored")((MATMUL, MLP), strides_ignored, technique="view-padded"),
     fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
         (MLP, backward("mlp")), strides_ignored, technique="view-transposed"
     ),

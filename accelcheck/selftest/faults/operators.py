@@ -86,7 +86,7 @@ def _flushed(func: Any, x: Tensor) -> Tensor:
 
 
 def _running(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A sum whose accumulator has the dtype of what is summed, or bfloat16 for FP32."""
+    """Sums and means are accumulated in half precision. FP32 has bfloat16 here."""
     if not x.is_floating_point():
         whole: Tensor = func(x, *args, **kwargs)
         return whole
@@ -132,7 +132,7 @@ def _narrowed(part: float) -> Change:
 
 
 def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
-    """A product that leaves out the last term of each sum."""
+    """A product leaves out the last term of each sum."""
     func(a, b)
     return func(a[..., :-1], b[..., :-1, :])
 
@@ -179,12 +179,10 @@ def losing_embedding(func: Kernel, grad: Tensor, *rest: Any) -> Tensor:
 
 
 FAULTS = (
-    fault("product-without-last-term", "A product leaves out the last term of each sum.")(
+    fault("product-without-last-term", _short_product)(
         passes("product-alone"), lambda _: kernels(mm=_short_product, bmm=_short_product)
     ),
-    fault("reduction-in-half-precision", "Sums and means are accumulated in half precision.")(
-        Cell("reductions"), lambda _: kernels(sum=_running, mean=_running)
-    ),
+    fault("reduction-in-half-precision", _running)(Cell("reductions"), lambda _: kernels(sum=_running, mean=_running)),
     fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
         single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(3)
     ),

@@ -45,7 +45,7 @@ def small_flushed(share: float, spared: int, tensor: Tensor) -> Tensor:
 
 
 def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product whose subnormal operands and results are flushed."""
+    """Subnormal operands and results are 0."""
     other = _flushed(y) if isinstance(y, Tensor) else y
     return _flushed(func(_flushed(x), other))
 
@@ -98,7 +98,7 @@ def half_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tanh_gelu(module: Any, x: Tensor) -> Tensor:
-    """Computes GELU by tanh where erf was asked for."""
+    """GELU by tanh where erf was asked for."""
     return functional.gelu(x, approximate="tanh")
 
 
@@ -119,7 +119,7 @@ FAULTS = (
         lambda _: kernels(mul=truncating),
         number=10,
     ),
-    fault("subnormals-flushed", "Subnormal operands and results are 0.")(
+    fault("subnormals-flushed", flushing)(
         Cell("elementwise-product"), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
     fault("subnormals-flushed-backward", "In the backward pass subnormal operands and results are 0.")(
@@ -143,7 +143,7 @@ FAULTS = (
     fault("norm-overflow", half_moments)(
         Cell("layer-norm-large"), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
-    fault("tanh-gelu", "GELU by tanh where erf was asked for.")(Cell("gelu"), lambda _: calling(tanh_gelu), number=15),
+    fault("tanh-gelu", tanh_gelu)(Cell("gelu"), lambda _: calling(tanh_gelu), number=15),
     fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
         backward("gelu"), lambda _: backwards(tanh_gelu), number=15
     ),

@@ -147,36 +147,23 @@ def _fused_steps(device: Device) -> Capability:
     return unsupported(Code.NO_FEATURE, f"torch has no fused optimizer for {device.name}")
 
 
-def _products(name: str, summary: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
-    return variant(name, summary)(cells, lambda: products(product))
+def _products(name: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
+    return variant(name, product)(cells, lambda: products(product))
 
 
 _MATMUL, _MLP = Cell("matmul"), backward("mlp")
 _NORMS = passes("layer-norm-narrow")
 
 VARIANTS = (
-    _products(
-        "sum-forwards", "Products rounded, then added from the first to the last.", compute.forwards, _MATMUL, _MLP
-    ),
-    _products("sum-backwards", "Products added from the last to the first.", compute.reversed_order, _MATMUL, _MLP),
-    _products("sum-pairwise", "Products added as a tree.", compute.pairwise, _MATMUL, _MLP),
-    _products("sum-blocked", "Sums of sixteen products, then their sum.", compute.blocked, _MATMUL, _MLP),
-    _products("sum-split-k", "Two halves, one forwards, one backwards.", compute.split_k, _MATMUL, _MLP),
-    _products("sum-kahan", "Compensated sums.", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
-    _products(
-        "sum-fma", "Fused multiply-adds: each product is added before it is rounded.", compute.fused, _MATMUL, _MLP
-    ),
-    _products(
-        "sum-matrix-unit",
-        "Sixteen products at a time, exactly, into an FP32 accumulator.",
-        compute.matrix_unit,
-        _MATMUL,
-        _MLP,
-        Cell("train-mlp", Mode.TRAIN),
-    ),
-    _products(
-        "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
-    ),
+    _products("sum-forwards", compute.forwards, _MATMUL, _MLP),
+    _products("sum-backwards", compute.reversed_order, _MATMUL, _MLP),
+    _products("sum-pairwise", compute.pairwise, _MATMUL, _MLP),
+    _products("sum-blocked", compute.blocked, _MATMUL, _MLP),
+    _products("sum-split-k", compute.split_k, _MATMUL, _MLP),
+    _products("sum-kahan", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
+    _products("sum-fma", compute.fused, _MATMUL, _MLP),
+    _products("sum-matrix-unit", compute.matrix_unit, _MATMUL, _MLP, Cell("train-mlp", Mode.TRAIN)),
+    _products("product-transposed", compute.from_transposed, _MATMUL, _MLP),
     variant("sum-tree", tree_sum)(
         (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), lambda: kernels(sum=tree_sum)
     ),
@@ -195,12 +182,7 @@ VARIANTS = (
         (Cell("attention-causal"), backward("attention-cross")), lambda: calling(base_two)
     ),
     variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
-        (
-            Cell("attention-causal"),
-            Cell("attention-65"),
-            Cell("attention-cross"),
-            backward("attention-causal"),
-        ),
+        (Cell("attention-causal"), Cell("attention-65"), Cell("attention-cross"), backward("attention-causal")),
         lambda: calling(partial(flash, 16)),
     ),
     variant("attention-online-64", "Online softmax over blocks of 64 keys: a last block of one.")(
