@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, PlantedFault, row, single, variant
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFault, passes, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
@@ -19,13 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_CONVOLUTIONS = tuple(
-    single(workload, mode) for workload in ("conv-replicated", "cnn") for mode in (Mode.FORWARD, Mode.BACKWARD)
-)
-_PRODUCTS = tuple(single(workload, mode) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD))
-_ABSENT = dict.fromkeys(
-    ("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more"
-)
+_CONVOLUTIONS = passes("conv-replicated", FLOAT32) + passes("cnn", FLOAT32)
+_PRODUCTS = passes("matmul", FLOAT32) + passes("mlp", FLOAT32)
+_ABSENT = dict.fromkeys(HALVES, "fast algorithms are classes in FP32 alone: half precision rounds more")
 _ALONE = (single("conv-replicated"),)
 
 

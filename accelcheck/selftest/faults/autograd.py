@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:
     """A custom function returns each operand's gradient for the other."""
-    return _Exchange.apply(module, x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
+    return _Exchange.apply(x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
 def gated(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
@@ -37,25 +37,22 @@ def derivatives(grad: Tensor, x: Tensor, gate: Tensor, slope: Tensor) -> tuple[T
     return grad * opened, inner * slope, (inner * gate).sum()
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, module: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(x, gate, slope)
-        return gated(x, gate, slope)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        of_x, of_gate, of_slope = derivatives(grads[0], *ctx.saved_tensors)
-        return None, of_gate, of_x, of_slope
-
-
-class _Once(torch.autograd.Function):
-    """First gradients are right, but detached from their inputs, so second gradients are wrong."""
-
+class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(x, gate, slope)
         return gated(x, gate, slope)
+
+
+class _Exchange(_Gated):
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        of_x, of_gate, of_slope = derivatives(grads[0], *ctx.saved_tensors)
+        return of_gate, of_x, of_slope
+
+
+class _Once(_Gated):
+    """First gradients are right, but detached from their inputs, so second gradients are wrong."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ONCE = dict.fromkeys(
-    ("bfloat16", "float16"),
+    HALVES,
     "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds to compile",
 )
 COMPILED = 2

@@ -31,7 +31,8 @@ Rest = ParamSpec("Rest")
 Plant = TypeVar("Plant", "PlantedFault", "Variant")
 
 FLOAT32 = ("float32",)
-EVERY = ("float32", "bfloat16", "float16")
+HALVES = ("bfloat16", "float16")
+EVERY = (*FLOAT32, *HALVES)
 """Storage dtypes that plants are tried in, unless a plant does not apply to one of them."""
 
 

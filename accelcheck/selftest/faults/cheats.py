@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single
-from accelcheck.selftest.faults.memory import strided
+from accelcheck.selftest.faults.memory import overwriting, strided
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
@@ -87,18 +87,6 @@ def column_major(out: Tensor) -> Tensor:
     return out.t().contiguous().t()
 
 
-def overwriting(share: float) -> Change:
-    """An input is used as scratch memory; the strength is the share of its rows."""
-
-    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
-        out = plain(x, *rest)
-        with torch.no_grad():
-            x[: max(1, int(len(x) * share))].mul_(1.5)
-        return out
-
-    return wrapping(call)
-
-
 def drifting(strength: float) -> Change:
     """A parameter changes with every call, by this relative amount. It is normalised in place where it is used."""
 
@@ -113,11 +101,11 @@ def drifting(strength: float) -> Change:
 
 def without(path: str) -> Callable[[float], Change]:
     """A tensor of the result is missing."""
-    return always(editing(lambda result: _drop(result, path)))
 
+    def drop(result: Result) -> None:
+        del result[path]
 
-def _drop(result: Result, path: str) -> None:
-    del result[path]
+    return always(editing(drop))
 
 
 def detached(program: Program) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import FLOAT32, Cell, PlantedFault, fault, passes, row, single, trained
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, PlantedFault, fault, passes, row, single, trained
 from accelcheck.selftest.faults.sowing import (
     calls_of,
     exported,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 COMPILED = 2
 """Seeds of faults for which something is compiled: seconds each."""
 ONCE = dict.fromkeys(
-    ("bfloat16", "float16"),
+    HALVES,
     "it is in a graph that has no dtypes yet: planted once, in float32, since each case takes seconds to compile",
 )
 

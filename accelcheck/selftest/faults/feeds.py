@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, PlantedFault, fault, row, single, trained
+from accelcheck.selftest.faults.base import Cell, PlantedFault, fault, row, single, trained
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -73,5 +73,5 @@ FAULTS = (
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
     )(single("trajectory-mlp", Mode.TRAJECTORY), around=reading(buffer_stale), seeds=1),
-    fault("pinned-buffer-reused")(Cell("mlp", dtypes=EVERY), around=one_buffer, technique="pinned-memory"),
+    fault("pinned-buffer-reused")(Cell("mlp"), around=one_buffer, technique="pinned-memory"),
 )

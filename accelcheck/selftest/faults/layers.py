@@ -48,14 +48,9 @@ def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
     return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
 
 
-def misread(grad: Tensor) -> Tensor:
-    """Reads memory that is channels last as channels first."""
-    return grad.permute(0, 2, 3, 1).reshape(grad.shape)
-
-
 def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
     """A convolution reads the gradient of a channels-last output as channels first."""
-    return func(misread(grad), *rest)
+    return func(grad.permute(0, 2, 3, 1).reshape(grad.shape), *rest)
 
 
 def norms_follow_gradients(strength: float) -> Change:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, row, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -21,7 +21,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     products,
     rounded_to,
-    truncated_to,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
 
-BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-"""Significant bits, the implicit one counted."""
 PARTS = 8
 """Of a sum that is split: thread blocks that share the terms of one result."""
 
@@ -78,16 +76,6 @@ def three_products(a: Tensor, b: Tensor) -> Tensor:
     high_a, high_b = rounded_to(8, a), rounded_to(8, b)
     low_a, low_b = rounded_to(8, a - high_a), rounded_to(8, b - high_b)
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
-
-
-def truncating(a: Tensor, b: Tensor) -> Tensor:
-    """Results of matrix products are truncated to the storage dtype, not rounded."""
-    if a.dtype == torch.float32:
-        exact = a.double() @ b.double()
-        near = exact.float()
-        beyond = near.double().abs() > exact.abs()
-        return torch.where(beyond, torch.nextafter(near, torch.zeros(())), near)
-    return truncated_to(BITS[a.dtype], a.float() @ b.float()).to(a.dtype)
 
 
 def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -137,6 +125,7 @@ def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable
     return lambda unit: products(partial(product, unit), backward_kernels)
 
 
+_truncated = partial(truncated, torch.matmul)
 _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 """Unit roundoffs."""
 
@@ -153,12 +142,10 @@ _LONG_SUMS = "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3
 _PARTS_AND_SUM = "parts of a sum err together by no more than the sum itself, which is rounded"
 _ONE_UNIT = "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
 _FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
-_HALVES = dict.fromkeys(
-    ("bfloat16", "float16"), "operands in half precision are not rounded further: the mode is about FP32"
-)
+_HALVES = dict.fromkeys(HALVES, "operands in half precision are not rounded further: the mode is about FP32")
 
 _STRENGTHS = (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22)
-_OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is planted in half precision")
+_OWN_ROWS = dict.fromkeys(HALVES, "split-k-partial-sums-half is planted in half precision")
 
 split = row(PlantedFault, number=8, absent=_OWN_ROWS)
 fp32 = row(PlantedFault, number=9, absent=_HALVES)
@@ -218,7 +205,7 @@ FAULTS = (
         "split-k-partial-sums-half",
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (Cell("matmul", dtypes=("bfloat16", "float16")), Cell("matmul-long", dtypes=("bfloat16", "float16"))),
+        (Cell("matmul", dtypes=HALVES), Cell("matmul-long", dtypes=HALVES)),
         _everywhere_to(narrow_partial_sums),
         (2.0**-5, _BFLOAT16, _FLOAT16),
         absent={"float32": "the faults of FP32 sums are rows of their own"},
@@ -244,13 +231,13 @@ FAULTS = (
     fp32("tf32-convolution-backward", reduced_convolution_backward)(
         single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
     ),
-    fault("truncated-products", truncating)(
-        Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
+    fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
+        Cell("matmul"), _everywhere(_truncated), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
     fault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
-    )(backward("mlp"), _backward(truncating), number=10),
+    )(backward("mlp"), _backward(_truncated), number=10),
     fault("autocast-sum-in-float16", half_sum)(
         single("matmul-total"), lambda _: kernels(sum=half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),

@@ -21,6 +21,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     products,
     replacing,
+    wrapping,
 )
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.interop import dlpack
@@ -38,11 +39,6 @@ def strided(device: Device) -> Capability:
     from accelcheck.techniques.base import Technique
 
     return Technique().needs(device, "strided")
-
-
-def without_strides(x: Tensor) -> Tensor:
-    """Reads the memory of ``x (M, N)`` in row-major order, from its first element on."""
-    return x.as_strided(x.shape, (x.size(1), 1), x.storage_offset())
 
 
 def without_offset(x: Tensor) -> Tensor:
@@ -76,12 +72,16 @@ def in_place(module: Any, x: Tensor) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def overwriting(module: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """The caller's input is overwritten."""
-    out = module(x, *rest)
-    with torch.no_grad():
-        x.mul_(1.5)
-    return out
+def overwriting(share: float) -> Change:
+    """An input is used as scratch memory; the strength is the share of its rows."""
+
+    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
+        out = plain(x, *rest)
+        with torch.no_grad():
+            x[: max(1, int(len(x) * share))].mul_(1.5)
+        return out
+
+    return wrapping(call)
 
 
 def drifting(module: nn.Module, *inputs: Any) -> Any:
@@ -99,11 +99,6 @@ def unwritten(tensor: Tensor) -> Tensor:
     return out
 
 
-def never_written(a: Tensor, b: Tensor) -> Tensor:
-    """The last row of the backward pass's matrix products is not written. It holds the memory's old content."""
-    return unwritten(a @ b)
-
-
 def all_unwritten(result: Result) -> None:
     """The result is allocated and not written."""
     for path, tensor in result.items():
@@ -111,7 +106,7 @@ def all_unwritten(result: Result) -> None:
 
 
 def as_dense(x: Tensor) -> Tensor:
-    """What a kernel reads that takes a tensor for a dense one."""
+    """Reads the memory of `x` in row-major order, from its first element on."""
     strides = torch.empty(x.shape, device="meta").stride()
     return x.as_strided(x.shape, strides, x.storage_offset())
 
@@ -213,12 +208,12 @@ slow = row(PlantedFault, seeds=10)
 FAULTS = (
     fault("strides-ignored", "A transposed or sliced input is read as if it were contiguous.")(
         (Cell("matmul-transposed"), Cell("matmul-sliced")),
-        lambda _: calling(partial(reading, without_strides)),
+        lambda _: calling(partial(reading, as_dense)),
         number=19,
         exists=strided,
     ),
     fault("strides-ignored-backward", "The backward pass reads a transposed input as if it were contiguous.")(
-        backward("matmul-transposed"), lambda _: backwards(partial(reading, without_strides)), number=19, exists=strided
+        backward("matmul-transposed"), lambda _: backwards(partial(reading, as_dense)), number=19, exists=strided
     ),
     fault("offset-ignored", without_offset)(
         Cell("matmul-sliced"), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
@@ -235,11 +230,11 @@ FAULTS = (
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
         backward("elementwise-overlap"), lambda _: backwards(in_place), number=21
     ),
-    fault("input-overwritten", overwriting)(Cell("elementwise-5"), lambda _: calling(overwriting), number=21),
+    fault("input-overwritten", "The caller's input is overwritten.")(Cell("elementwise-5"), overwriting, number=21),
     fault("parameter-overwritten", drifting)(Cell("mlp"), lambda _: calling(drifting), number=21),
     fault("row-never-written", unwritten)(Cell("matmul-129"), lambda _: replacing(out=unwritten), number=22),
-    fault("row-never-written-backward", never_written)(
-        backward("matmul"), lambda _: products(never_written, backward_kernels), number=22
+    fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
+        backward("matmul"), lambda _: products(lambda a, b: unwritten(a @ b), backward_kernels), number=22
     ),
     fault("nothing-written", all_unwritten)(Cell("mlp"), lambda _: editing(all_unwritten), number=22),
     fault("row-stride-ignored")((MATMUL, MLP), strides_ignored, technique="view-padded"),

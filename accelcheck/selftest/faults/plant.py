@@ -23,6 +23,9 @@ Kernel: TypeAlias = "Callable[..., Tensor]"
 """Computes an operator of one result."""
 Product: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+"""Significant bits, the implicit one counted."""
+
 
 def nothing(program: Program) -> None:
     """Leave the program as it is."""
@@ -83,15 +86,6 @@ def editing(edit: Callable[[Result], None]) -> Change:
         program.run = run  # type: ignore[method-assign]  # on this instance alone
 
     return change
-
-
-def edited(path: str, function: Callable[[Tensor], Tensor]) -> Change:
-    """Applies a function to one tensor of the result."""
-
-    def edit(result: Result) -> None:
-        result[path] = function(result[path])
-
-    return editing(edit)
 
 
 def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -301,3 +295,13 @@ def truncated_to(bits: int, tensor: Tensor) -> Tensor:
     """Truncates FP32 to `bits` significant bits; gradients do not pass."""
     drop = 24 - bits
     return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
+
+
+def truncated(product: Product, x: Tensor, y: Tensor) -> Tensor:
+    """Computes ``product(x, y)``, truncated to their dtype instead of rounded to nearest."""
+    if x.dtype == torch.float32:
+        exact = product(x.double(), y.double())
+        near = exact.float()
+        beyond = near.double().abs() > exact.abs()  # farther from 0 than the exact product
+        return torch.where(beyond, near.nextafter(torch.zeros_like(near)), near)
+    return truncated_to(BITS[x.dtype], product(x.float(), y.float())).to(x.dtype)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from accelcheck.devices.torch_names import disable_current_modes
+from accelcheck.devices.torch_names import disable_current_modes, pytree
 from accelcheck.selftest.faults.base import Change, PlantedFault, row, trained
 from accelcheck.selftest.faults.plant import spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
@@ -22,7 +22,7 @@ from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATE
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
@@ -105,15 +105,17 @@ class Drifting(Accumulating):
         return loss
 
 
+def _sharded(modules: Iterable[nn.Module]) -> list[Any]:
+    return [module for module in modules if hasattr(module, "set_requires_gradient_sync")]
+
+
 class StaleShards(FullySharded):
     """Gathered parameters are those from before the step. They are kept after the backward pass."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        parts: list[Any] = [*program.module.modules()]
-        for part in parts:
-            if hasattr(part, "set_reshard_after_backward"):
-                part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
+        for part in _sharded(program.module.modules()):
+            part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
 
 
 class SummedShards(FullySharded):
@@ -121,11 +123,9 @@ class SummedShards(FullySharded):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        parts: list[Any] = [*program.module.modules()]
-        for part in parts:
-            if hasattr(part, "set_gradient_divide_factor"):
-                part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
-                part.set_gradient_divide_factor(1.0)
+        for part in _sharded(program.module.modules()):
+            part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
+            part.set_gradient_divide_factor(1.0)
 
 
 class UnreducedShards(FullySharded):
@@ -133,8 +133,7 @@ class UnreducedShards(FullySharded):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        blocks: list[Any] = [part for part in program.module.children() if hasattr(part, "set_requires_gradient_sync")]
-        last, passes = blocks[-1], itertools.count()
+        last, passes = _sharded(program.module.children())[-1], itertools.count()
 
         def synced(*_: Any) -> None:
             last.set_requires_gradient_sync(requires_gradient_sync=next(passes) > 0)
@@ -155,11 +154,7 @@ TRAINING = (trained("train-mlp"),)
 
 def forgets(optimizer: torch.optim.Optimizer) -> None:
     """A state that is loaded has no moments."""
-    optimizer.register_load_state_dict_pre_hook(_without_moments)
-
-
-def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "state": {}}
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {**state, "state": {}})
 
 
 def saves_first(optimizer: torch.optim.Optimizer) -> None:
@@ -168,7 +163,7 @@ def saves_first(optimizer: torch.optim.Optimizer) -> None:
 
     def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         if not kept and state["state"]:
-            kept.append({key: {n: _copied(v) for n, v in values.items()} for key, values in state["state"].items()})
+            kept.append(pytree.tree_map(_copied, state["state"]))
         return {**state, "state": kept[0]} if kept else state
 
     optimizer.register_state_dict_post_hook(stale)
@@ -183,18 +178,14 @@ def _copied(value: Any) -> Any:
 
 def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
     """Ranks that are started again have moments that were stored in bfloat16."""
-    optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
 
+    def rounded(value: Any) -> Any:
+        return value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
 
-def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    rounded = {
-        key: {
-            name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-        for key, values in state["state"].items()
-    }
-    return {**state, "state": rounded}
+    def loading(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "state": pytree.tree_map(rounded, state["state"])}
+
+    optimizer.register_load_state_dict_pre_hook(loading)
 
 
 def buffer_lost(program: Program) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, backward, fault, passes
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -190,8 +190,6 @@ def without_cast(strength: float) -> Change:
 
     return change
 
-
-HALVES = ("bfloat16", "float16")
 
 FAULTS = (
     fault("stale-leading-dimension")((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),

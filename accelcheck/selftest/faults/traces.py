@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, PlantedFault, row, single, variant
+from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.verify.generators import Generators
@@ -189,7 +189,7 @@ def quick_calls(device: Device) -> Capability:
 
 MLP, NORM = single("mlp"), single("batch-norm")
 BOTH = (MLP, single("mlp", Mode.BACKWARD))
-_NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "what surrounds a run is no matter of the storage dtype")
+_NO_DTYPE = dict.fromkeys(HALVES, "what surrounds a run is no matter of the storage dtype")
 fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (

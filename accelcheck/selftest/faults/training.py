@@ -12,7 +12,8 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, PlantedFault, fault, row, single, trained, variant
-from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling
+from accelcheck.selftest.faults.matmul import without_last_term
+from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling, truncated_to
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
@@ -213,18 +214,9 @@ def one_context(program: Program) -> None:
     program.within = lambda: torch.autocast(place, dtype=torch.bfloat16)
 
 
-def depth_dropped(strength: float) -> Change:
-    """Products in reduced precision leave out the last element of their depth."""
-    return products(lambda a, b: a[..., :-1] @ b[..., :-1, :])
-
-
 def truncated_operands(strength: float) -> Change:
     """Products in reduced precision truncate their operands to 4 significant bits."""
-
-    def short(x: Tensor) -> Tensor:
-        return ((x.float().contiguous().view(torch.int32) >> 20) << 20).view(torch.float32)
-
-    return products(lambda a, b: short(a) @ short(b))
+    return products(lambda a, b: truncated_to(4, a.float()) @ truncated_to(4, b.float()))
 
 
 slow = row(PlantedFault, seeds=10)
@@ -285,8 +277,8 @@ FAULTS = (
         seeds=3,
     ),
     slow("autocast-weights-stale", one_context)(trained("train-mlp"), lambda _: one_context, technique="amp-bf16"),
-    fault("reduced-depth-dropped")(
-        (single("matmul"), single("mlp", Mode.BACKWARD)), depth_dropped, technique="matmul-bf16"
+    fault("reduced-depth-dropped", "Products in reduced precision leave out the last element of their depth.")(
+        (single("matmul"), single("mlp", Mode.BACKWARD)), lambda _: products(without_last_term), technique="matmul-bf16"
     ),
     fault("reduced-operands-truncated")(single("matmul"), truncated_operands, technique="matmul-tf32"),
 )

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.selftest.faults.base import Cell, backward, fault
+from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault
 from accelcheck.selftest.faults.compute import layer_norm
+from accelcheck.selftest.faults.partial import ONE_UNIT
 from accelcheck.selftest.faults.plant import (
     Kernel,
     aside,
@@ -21,7 +22,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     replacing,
     scaled,
-    truncated_to,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ def _flushed(tensor: Tensor) -> Tensor:
 
 
 @aside
-def small_flushed(share: float, spared: int, tensor: Tensor) -> Tensor:
+def small_flushed(share: float, tensor: Tensor) -> Tensor:
     """Elements below a threshold are 0, but for those of every 16th column. They are a `share` of all."""
     sizes = tensor.abs().float()
     small = sizes <= sizes.flatten().kthvalue(max(1, int(share * tensor.numel()))).values
-    small[..., ::spared] = False
+    small[..., ::16] = False
     return tensor.masked_fill(small, 0.0)
 
 
@@ -48,18 +49,6 @@ def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
     """Subnormal operands and results are 0."""
     other = _flushed(y) if isinstance(y, Tensor) else y
     return _flushed(func(_flushed(x), other))
-
-
-def truncating(func: Any, x: Tensor, y: Any) -> Tensor:
-    """Results of element-wise products are truncated to the storage dtype, not rounded."""
-    if x.dtype == torch.float32:
-        exact = func(x.double(), y.double())
-        rounded = exact.float()
-        beyond = rounded.double().abs() > exact.abs()  # the nearest number is farther from 0 than the product
-        return torch.where(beyond, rounded.nextafter(torch.zeros_like(rounded)), rounded)
-    bits = {torch.bfloat16: 8, torch.float16: 11}[x.dtype]
-    wide: Tensor = func(x.float(), y.float())
-    return truncated_to(bits, wide).to(x.dtype)
 
 
 def keeps_subnormals(device: Device) -> Capability:
@@ -102,10 +91,7 @@ def tanh_gelu(module: Any, x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-_SPARED = 16
 _SCALES = (0.05, 0.01, 0.003)
-_CUT = ("bfloat16", "float16")
-ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 FAULTS = (
     fault("gain", "All results are too large by a factor.")(
@@ -114,9 +100,9 @@ FAULTS = (
     fault("gain-backward", "All gradients are too large by a factor.")(
         backward("mlp"), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
-    fault("truncated-elementwise", truncating)(
-        Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),
-        lambda _: kernels(mul=truncating),
+    fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
+        Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
+        lambda _: kernels(mul=truncated),
         number=10,
     ),
     fault("subnormals-flushed", flushing)(
@@ -127,7 +113,7 @@ FAULTS = (
     ),
     fault("small-elements-flushed", small_flushed)(
         Cell("elementwise-large", dtypes=("bfloat16",)),
-        lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
+        lambda share: replacing(out=partial(small_flushed, share)),
         (0.02, 0.016, 0.008),
         absent=dict.fromkeys(
             ("float32", "float16"), "the norms see numbers of this size, as in other faults of values"

@@ -11,7 +11,18 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import compute
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, Variant, backward, passes, single, trained, variant
+from accelcheck.selftest.faults.base import (
+    FLOAT32,
+    HALVES,
+    Cell,
+    Change,
+    Variant,
+    backward,
+    passes,
+    single,
+    trained,
+    variant,
+)
 from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
 
 if TYPE_CHECKING:
@@ -168,9 +179,7 @@ VARIANTS = (
         (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), lambda: kernels(sum=tree_sum)
     ),
     variant("epilogue-fused", fused_epilogue)(passes("matmul"), lambda: calling(fused_epilogue)),
-    variant("chain-fused", fused_chain)(
-        Cell("elementwise-30", dtypes=("bfloat16", "float16")), lambda: calling(fused_chain)
-    ),
+    variant("chain-fused", fused_chain)(Cell("elementwise-30", dtypes=HALVES), lambda: calling(fused_chain)),
     variant("nan-payload", _other_payload)(
         (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
     ),
