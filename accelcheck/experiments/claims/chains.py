@@ -27,7 +27,7 @@ class _Chain(Experiment):
     """Statements compiled in one form, for one kind of shapes."""
 
     length: str
-    """Part of the name that describes the number of statements."""
+    """Number of statements, as the name has it."""
 
     def __init__(self, form: Form, shapes: Shapes) -> None:
         self.name = f"compile-{form}-{self.length}"

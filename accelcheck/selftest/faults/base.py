@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -175,7 +173,8 @@ def row(
 
 
 def _first_sentence(documented: Any) -> str:
-    return re.split(r"(?<=\.)\s", inspect.getdoc(documented) or "", maxsplit=1)[0]
+    text = " ".join((documented.__doc__ or "").split())
+    return f"{text.partition('. ')[0].removesuffix('.')}."
 
 
 fault, variant = row(PlantedFault), row(Variant)

@@ -78,6 +78,10 @@ def three_products(a: Tensor, b: Tensor) -> Tensor:
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
 
 
+truncating = partial(truncated, torch.matmul)
+"""Truncates the result of a product to the storage dtype instead of rounding it to nearest."""
+
+
 def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """Convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, x), rounded_to(11, weight), *rest)
@@ -125,7 +129,6 @@ def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable
     return lambda unit: products(partial(product, unit), backward_kernels)
 
 
-_truncated = partial(truncated, torch.matmul)
 _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 """Unit roundoffs."""
 
@@ -232,12 +235,12 @@ FAULTS = (
         single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
     ),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
-        Cell("matmul"), _everywhere(_truncated), number=10, hidden={("float32", 1.0): _ONE_UNIT}
+        Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
     fault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
-    )(backward("mlp"), _backward(_truncated), number=10),
+    )(backward("mlp"), _backward(truncating), number=10),
     fault("autocast-sum-in-float16", half_sum)(
         single("matmul-total"), lambda _: kernels(sum=half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),
