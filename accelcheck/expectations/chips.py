@@ -89,8 +89,8 @@ def load(architecture: str, folder: Path = FOLDER) -> tuple[ChipStatement, ...]:
 def held(record: Record, statements: tuple[ChipStatement, ...], torch: str) -> Record:
     """Hold a record against the statements about its chip; the first that covers the case decides.
 
-    A refused case that the chip is stated to run is a `fail`. One that it is stated not to run is `unsupported` without a
-    remark where it was refused, and gets a remark where it ran. Other records are returned as they are.
+    A refused case that the chip is stated to run is a `fail`. One that it is stated not to run is `unsupported` without
+    a remark where it was refused, and gets a remark where it ran. Other records are returned as they are.
     """
     stated = next((statement for statement in statements if statement.covers(record.case.id, torch)), None)
     if stated is None:

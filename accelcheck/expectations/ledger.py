@@ -1,11 +1,11 @@
 """The ledger: known failures of a device, each with a size, a reason, a link, an owner and an expiry date. No torch.
 
-An entry of verdict ``fail`` names the faults that it expects by their fields; one of verdict ``error`` finds an exception
-by a regular expression. Its size, ``at-most``, is the class of the exception for ``error``, and for ``fail`` the largest
-`Fault.size`, in the unit of its `accelcheck.core.fault.FaultKind`.
+An entry of verdict ``fail`` names the faults that it expects by their fields; one of verdict ``error`` finds an
+exception by a regular expression. Its size, ``at-most``, is the class of the exception for ``error``, and for ``fail``
+the largest `Fault.size`, in the unit of its `accelcheck.core.fault.FaultKind`.
 
-The ledgers of accelcheck allow 1.5 times the largest measured size, since processors and versions round differently; counts
-of elements are exact. ``benchmarks/ledger_sizes.py`` measures the sizes.
+The ledgers of accelcheck allow 1.5 times the largest measured size, since processors and versions round differently;
+counts of elements are exact. ``benchmarks/ledger_sizes.py`` measures the sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCHEMA = 3
-"""Version of the layout. Files of schema 2, which are read too, find the faults of a ``fail`` by ``match`` in their texts."""
+"""Version of the layout. Schema 2, which is read too, finds the faults of a ``fail`` by ``match`` in their texts."""
 _OLDER = "entries of schema 1 had no size: give each an at-most, as docs/ledger.md says"
 FOLDER = Path(__file__).parent / "ledgers"
 """The ledgers of accelcheck: ``all.toml`` for every device, and one per device, such as ``xla.toml``."""
@@ -272,7 +272,7 @@ MOST_FAULTS = 20
 
 
 def hold(record: Record, ledger: Ledger) -> Record:
-    """Hold a record against the ledger: a failure with expected faults alone is `xfail`, an expected failure that passes `xpass`.
+    """Hold a record against the ledger: expected faults alone give `xfail`, a pass against an entry gives `xpass`.
 
     A known failure hides neither a new nor a larger one in the same case: `Record.known` then has the outgrown entries.
     """

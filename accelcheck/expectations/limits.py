@@ -38,8 +38,9 @@ class Limit:
 
     Attributes:
         cases: Globs of case ids.
-        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken if the whole interval is below),
-            ``memory-at-most`` (peak divided by FP32 eager's), or ``first-call-at-most`` (seconds, with cold caches).
+        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken if all of the interval is
+            below), ``memory-at-most`` (peak divided by FP32 eager's), or ``first-call-at-most`` (seconds, with cold
+            caches).
         bound: Value of the limit.
         reason: Reason for which it was set.
     """

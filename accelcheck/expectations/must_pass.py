@@ -1,12 +1,12 @@
 """Must-pass lists: the cases that a device of a class has to pass at each level, versioned and hashed. No torch.
 
-A package may ship a list with its device: the file ``must_pass/DEVICE.txt`` beside the module of the device's entry point.
-It adds to the list `OTHERS` and takes nothing out: a vendor cannot qualify by asking for less.
+A package may ship a list with its device: the file ``must_pass/DEVICE.txt`` beside the module of the device's entry
+point. It adds to the list `OTHERS` and takes nothing out: a vendor cannot qualify by asking for less.
 
-A list holds the cases that devices of its class declare to support, less those that the shipped ledgers expect to fail, and
-less those that a measured run found `unsupported` by trying. It has no timed cases, which need a baseline of the same
-machine, and no platform items, which an assessment counts. ``nox -s regenerate`` makes the lists; a new case enters one when
-a run has passed it.
+A list holds the cases that devices of its class declare to support, less those that the shipped ledgers expect to fail,
+and less those that a measured run found `unsupported` by trying. It has no timed cases, which need a baseline of the
+same machine, and no platform items, which an assessment counts. ``nox -s regenerate`` makes the lists; a new case
+enters one when a run has passed it.
 """
 
 from __future__ import annotations

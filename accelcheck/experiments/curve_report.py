@@ -110,19 +110,20 @@ def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
 
 def _notes(found: Sequence[Point | Gap], limit: int) -> Iterator[str]:
     yield (
-        "Each call takes the next of several inputs. The first pass is one call with each of them, compilation with empty "
-        "caches included; a form is paid back when the time saved by later calls equals the first pass's extra time."
+        "Each call takes the next of several inputs. The first pass is one call with each of them, compilation with "
+        "empty caches included; a form is paid back when the time saved by later calls equals the first pass's extra "
+        "time."
     )
     graphs = max((point.graphs for point in found if isinstance(point, Point)), default=0)
     if graphs > limit:
         yield (
-            f"Static compilation makes a graph for each shape. By default torch stops at {limit} graphs of one function and "
-            "runs other shapes eagerly (recompile_limit); this measurement raised the limit."
+            f"Static compilation makes a graph for each shape. By default torch stops at {limit} graphs of one "
+            "function and runs other shapes eagerly (recompile_limit); this measurement raised the limit."
         )
     if any(isinstance(point, Point) and point.programs == 0 for point in found):
         yield (
-            "XLA caches programs by content: a form with 0 programs reused those of the form before it, and its first pass "
-            "is shorter by their compilation."
+            "XLA caches programs by content: a form with 0 programs reused those of the form before it, and its first "
+            "pass is shorter by their compilation."
         )
 
 

@@ -419,8 +419,9 @@ def _interfering(word: str, ini: str) -> Diagnosis:
             "pytest", Grade.PROBLEM, fact, "remove it: cases run in processes of their own already", stops=True
         )
     if "timeout" in word.lower():
-        fact = f"{word}{place}: with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
-        return Diagnosis("pytest", Grade.PROBLEM, fact, "use --accel-timeout=SECONDS, and give -p no:timeout")
+        fact = "with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
+        action = "use --accel-timeout=SECONDS, and give -p no:timeout"
+        return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: {fact}", action)
     return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
 
 

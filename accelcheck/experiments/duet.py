@@ -1,7 +1,7 @@
 """Compares the speed of two environments on this machine, case by case, in pairs of processes that run in turns.
 
-The parent never imports torch, since the environments may have other versions of torch and accelcheck. After a case that
-crashes or hangs, the others continue in new processes.
+The parent never imports torch, since the environments may have other versions of torch and accelcheck. After a case
+that crashes or hangs, the others continue in new processes.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class DuetCase:
     Attributes:
         case: Id of the case.
         samples: One sample per process, for each side.
-        absent: Reason why a side has no further figures, by its name: the case does not exist, is wrong, crashes or hangs.
+        absent: Reason why a side has no further figures, by its name: the case is absent, is wrong, crashes or hangs.
         broken: Names of the sides on which it is wrong, crashes or hangs.
-        apart: True if its processes run one after the other: the device allows only one, or the case failed beside another,
-            which may have held memory that it needs.
+        apart: True if its processes run one after the other: the device allows only one, or the case failed beside
+            another, which may have held memory that it needs.
         found: Result of the pairs; None before the first look.
     """
 
@@ -202,8 +202,8 @@ def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
         raise (AbsentError if merged.get("absent") else SideError)(f"{side}: {merged['refused']}")
     if "hello" not in merged:
         raise SideError(
-            f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them there, or name a "
-            f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
+            f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them "
+            f"there, or name a checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
         )
     return _facts(side, merged["hello"]), {
         str(case): DuetCase(str(case)) for case in _typed(side, merged, "cases", list)

@@ -101,9 +101,9 @@ def undisturbed() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Make glibc's allocator keep freed memory in this process. Has no effect with other C libraries.
 
-    Otherwise some processes get every large result on fresh pages, which fault: of 36 processes that ran 20 element-wise
-    operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %. With this, none of 24 did
-    (docs/findings.md has the page faults of such processes).
+    Otherwise some processes get every large result on fresh pages, which fault: of 36 processes that ran 20
+    element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %. With this,
+    none of 24 did (docs/findings.md has the page faults of such processes).
     """
     if sys.platform != "linux":
         return

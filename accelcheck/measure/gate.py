@@ -57,8 +57,8 @@ class Gate:
         stored: Baselines of the run's devices, by device name and case id; several of a case after a killed writer or a
             merge of branches.
         timed: Measurements of timing processes, by case id.
-        few: Measurements of the first processes for cases that exceeded their limit, by case id; `timed` has those of the
-            further ones.
+        few: Measurements of the first processes for cases that exceeded their limit, by case id; `timed` has those of
+            the further ones.
         compared: Number of cases that this run compares with baselines.
     """
 
@@ -92,8 +92,8 @@ class Gate:
     def time(self, cases: Sequence[Case], counts: tuple[int, int], measure: Measure) -> None:
         """Have cases timed. Cases that exceed their limit are timed again by more processes, and only these count.
 
-        Processes differ in their memory layout: for some cases a third of all take 1.2 times as long as the others, and at
-        times all processes of a check are among these. Larger samples show this spread.
+        Processes differ in their memory layout: for some cases a third of all take 1.2 times as long as the others, at
+        times all of a check. Larger samples show this spread.
 
         Args:
             cases: Cases to time, see `wanted`.

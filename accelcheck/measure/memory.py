@@ -33,8 +33,8 @@ class Peak:
 def peak(device: Device, run: Callable[[], object]) -> Peak:
     """Run, and return the peak of live memory.
 
-    On the CPU every allocation and release is followed, so the figure is exact. Device statistics also count the release of
-    memory that was allocated before: give the run nothing to release, such as gradients.
+    On the CPU every allocation and release is followed, so the figure is exact. Device statistics also count the
+    release of memory that was allocated before: give the run nothing to release, such as gradients.
 
     Args:
         device: An open device.

@@ -1,7 +1,7 @@
 """Comparison of two calls, measured in turns in one process, by an interval that assumes no distribution of times.
 
-Figures of an earlier process are less precise, since each process has another memory layout. Both times of a pair see the
-same disturbances, so their ratio is steadier than either.
+Figures of an earlier process are less precise, since each process has another memory layout. Both times of a pair see
+the same disturbances, so their ratio is steadier than either.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def compare(
         margin: Smallest relative difference that counts.
         looks: Seconds after which to compute the interval, ascending.
         now: Clock for the looks.
-        error: Probability per look and side that the interval misses the true median; it sets the least number of pairs.
+        error: Probability per look and side that the interval misses the true median; sets the least number of pairs.
 
     Raises:
         ClockError: A clock stood still or went backwards.

@@ -1,8 +1,8 @@
 """Comparison of a ratio with the stored one: means over processes, and a limit from the spread between processes.
 
 Each process has its own memory layout: its ratio is steady, and differs from that of another process. So the sample is
-processes, not calls, and their log ratios are assumed to be normal. The limit is that of Student's t with the pooled spread
-of both samples; its error is divided among all cases of a run (Bonferroni), so that a whole run errs rarely.
+processes, not calls, and their log ratios are assumed to be normal. The limit is that of Student's t with the pooled
+spread of both samples; its error is divided among all cases of a run (Bonferroni), so that a whole run errs rarely.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MISSED = 0.01
 report states 95 of 100 runs."""
 LEAST_SPREAD = 0.004
 """Least assumed standard deviation of log ratios, since ten processes may agree by chance. Over all sessions of
-``baselines/cpu/speed_gates.jsonl`` workloads have 0.5 to 1.5 % (root mean square), in single ones as little as 0.1 %."""
+``baselines/cpu/speed_gates.jsonl`` workloads have 0.5 to 1.5 % (root mean square), in single ones at least
+0.1 %."""
 
 
 @dataclass(frozen=True, slots=True)

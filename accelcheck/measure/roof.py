@@ -44,8 +44,8 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 NARROWER = 8.0
 """Largest plausible ratio to the fastest of these products: int8, float8, 4-bit and sparse units, and Winograd."""
 CACHED = 64.0
-"""Largest plausible ratio to the bandwidth of a copy beyond all caches: a first-level cache gives 128 bytes a cycle, memory
-10 GB/s and more to a core."""
+"""Largest plausible ratio to the bandwidth of a copy beyond all caches: a first-level cache gives 128 bytes a cycle,
+memory 10 GB/s and more to a core."""
 
 _now = time.perf_counter
 
@@ -74,7 +74,7 @@ class Rate:
 def matmul_peak(device: Device, dtype: str) -> Rate:
     """FLOP/s of a square matmul in a storage dtype, with the precision modes that are set.
 
-    The faster of two layouts counts: float16 on the CPU takes 7 times as long where the second matrix is not transposed.
+    The faster of two layouts counts: float16 on the CPU takes 7 times as long with the second matrix not transposed.
     """
 
     def products(side: int) -> Sequence[Callable[[], object]]:

@@ -1,7 +1,7 @@
 """Timing of a run's cases in separate processes, since a baseline is a sample of processes. No torch.
 
-A timing process runs the caller's pytest command again, so that it finds the same plugins, hooks and cases. Each timed case
-measures its ratio to FP32 eager there, reports it to the run, and is skipped: nothing is judged.
+A timing process runs the caller's pytest command again, so that it finds the same plugins, hooks and cases. Each timed
+case measures its ratio to FP32 eager there, reports it to the run, and is skipped: nothing is judged.
 """
 
 from __future__ import annotations

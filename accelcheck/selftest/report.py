@@ -79,8 +79,8 @@ def alone(outcomes: Iterable[SeedResult]) -> Table:
 def planted(outcomes: Iterable[SeedResult], ground: Ground) -> list[str | Table]:
     """Coverage of the matrix: a row per family of techniques, and the names of what has no fault.
 
-    Numbers count rows of the kill table that must be caught, by mode and by dtype; ``emulated`` are those in accelcheck's
-    own code, and ``hidden`` are further ones, below their documented detectability.
+    Numbers count rows of the kill table that must be caught, by mode and by dtype; ``emulated`` are those in
+    accelcheck's own code, and ``hidden`` are further ones, below their documented detectability.
     """
     rows = {outcome.row for outcome in outcomes if outcome.ran and not outcome.row.correct}
     owed = {row for row in rows if not row.hidden}

@@ -254,8 +254,8 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
 def attempts(rows: Sequence[PlantedRow], seed: int, bench: Bench) -> list[SeedResult]:
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
-    Rows whose technique fails without a plant, as the device's ledger expects, or fails on the device with some seeds, are
-    not attempted. A failure that no ledger expects is a false alarm, as with any correct variant.
+    Rows whose technique fails without a plant, as the device's ledger expects, or fails on the device with some seeds,
+    are not attempted. A failure that no ledger expects is a false alarm, as with any correct variant.
     """
     results: list[SeedResult] = []
     plains: dict[str, SeedResult] = {}

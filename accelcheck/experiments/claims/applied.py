@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -164,10 +164,10 @@ def _deep(generator: torch.Generator, extent: int) -> Problem:
     return _trained(module, normal(generator, 1024, 32), integers(generator, 0, 10, 1024), functional.cross_entropy)
 
 
-def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: object) -> Problem:
+def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: Any) -> Problem:
     # Without momentum, so that memory is parameters, gradients and activations, without optimizer state.
     optimizer = partial(torch.optim.SGD, lr=0.01)
-    return Problem(module, (x,), target=target, loss=loss, optimizer=optimizer, steps=2)  # type: ignore[arg-type]  # torch's losses take more
+    return Problem(module, (x,), target=target, loss=loss, optimizer=optimizer, steps=2)
 
 
 _BOTH = frozenset({Mode.FORWARD, Mode.TRAIN})

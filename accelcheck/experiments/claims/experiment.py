@@ -107,10 +107,8 @@ def _time(contest: Contest, what: What, figure: float) -> Measured:
     owed = 1 / figure if what is What.SPEED_UP else 1 + figure
     comparison = compare(lambda: owed * plain(), fast)
     ratio, low, high = (owed * value for value in (comparison.ratio, comparison.low, comparison.high))
-    how = (
-        f"{duration(statistics.median(comparison.candidate))} against {duration(statistics.median(comparison.base) / owed)}, "
-        f"{comparison.pairs} pairs"
-    )
+    seconds, base = statistics.median(comparison.candidate), statistics.median(comparison.base) / owed
+    how = f"{duration(seconds)} against {duration(base)}, {comparison.pairs} pairs"
     if what is What.SPEED_UP:
         return Measured(1 / ratio, 1 / high, 1 / low, how)
     return Measured(ratio - 1, low - 1, high - 1, how)

@@ -17,7 +17,7 @@ _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 
 
 def text(answers: Sequence[ClaimResult]) -> list[str | Table]:
-    """The report as text: a row for each claim, the origin of its figures, reasons for missing ones, sources, counts."""
+    """The report as text: a row per claim, the origin of its figures, reasons for missing ones, sources, counts."""
     lines: list[str | Table] = [Table(_HEAD, [_row(answer) for answer in answers])]
     for title, part in (
         ("What was measured", [f"{a.claim.name}: {a.claim.workload}: {a.measured.how}" for a in answers if a.measured]),

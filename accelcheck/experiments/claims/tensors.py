@@ -110,8 +110,8 @@ def drawn(device: Device, *shapes: tuple[int, ...]) -> list[Tensor]:
 def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
     """Compare an operator's result with FP64.
 
-    A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their magnitudes
-    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); the ReLU that follows does not amplify errors.
+    A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their
+    magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); a following ReLU amplifies none.
 
     Raises:
         WrongError: The error is larger.

@@ -1,4 +1,4 @@
-"""Fast algorithms of convolutions and products, which are correct, and mistakes in them, which their classes must not admit."""
+"""Correct fast algorithms of convolutions and products, and mistakes in them that their classes must not admit."""
 
 from __future__ import annotations
 

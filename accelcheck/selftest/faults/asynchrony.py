@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
-"""Most seconds that either side waits for the other. Both only copy, so this is ample."""
+"""Time limit in seconds for either side; both only copy."""
 
 
 def raced(share: float) -> Change:
-    """A consumer reads a buffer that two libraries share before its producer has written this share of it.
+    """A buffer shared by two libraries is read while the other still writes it.
 
-    The producer is a thread that waits until the consumer has read, so the race is lost every time and no clock is
-    involved. The part that is not written yet holds the result of the call before.
+    The producer is a thread that waits until the consumer has read, so the race is lost every time. The last `share` of
+    the buffer, which is not written yet, holds the result of the call before.
     """
 
     def change(program: Program) -> None:
@@ -73,7 +73,7 @@ def streamed(strength: float) -> Change:
         read = torch.full_like(plain(*inputs), float("nan"))
         other.wait_stream(here)
         with torch.cuda.stream(other):
-            torch.cuda._sleep(delay)  # type: ignore[no-untyped-call]  # noqa: SLF001 - what torch's own tests of streams delay with
+            torch.cuda._sleep(delay)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as in torch's tests
             read.copy_(plain(*inputs))
         out = read.clone()
         here.wait_stream(other)  # afterwards, so that no memory is freed under the delayed call
@@ -136,23 +136,21 @@ def fallen_back(strength: float) -> Change:
 
 
 def elsewhere(device: Device) -> Capability:
-    """Devices that can fall back to the CPU."""
+    """Capability of falling back to the CPU."""
     if device.has("host"):
         return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
     return SUPPORTED
 
 
 def on_streams(device: Device) -> Capability:
-    """Devices whose streams a caller can choose."""
+    """Capability of computing on streams that a caller chooses."""
     if not device.has("torch-cuda"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
     return SUPPORTED
 
 
 FAULTS = (
-    fault("race-at-border", "A buffer shared by two libraries is read while the other still writes it.")(
-        (Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40
-    ),
+    fault("race-at-border")((Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40),
     fault("stream-race")(Cell("mlp"), streamed, strengths=(1e7,), number=40, exists=on_streams),
     fault("dlpack-unordered")(
         passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams

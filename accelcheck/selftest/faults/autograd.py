@@ -1,4 +1,4 @@
-"""Faults of gradients that are written by hand, and of ``torch.func``: its maps over samples, products with cotangents and Jacobians."""
+"""Faults of handwritten gradients, and of ``torch.func``: maps over samples, products with cotangents, Jacobians."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gated(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
 
 
 def derivatives(grad: Tensor, x: Tensor, gate: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients."""
+    """The gradients of `gated`."""
     opened = torch.sigmoid(slope * gate)
     inner = grad * x * opened * (1 - opened)
     return grad * opened, inner * slope, (inner * gate).sum()

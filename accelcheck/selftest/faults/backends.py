@@ -1,4 +1,4 @@
-"""Faults of attention's backends: the fused kernel, the math path, jagged batches, FlexAttention's masks and kernels."""
+"""Faults of attention's backends: fused kernel, math path, jagged batches, FlexAttention's masks and kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 ONCE = dict.fromkeys(
     HALVES,
-    "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds to compile",
+    "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds "
+    "to compile",
 )
 COMPILED = 2
 """Seeds of faults for which something is compiled."""

@@ -1,4 +1,4 @@
-"""Plants: small, named changes between a technique and its result; faults must be caught, correct variants must pass."""
+"""Plants: named changes between a technique and its result; faults must be caught, correct variants must pass."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def nowhere(strength: float) -> AbstractContextManager[Any]:
 class PlantedFault:
     """A defect. Each family's file lists its `FAULTS`.
 
-    It is in the program, operator or child process that the technique runs, by `plant`, or in the compiler, converter or
-    engine that the technique calls, by `around`.
+    It is in the program, operator or child process that the technique runs, by `plant`, or in the compiler, converter
+    or engine that the technique calls, by `around`.
 
     Attributes:
         name: Name in the kill table.
@@ -103,10 +103,10 @@ class PlantedFault:
         strengths: Relative errors, shares or counts, the strongest first; a single 1 where the fault has no degrees.
         number: Number in the list of faults that a suite must catch, 1 to 43; 0 for cheats and further ones.
         technique: Technique that it is planted under, or its name.
-        hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``). Such
-            rows are run and shown, but do not decide the exit code.
-        absent: Storage dtypes without such a fault, each with the reason. Each dtype of the technique and the workload is
-            planted in, hidden or absent.
+        hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``).
+            Such rows are run and shown, but do not decide the exit code.
+        absent: Storage dtypes without such a fault, each with the reason. Each dtype of the technique and the workload
+            is planted in, hidden or absent.
         exists: Capability of a device to have it.
         emulated: True if it is put into accelcheck's own code, an emulation or an adapter.
         seeds: Largest number of seeds, for techniques that take seconds; 0 for as many as are asked for.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 COMPILED = 2
-"""Seeds of faults for which something is compiled: seconds each."""
+"""Number of seeds of faults that compile something, seconds each."""
 ONCE = dict.fromkeys(
     HALVES,
     "it is in a graph that has no dtypes yet: planted once, in float32, since each case takes seconds to compile",
@@ -46,7 +46,7 @@ def shorter_loop(found: re.Match[str]) -> str:
 
 def dynamic_loop_short(strength: float) -> contextlib.AbstractContextManager[None]:
     """A kernel for all sizes has a loop that ends one row too early."""
-    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1)
+    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
 
 
 LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
@@ -76,14 +76,14 @@ def _series() -> Iterator[None]:
 
 def bias_gradient_short(graph: fx.Graph) -> int:
     """A pass over the backward graph loses the last row of the batch in the gradients of biases."""
-    found = [node for node in calls_of(graph, "sum") if node.args[1] == [0]]
-    for node in found:
+    sums = [node for node in calls_of(graph, "sum") if node.args[1] == [0]]
+    for node in sums:
         with graph.inserting_before(node):
             rows = node.all_input_nodes[0]
             fewer = graph.call_function(torch.ops.aten.slice.Tensor, (rows, 0, 0, -1))
             fewer.meta["val"] = rows.meta["val"][:-1]
         node.replace_input_with(rows, fewer)
-    return len(found)
+    return len(sums)
 
 
 def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
@@ -110,7 +110,7 @@ def copied_constants(strength: float) -> contextlib.AbstractContextManager[None]
 
 
 def loaded(edit: Callable[[fx.Graph], int]) -> contextlib.AbstractContextManager[None]:
-    """While active, programs that are loaded from a file have been changed by `edit`."""
+    """Edit programs that are loaded from a file, while active."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         program = plain(*args, **kwargs)
@@ -138,11 +138,11 @@ def mask_short(graph: fx.Graph) -> int:
 
 
 def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
-    """Changes the graph of what a function of ``torch.jit`` returns.
+    """Change the graph of the result of a function of ``torch.jit``.
 
     Args:
         by: Name of the function.
-        edit: Changes the graph in place.
+        edit: Function that changes the graph in place.
     """
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

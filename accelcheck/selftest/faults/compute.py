@@ -1,4 +1,4 @@
-"""Plain implementations of operators, with parameters for the parts that plants vary. With the defaults they are right."""
+"""Plain implementations of operators, right by default, with parameters for the parts that plants vary."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def causal(queries: int, keys: int, device: torch.device, diagonal: int = 0) -> Tensor:
-    """Which keys a query sees, bool ``(queries, keys)``: from the top left, shifted to the right by `diagonal`."""
+    """Mask of the keys that a query sees, bool ``(queries, keys)``: from the top left, `diagonal` keys to the right."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal)
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row of ``-inf`` gives zeros, as torch promises for a row that is masked entirely."""
+    """Softmax over the last dimension; a row of ``-inf`` gives zeros, as torch promises for masked rows."""
     blind = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
@@ -82,7 +82,7 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
 
 
 def sequential(a: Tensor, b: Tensor, order: Iterable[int]) -> Tensor:
-    """Adds the products one after the other, each rounded before: no fused multiply-add."""
+    """Products that are rounded, then added in the given order: no fused multiply-add."""
     wide = accumulator(a)
     left, right = a.to(wide), b.to(wide)
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=wide)
@@ -190,8 +190,8 @@ def layer_norm(
     Args:
         module: An `nn.LayerNorm`.
         x: ``(..., N)``.
-        eps: Used instead of the module's.
-        moments: Mean and variance over the last dimension, which is kept; `two_pass` if not given.
+        eps: Number in place of the module's eps.
+        moments: Function that gives mean and variance over the last dimension, which is kept; None for `two_pass`.
     """
     wide = accumulator(x)
     mean, variance = (two_pass if moments is None else moments)(x.to(wide))
@@ -224,7 +224,7 @@ def one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of the differences from the first element, which is as large as the mean, so that nothing cancels."""
+    """`one_pass` of the differences from the first element, which is as large as the mean, so that nothing cancels."""
     first = x[..., :1]
     mean, variance = one_pass(x - first)
     return first + mean, variance

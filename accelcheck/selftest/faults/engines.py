@@ -1,4 +1,4 @@
-"""Faults of other projects' runtimes: in the ONNX graph that ONNX Runtime reads, and in the model that OpenVINO compiles."""
+"""Faults of other runtimes: in the ONNX graph that ONNX Runtime reads, and the model that OpenVINO compiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the file that a session of ONNX Runtime is made from.
+    """Change the file that a session of ONNX Runtime is made from.
 
     Args:
-        edit: Changes an ONNX graph in place; gets the package ``onnx`` too.
+        edit: Function that changes an ONNX graph in place; gets the package ``onnx`` too.
     """
 
     def wrong(plain: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
@@ -37,9 +37,9 @@ def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     """An edit of one constant of the graph, by its name."""
 
     def edit(graph: Any, onnx: Any) -> None:
-        (found,) = (one for one in graph.initializer if one.name == name)
-        value = torch.from_numpy(onnx.numpy_helper.to_array(found).copy())
-        found.CopyFrom(onnx.numpy_helper.from_array(change(value).contiguous().numpy(), found.name))
+        (tensor,) = (initializer for initializer in graph.initializer if initializer.name == name)
+        value = torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        tensor.CopyFrom(onnx.numpy_helper.from_array(change(value).contiguous().numpy(), name))
 
     return edit
 
@@ -58,10 +58,10 @@ def gelu_by_tanh(graph: Any, onnx: Any) -> None:
 
 
 def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the model that OpenVINO has converted, before it is compiled.
+    """Change the model that OpenVINO has converted, before it is compiled.
 
     Args:
-        edit: Changes a model in place; gets the package ``openvino`` too.
+        edit: Function that changes a model in place; gets the package ``openvino`` too.
     """
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractCon
 
 
 def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
+    """Change the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
 
     def around(strength: float) -> AbstractContextManager[None]:
         package = openvino()
@@ -106,22 +106,22 @@ class _EditingFrontEnd:
 
 def weight_rounded(model: Any, package: Any) -> None:
     """A constant of the converted model is rounded to bfloat16."""
-    found = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
-    rounded = torch.from_numpy(found.data.copy()).bfloat16().float().numpy()
-    found.output(0).replace(package.op.Constant(rounded).output(0))
+    matrix = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
+    rounded = torch.from_numpy(matrix.data.copy()).bfloat16().float().numpy()
+    matrix.output(0).replace(package.op.Constant(rounded).output(0))
 
 
 def activation_lost(model: Any, package: Any) -> None:
     """A part of a compiled graph has lost its last activation."""
-    found = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
-    if found:
-        found[-1].output(0).replace(found[-1].input_value(0))
+    activations = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
+    if activations:
+        activations[-1].output(0).replace(activations[-1].input_value(0))
 
 
 def causal_lost(model: Any, package: Any) -> None:
     """The converted attention is not causal."""
-    (found,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
-    found.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
+    (attention,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
+    attention.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
     model.validate_nodes_and_infer_types()
 
 

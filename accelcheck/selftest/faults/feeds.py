@@ -38,7 +38,7 @@ def row_repeated(worker: int) -> None:
     def fetched(own: Any, rows: list[int]) -> Any:
         return _FETCH(own, [*rows[:-1], rows[-2]] if len(rows) > 1 else rows)
 
-    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - in this worker alone; torch has no public way
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - in this worker alone
 
 
 def buffer_stale(worker: int) -> None:

@@ -1,7 +1,4 @@
-"""Faults of quantized layers: in their packed weights, scales and zero points, and in the kernels that multiply them.
-
-Those of a kernel written by hand are in `quantized`.
-"""
+"""Faults of quantized layers: packed weights, scales, zero points, and kernels; `quantized` has handwritten kernels."""
 
 from __future__ import annotations
 
@@ -23,23 +20,23 @@ if TYPE_CHECKING:
 
 
 def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change]:
-    """A change to the last layer of some classes in the quantized module.
+    """Change the last layer of some classes in the quantized module.
 
     Args:
-        edit: Changes the layer.
-        kinds: Names of classes: of the layer, or of its weight.
+        edit: Function that changes the layer.
+        kinds: Names of classes of the layer, or of its weight.
     """
 
     def change(program: Program) -> None:
-        found = [
+        parts = [
             part
             for part in as_module(program.call).modules()
             if type(part).__name__ in kinds
             or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
         ]
-        if not found:
+        if not parts:
             raise LookupError(f"nothing planted: the quantized module has no {' or '.join(kinds)}")
-        edit(found[-1])
+        edit(parts[-1])
 
     return lambda _: change
 
@@ -129,21 +126,21 @@ def truncating(strength: float) -> Change:
 
 
 def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float], Change]:
-    """Changes an argument of the last operator that quantizes activations in a converted graph.
+    """Change an argument of the last operator that quantizes activations in a converted graph.
 
     Args:
-        index: Of the argument: 1 for the scale, 2 for the zero point.
-        moved: From the right value to the wrong one.
+        index: Index of the argument: 1 for the scale, 2 for the zero point.
+        moved: Function from the right value to the wrong one.
     """
 
     def change(program: Program) -> None:
         graph: Any = program.call
-        found = [
+        nodes = [
             node
             for node in graph.graph.nodes
             if node.op == "call_function" and "quantize_per_tensor" in str(node.target)
         ]
-        for node in found[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
+        for node in nodes[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
             node.args = (*node.args[:index], moved(node.args[index]), *node.args[index + 1 :])
         graph.recompile()
 
@@ -152,8 +149,8 @@ def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float]
 
 def unquantized_weight(program: Program) -> None:
     """One layer's weight is trained without fake quantization."""
-    found = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
-    quantizer: Any = found[-1].weight_fake_quantizer
+    parts = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
+    quantizer: Any = parts[-1].weight_fake_quantizer
     quantizer.forward = lambda weight: weight  # on this instance alone
 
 
@@ -194,7 +191,8 @@ FAULTS = (
     ),
     fault(
         "pt2e-zero-point-clipped",
-        "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
+        "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range "
+        "is clipped.",
     )(single("multi-head-attention"), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
     fault("qat-truncates")(
         (trained("train-mlp"), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"

@@ -54,7 +54,7 @@ def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
 
 
 def norms_follow_gradients(strength: float) -> Change:
-    """Batch norm takes the statistics of the batch where gradients are recorded, and its running ones elsewhere, whatever its mode is."""
+    """Batch norm takes the batch's statistics where gradients are recorded, else its running ones, in any mode."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         layers = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]

@@ -1,4 +1,4 @@
-"""Techniques that leave global state changed, or change it while they run: later cases, and the judge, must not notice."""
+"""Techniques that leave global state changed, or change it while they run; other cases must not be affected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _wrong(*args: Any, **kwargs: Any) -> Any:
-    """In place of a function that no judge calls."""
+    """Stands in for a function that no judge calls."""
     raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
         "working folder": lambda: os.chdir(os.sep),
     }
 )
-"""Each changes one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
+"""Changes of one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
 
 
 def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
@@ -131,7 +131,7 @@ def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
 
 
 def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[float], Change]:
-    """Within the run, and undone after it: nothing is left."""
+    """Plant a context that is active within the run alone."""
 
     def change(program: Program) -> None:
         program.within = context
@@ -140,7 +140,7 @@ def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callab
 
 
 def _infers(device: Device) -> Capability:
-    """Devices on which a case runs to its end in inference mode, and so gets a verdict."""
+    """Capability of running a case to its end in inference mode."""
     if device.has("torch-xla"):
         return unsupported(
             Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"

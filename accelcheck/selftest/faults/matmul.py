@@ -1,4 +1,4 @@
-"""Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, and autocast's sums."""
+"""Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, autocast's sums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 PARTS = 8
-"""Of a sum that is split: thread blocks that share the terms of one result."""
+"""Number of thread blocks that share the terms of a sum."""
 
 
 def stale_tail(a: Tensor, b: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 
 
 def _but_in_bfloat16(workload: str, reason: str, mode: Mode = Mode.FORWARD) -> Cell:
-    """A cell in which bfloat16 hides the fault."""
+    """A cell in which rounding to bfloat16 hides the fault."""
     return Cell(workload, mode, ("float32", "float16"), {"bfloat16": reason})
 
 
@@ -143,7 +143,10 @@ _FEW_UNITS = "sums of at most 64 terms of both signs err by a few units of 2**-1
 _SIX_ROUNDINGS = "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
 _LONG_SUMS = "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24"
 _PARTS_AND_SUM = "parts of a sum err together by no more than the sum itself, which is rounded"
-_ONE_UNIT = "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
+_ONE_UNIT = (
+    "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by "
+    "sqrt(96) = 10"
+)
 _FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
 _HALVES = dict.fromkeys(HALVES, "operands in half precision are not rounded further: the mode is about FP32")
 
@@ -179,7 +182,8 @@ FAULTS = (
     ),
     split(
         "split-k-partial-sums",
-        f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
+        f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength "
+        "is the unit roundoff.",
     )(
         single("matmul"),
         _everywhere_to(narrow_partial_sums),

@@ -1,4 +1,4 @@
-"""Faults of memory: strides ignored, inputs that are no dense rows, gradients of broadcast operands, overlaps, inputs overwritten, rows never written."""
+"""Faults of memory: ignored strides, broadcast operands, overlaps, overwritten inputs, rows never written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def strided(device: Device) -> Capability:
-    """Devices whose tensors have strides, which a fault can ignore."""
+    """Capability of strides, which a fault can ignore."""
     from accelcheck.techniques.base import Technique
 
     return Technique().needs(device, "strided")
@@ -56,7 +56,7 @@ def written_across(out: Tensor) -> Tensor:
     return out.reshape(out.shape[::-1]).mT.contiguous()
 
 
-def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **more: Any) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
+def first_alone(func: Any, x: Tensor, over: Any = None, keep: Any = None, **more: Any) -> Tensor:
     """The gradient of a broadcast operand is that of its first use only. Sums return their first element."""
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
     for dim in sorted(dims, reverse=True):
@@ -155,8 +155,8 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
     """An indexing kernel takes indices of the last element for those of the one before.
 
     Args:
-        name: Of the operator.
-        index: Position of the indices among its arguments: a tensor, or a list of tensors of which the last one is meant.
+        name: Name of the operator.
+        index: Position of the indices among its arguments: a tensor, or a list whose last tensor is clamped.
     """
 
     def clamped(x: Tensor, places: Tensor, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Faults of single operators, one or more for each class, caught by level 1's case of that class alone; and of indices: overflow, lost updates."""
+"""Faults of single operators, caught by level 1's case of each class alone; and of indices: overflow, lost updates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 FAR = -80.0
-"""Below this, `exp` is one whose range ends too early: FP32 has exponentials down to -87."""
+"""End of the range of the planted `exp`; FP32 has exponentials down to -87."""
 
 
 def _unmoved(index: int) -> Change:
@@ -44,7 +44,7 @@ def _unmoved(index: int) -> Change:
 
 
 def _last_wins() -> Change:
-    """Of updates that collide, the last one is kept."""
+    """Keep the last of updates that collide."""
 
     def scatter_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         func(x.clone(), dim, index, source)
@@ -55,7 +55,7 @@ def _last_wins() -> Change:
 
 @aside
 def _last(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """For each position the value that a scatter in order leaves there, so that it does not matter which one wins."""
+    """The value that a scatter in order leaves at each position, so that any winner is the last one."""
     sums = x.clone().scatter_(dim, index, x.gather(dim, index) + source)
     return sums.gather(dim, index)
 
@@ -144,7 +144,7 @@ def _with_eps(eps: float) -> Change:
 
 
 RACES = random.SystemRandom()
-"""No seed decides which of several updates is lost."""
+"""Generator without a seed, which decides the lost update."""
 
 
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

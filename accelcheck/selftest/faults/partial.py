@@ -1,4 +1,4 @@
-"""Defects of a part, one row, channel, tile or element; of what is small, which views of a whole tensor do not see; and biased rounding."""
+"""Faults of one row, channel, tile or element, of small values that views of a tensor miss, and biased rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 TILE = 16
 LAST = slice(-1, None)
 ALL = slice(None)
-ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
+ONE_UNIT = (
+    "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err "
+    "by more"
+)
 
 
 def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:

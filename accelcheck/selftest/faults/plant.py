@@ -108,7 +108,8 @@ def backwards(wrong: Callable[..., Tensor]) -> Change:
     """Give the module's forward pass the gradients of ``wrong(module, *inputs)``; for one output, without buffers."""
 
     def call(module: Any, *inputs: Any) -> Any:
-        return _Backwards.apply(module, wrong, len(inputs), *inputs, *module.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+        apply: Any = _Backwards.apply
+        return apply(module, wrong, len(inputs), *inputs, *module.parameters())
 
     return calling(call)
 

@@ -28,11 +28,11 @@ GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 
 
 def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
-    """Another dropout, in every layer: ``drop(x, rate, place)``, the place being its number in the pass.
+    """Replace the dropout of every layer by ``drop(x, rate, place)``; the place is its number in the pass.
 
     Args:
         drop: Dropout of the training mode.
-        evaluating: Whether it is used in evaluation mode too.
+        evaluating: True to drop in evaluation mode too.
     """
 
     def call(plain: Any, *inputs: Any) -> Any:
@@ -63,7 +63,7 @@ def other_rate(strength: float) -> Change:
 
 
 def drawing(draw: Callable[[Tensor, int], Tensor]) -> Change:
-    """The right rate and scale, with other uniform draws: ``draw(x, place)``."""
+    """Replace the uniform draws by ``draw(x, place)``, with the right rate and scale."""
     return dropping(lambda x, rate, place: masked(x, draw(x, place), rate, 1.0 / (1.0 - rate)))
 
 
@@ -188,7 +188,7 @@ def shared_heads(strength: float) -> Change:
 
 
 def splitmix(count: int, seed: int) -> Tensor:
-    """Uniform numbers of ``[0, 1)`` with 24 bits, FP32 ``(count,)``: SplitMix64 of consecutive counters, int64 throughout."""
+    """Uniform numbers of ``[0, 1)`` with 24 bits, FP32 ``(count,)``: SplitMix64 of consecutive counters in int64."""
     z = (torch.arange(count, dtype=torch.int64) + 1) * GOLDEN + seed
     z = (z ^ _right(z, 30)) * FIRST
     z = (z ^ _right(z, 27)) * SECOND

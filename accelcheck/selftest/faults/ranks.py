@@ -1,7 +1,7 @@
-"""Faults in processes of their own: in real ranks, of DistributedDataParallel, its hooks and FSDP2; and in what a snapshot loses.
+"""Faults in real ranks, of DistributedDataParallel, its hooks and FSDP2, and in snapshots.
 
-What a rank does wrong is a strategy, which is sent to the ranks by name. What another process of a training that goes on does wrong is an
-optimizer or a hook of the module, which travel with the training to that process.
+A fault of a rank is a strategy, which is sent to the ranks by name. A fault of a process that continues a training is
+an optimizer or a hook of the module, which travel with the training.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def buffer_lost(program: Program) -> None:
     names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
     if not names:
         raise LookupError("nothing planted: the module has no buffer")
-    hook = BufferLost(names[-1], os.getpid())
-    program.module._register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way, and leaves it untyped
+    register: Any = program.module._register_load_state_dict_pre_hook  # noqa: SLF001 - torch has no public way
+    register(BufferLost(names[-1], os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class BufferLost:
     """A hook that loads zeros for one tensor.
 
     Attributes:
-        name: Of the tensor.
-        pid: The process in which it loads the tensor as it is.
+        name: Name of the tensor.
+        pid: Process in which it loads the tensor as it is.
     """
 
     name: str

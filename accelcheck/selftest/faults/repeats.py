@@ -1,4 +1,4 @@
-"""Faults that only a further call shows: results that are kept, overwritten or wrong the second time, and gradients that do not add up."""
+"""Faults that only a further call shows: results kept, overwritten or wrong again, gradients that do not add up."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def overwritten(program: Program) -> None:
         return gradient
 
     for parameter in program.module.parameters():
-        parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # torch annotates Tensor only in part
+        parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 MLP, LEARNING = backward("mlp"), Cell("train-mlp", Mode.TRAIN)

@@ -31,7 +31,7 @@ def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
-    """Checkpointed blocks are recomputed from an input that has been overwritten in part. The first row overwrites the last."""
+    """Checkpointed blocks are recomputed from an input that has been overwritten in part. The last row changes."""
     calls: Counter[str] = Counter()
 
     def changed(x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Faults of code and constants that are used after sizes, weights or addresses have changed, and of lost side effects."""
+"""Faults of code and constants that outlive sizes, weights or addresses, and of lost side effects."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def stale_parameters(*endings: str) -> Change:
             named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
             for name, parameter in named.items():
                 kept.setdefault(name, parameter.detach().clone())
-            frozen = {name: StaleParameter.apply(p, kept[name]) for name, p in named.items()}  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+            apply: Any = StaleParameter.apply
+            frozen = {name: apply(p, kept[name]) for name, p in named.items()}
             return torch.func.functional_call(module, frozen, inputs)
 
         program.call = call

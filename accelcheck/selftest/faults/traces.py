@@ -1,4 +1,4 @@
-"""Faults of what a run leaves behind: in running statistics, flags, hooks and generators, in others' memory, and call after call."""
+"""Faults of state after a run: running statistics, flags, hooks, generators, memory, and the number of calls."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 CLEAR = 40
-"""Calls after which what counts them goes wrong: more than the draws, warm-ups and reruns of a case."""
+"""Number of calls after which results go wrong, above the draws, warm-ups and reruns of a case."""
 
 
 def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
-    """Right results, and something done to the module after each call."""
+    """Plant an action on the module after each call; results are right."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         out = module(*inputs)
@@ -181,7 +181,7 @@ def copies() -> Change:
 
 
 def quick_calls(device: Device) -> Capability:
-    """Devices that compute a call when it is made: 40 more fit into the time that a case has for them."""
+    """Capability of 40 further calls in the time of a case, on devices that compute calls at once."""
     if device.has("lazy"):
         return unsupported(Code.NO_FEATURE, f"{device.name} traces each call: 40 more take too long")
     return SUPPORTED

@@ -1,4 +1,4 @@
-"""Faults of the training loop (scaler, clipping, resumption, optimizer state), of optimizer steps, and of reduced precision around a training."""
+"""Faults of training loops: scaler, clipping, resumption, optimizer state and steps, and reduced precision."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clipped_scaled(strength: float) -> Change:
     """Gradients are clipped before they are unscaled. The scaler unscales them later."""
 
     def edit(trained: Trainer) -> None:
-        trained.unscale = lambda program, parts: None  # type: ignore[method-assign]  # noqa: ARG005 - on this instance alone, called by position
+        trained.unscale = lambda *_: None  # type: ignore[method-assign]  # on this instance alone
 
     return trainer(edit)
 
@@ -90,9 +90,9 @@ class HalfState(torch.optim.SGD):
     """SGD that keeps its momentum in a half type.
 
     Args:
-        parameters: As of SGD.
-        dtype: Of the momentum.
-        options: As of SGD.
+        parameters: Parameters of SGD.
+        dtype: Dtype of the momentum.
+        options: Options of SGD.
     """
 
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, **options: Any) -> None:

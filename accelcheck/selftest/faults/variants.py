@@ -98,13 +98,13 @@ def negative_zeros(tensor: Tensor) -> Tensor:
     return torch.where(tensor == 0, -torch.zeros_like(tensor), tensor)
 
 
-def tree_sum(func: Any, x: Tensor, over: Any = None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
+def tree_sum(func: Any, x: Tensor, over: Any = None, keep: Any = None, *, dtype: torch.dtype | None = None) -> Tensor:
     """Every sum over dimensions as a tree."""
     return _tree(x, list(range(x.dim()) if over is None else over), keep).to(x.dtype if dtype is None else dtype)
 
 
 @aside
-def _tree(x: Tensor, over: list[int], keep: bool) -> Tensor:  # noqa: FBT001 - as above
+def _tree(x: Tensor, over: list[int], keep: Any) -> Tensor:
     dims = sorted(d % x.dim() for d in over)
     kept = [d for d in range(x.dim()) if d not in dims]
     terms = x.to(accumulator(x)).permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
