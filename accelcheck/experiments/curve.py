@@ -48,9 +48,9 @@ class Pair:
     """A chain, eager and compiled, both checked and warmed up; each call takes the next input.
 
     Attributes:
-        eager, compiled: Make one call.
-        facts: ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
-        check: Raises `WrongError` if the compiled chain has become wrong.
+        eager, compiled: Functions that make one call.
+        facts: Values of ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
+        check: Function that raises `WrongError` if the compiled chain has become wrong.
     """
 
     eager: Callable[[], object]

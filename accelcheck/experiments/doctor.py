@@ -202,12 +202,14 @@ def _after(told: Sequence[Message], ended: str) -> Iterator[Diagnosis]:
 
 def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Diagnosis]:
     for name, status in statuses.items():
-        capability, found = status.capability, status.fingerprint
-        if found is not None and status.present:
-            memory = f", {found.memory / GIB:.0f} GiB each" if found.memory else ""
-            driver = f", driver {found.driver}" if found.driver else ""
-            versions = ", ".join(f"{package} {number}" for package, number in sorted(found.versions.items()))
-            fact = f"{name}: {found.chip} x {found.count}{memory}{driver}, {found.runtime}, {versions}"
+        capability, fingerprint = status.capability, status.fingerprint
+        if fingerprint is not None and status.present:
+            memory = f", {fingerprint.memory / GIB:.0f} GiB each" if fingerprint.memory else ""
+            driver = f", driver {fingerprint.driver}" if fingerprint.driver else ""
+            versions = ", ".join(f"{package} {number}" for package, number in sorted(fingerprint.versions.items()))
+            fact = (
+                f"{name}: {fingerprint.chip} x {fingerprint.count}{memory}{driver}, {fingerprint.runtime}, {versions}"
+            )
             yield Diagnosis("devices", Grade.OK, fact)
             if told := status.told():
                 yield Diagnosis("devices", Grade.OK, f"{name}: {told}")

@@ -248,7 +248,8 @@ class Gate:
         return [
             f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no timed case has this figure"
             for limit in self.limits
-            if measured and not any(limit.covers(case) and limit.value(found) is not None for case, found in measured)
+            if measured
+            and not any(limit.covers(case) and limit.value(figures) is not None for case, figures in measured)
         ]
 
 

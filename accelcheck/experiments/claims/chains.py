@@ -65,10 +65,10 @@ class Few(_Chain):
     def _least(self, device: Device) -> Measured:
         points = []
         for count in FEW:
-            found = curve.point(device, count, self._shapes, self._form)
-            if not isinstance(found, Point):
-                raise WrongError(f"{count} statements: {found.reason}")
-            points.append(found)
+            point = curve.point(device, count, self._shapes, self._form)
+            if not isinstance(point, Point):
+                raise WrongError(f"{count} statements: {point.reason}")
+            points.append(point)
         # All are slower by at least the smallest ratio, and the smallest ends of the intervals bound it.
         least = min(points, key=lambda point: point.ratio)
         how = f"at {least.count} statements, {duration(least.seconds)} against {duration(least.eager)}"

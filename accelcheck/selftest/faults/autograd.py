@@ -128,8 +128,8 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
         jacobian = plain(function, **options)
 
         def call(*args: Any) -> Any:
-            found, *rest = jacobian(*args)
-            return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), found), *rest
+            first, *rest = jacobian(*args)
+            return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), first), *rest
 
         return call
 

@@ -86,7 +86,7 @@ def _flushed(func: Any, x: Tensor) -> Tensor:
 
 
 def _running(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Sums and means are accumulated in half precision. FP32 has bfloat16 here."""
+    """Sums and means are accumulated in half precision. For FP32 it is bfloat16."""
     if not x.is_floating_point():
         whole: Tensor = func(x, *args, **kwargs)
         return whole

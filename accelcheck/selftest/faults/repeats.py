@@ -28,7 +28,7 @@ class Copying(Eager):
 
 
 def watched_only(program: Program) -> None:
-    """Computes while it is watched; otherwise returns the last result again. Dispatch modes watch."""
+    """Computes while it is watched; otherwise returns the last result again. A dispatch mode watches."""
     plain = program.run
     kept: Result = {}
 

@@ -133,11 +133,11 @@ def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
         kept: dict[Any, Any] = {}
 
         def call(plain: Any, *inputs: Any) -> Any:
-            found = key(inputs)
-            if found not in kept:
+            place = key(inputs)
+            if place not in kept:
                 # The inputs are kept with their result, so that no other tensor can get their address.
-                kept[found] = (plain(*inputs), inputs)
-            return kept[found][0]
+                kept[place] = (plain(*inputs), inputs)
+            return kept[place][0]
 
         return wrapping(call)
 
