@@ -18,6 +18,8 @@ from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation.compile import graphs
+from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify import known_answers
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import FIRST
@@ -53,6 +55,10 @@ def reason_of(error: BaseException) -> str:
         error = error.__cause__
     lines = _COLOURS.sub("", text(error)).strip().splitlines()
     return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
+
+
+COMPILED = "an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`"
+"""Advice where a technique of another package compiles, and its evidence is not seen."""
 
 
 class Clock:
@@ -246,6 +252,8 @@ def watched(
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
+    if isinstance(log, OperatorLog) and graphs() and not type(technique).__module__.startswith("accelcheck."):
+        seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 
 
