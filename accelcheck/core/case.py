@@ -19,13 +19,13 @@ LEVELS = (1, 2, 3, 4)
 DTYPES = ("float32", "bfloat16", "float16")
 """Storage dtypes that a case may have."""
 EFFORTS = ("auto", "full", "least")
-"""How much is computed to judge somebody's own model: by its size, all that is usual, or as little as can be."""
+"""Amounts of computation that judge a user-owned model: by its size, the usual amount, or the least possible."""
 SECONDS = (300.0, 900.0, 1800.0, 7200.0)
-"""Seconds that a case may take, by its level."""
+"""Time limits of a case in seconds, by its level."""
 
 
 def seconds_of(level: int, patience: float) -> float:
-    """Seconds that a case may take: of its level, times the `patience` of its technique."""
+    """Time limit of a case in seconds: that of its level, times the `patience` of its technique."""
     return SECONDS[LEVELS.index(level)] * patience
 
 
@@ -34,7 +34,7 @@ NON_FINITE = ("inf", "-inf", "nan")
 
 
 class Mode(StrEnum):
-    """Which part of a workload runs, and so which results are checked."""
+    """The part of a workload that runs, and whose results are checked."""
 
     FORWARD = "forward"
     """Outputs."""
@@ -43,7 +43,7 @@ class Mode(StrEnum):
     TRAIN = "train"
     """Losses, parameters and buffers of a few optimizer steps, each exact but for rounding."""
     TRAJECTORY = "trajectory"
-    """Losses, gradient norms and parameters of a long training, compared with the spread over seeds; also its resumption."""
+    """Losses, gradient norms and parameters of a long training, held against the spread over seeds; its resumption."""
     RANDOM = "random"
     """The statistics of operations that draw random numbers."""
     ACCURACY = "accuracy"
@@ -55,7 +55,7 @@ class Mode(StrEnum):
     TRAIN_SPEED = "train-speed"
     """Time and memory of a training step; a training as in train mode is judged first."""
     PLATFORM = "platform"
-    """What a compute platform is to have: a dtype, a distributed backend, a profiler and the like."""
+    """A feature that a compute platform is to have: a dtype, a distributed backend, a profiler and the like."""
     PLATFORM_SPEED = "platform-speed"
     """A forward pass or a training step, judged, and its time beside that of the host's CPU."""
 
@@ -74,13 +74,10 @@ WEIGHTS: Mapping[Mode, int] = MappingProxyType(
     }
 )
 """Cost of a case by its mode, in forward cases: rounded means of level 2 on a CPU; 1 for the others."""
-
 ALONE = frozenset({*TIMED, Mode.PLATFORM_SPEED})
-"""The modes that need the machine for themselves: other load would disturb what they time. They do not run on xdist's workers."""
-
-
+"""Modes whose timing other load would disturb: they do not run on xdist's workers."""
 HOST_RATIO = "time-beside-host-cpu"
-"""The `Measurement` of cases of platform-speed mode: the device's time as a multiple of that of eager on the host's CPU."""
+"""Name of the `Measurement` of platform-speed mode: the device's time as a multiple of eager's on the host's CPU."""
 
 
 class Verdict(StrEnum):
@@ -119,7 +116,7 @@ class Case:
         workload: Name of a workload, such as ``mlp``.
         device: Name of a device, such as ``cpu`` or ``xla``.
         dtype: Storage dtype of parameters and inputs, as torch spells it without its prefix: ``float32``.
-        mode: Which part of the workload runs.
+        mode: The part of the workload that runs.
         level: The lowest level (1 smoke, 2 standard, 3 full, 4 soak) at which the case runs.
     """
 
@@ -157,7 +154,7 @@ def stable_seed(name: str) -> int:
 
 
 UNSEEN = "could not be seen: "
-"""Begins the claim of evidence that a device does not let anyone have."""
+"""Beginning of the claim of evidence that a device does not expose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +164,11 @@ class Evidence:
     A claim or an observation of another type is kept as its text, cut where it is long, and a 0-D tensor as its number.
 
     Attributes:
-        claim: What should be seen, such as ``compiled regions entered >= 1``.
-        observed: What was seen: a number or a short text.
-        engaged: Whether the observation supports the claim.
+        claim: The expected observation, such as ``compiled regions entered >= 1``.
+        observed: The actual observation: a number or a short text.
+        engaged: True when the observation supports the claim.
         draw: A later run that shows it, such as ``draw 1``; empty for the first.
-        strays: Operators that ran on the CPU instead of the device, and how often, where the claim is that none did.
+        strays: Operators that ran on the CPU instead of the device, with counts, where the claim is that none did.
 
     Raises:
         TypeError: `engaged` is a text, or Python cannot tell whether it is true.
@@ -193,11 +190,11 @@ class Evidence:
 
     @classmethod
     def unseen(cls, claim: str, why: str) -> Self:
-        """What a device does not let anyone see. It neither supports nor refutes the claim, so that a verdict needs other evidence.
+        """Evidence that a device does not expose: a verdict needs other evidence, since it says nothing on the claim.
 
         Args:
-            claim: As of evidence that can be had.
-            why: What was tried, and what came.
+            claim: The claim, worded as for evidence that can be had.
+            why: The attempt, and its result.
         """
         return cls(f"{UNSEEN}{claim}", why, engaged=True)
 
@@ -251,7 +248,7 @@ class Figure:
     gates: bool
 
     def __post_init__(self) -> None:
-        # Thousands are made a case: what is a number already is left alone.
+        # A case makes thousands of figures, so values that are floats already are left alone.
         for name in ("measured", "allowed"):
             if type(getattr(self, name)) is not float:
                 object.__setattr__(self, name, float(number(getattr(self, name), f"Figure.{name}")))
@@ -276,9 +273,9 @@ class Measurement:
     """One measured figure of a case: time or memory.
 
     Attributes:
-        name: What was measured, such as ``latency``.
-        value: In `unit`; None, never 0, where it is not known.
-        unit: Such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
+        name: Name of the quantity, such as ``latency``.
+        value: Value in `unit`; None, never 0, where it is not known.
+        unit: Unit, such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
         low, high: Confidence interval of the value, where one is known.
         reason: Why there is no value, or a remark on it.
     """
