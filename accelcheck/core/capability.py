@@ -54,7 +54,7 @@ class Capability:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs."""
+        """True when it runs."""
         return self.verdict is None
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ BY_TRIAL = Capability(Code.OK, "", "", None, tried=True)
 
 
 def unsupported(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:
-    """The answer for a device that lacks it: no change to this machine would make it run. `tried` as in `Capability`."""
+    """The answer for a device that lacks it, on any machine. `tried` as in `Capability`."""
     return Capability(code, reason, action, Verdict.UNSUPPORTED, tried)
 
 

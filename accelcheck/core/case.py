@@ -98,12 +98,12 @@ class Verdict(StrEnum):
 
     @property
     def executed(self) -> bool:
-        """Whether the technique was run."""
+        """True when the technique was run."""
         return self not in {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
     @property
     def green(self) -> bool:
-        """Whether a run with this verdict can still be successful."""
+        """True when a run with this verdict can still be successful."""
         return self in {Verdict.PASS, Verdict.XFAIL, Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
@@ -134,17 +134,17 @@ class Case:
 
     @property
     def timed(self) -> bool:
-        """Whether time and memory are measured, and can be held against baselines and limits."""
+        """True when time and memory are measured, and can be held against baselines and limits."""
         return self.mode in TIMED
 
     @property
     def alone(self) -> bool:
-        """Whether it runs without workers, in the second half of a nox session."""
+        """True when it runs without workers, in the second half of a nox session."""
         return self.mode in ALONE
 
     @property
     def seed(self) -> int:
-        """Seed of the parameters and inputs. It depends on the workload alone, so that all techniques share one oracle."""
+        """Seed of parameters and inputs: a function of the workload alone, so that all techniques share one oracle."""
         return stable_seed(self.workload)
 
 
@@ -219,7 +219,7 @@ class Evidence:
 
     @property
     def seen(self) -> bool:
-        """Whether anything was observed."""
+        """True unless the device does not expose the observation."""
         return not self.claim.startswith(UNSEEN)
 
 
@@ -237,7 +237,7 @@ class Figure:
         measured: The candidate's error in this view (dimensionless, unless the view says otherwise).
         allowed: The budget; a gating view fails when ``measured > allowed``.
         where: Index of the worst place, such as ``[3, :]``; empty where the view has none.
-        gates: Whether this view may fail a case by itself.
+        gates: True when this view may fail a case by itself.
     """
 
     path: str
@@ -256,7 +256,7 @@ class Figure:
 
     @property
     def within(self) -> bool:
-        """Whether the figure is inside its budget; NaN never is."""
+        """True when the figure is inside its budget; NaN never is."""
         return self.measured <= self.allowed
 
     @property

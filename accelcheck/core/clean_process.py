@@ -56,7 +56,7 @@ class RemoteError(Exception):
 
 
 class CleanProcess:
-    """Calls functions in a fork of this process. A fork of the fork computes; when it dies, the next one takes its place.
+    """Calls functions in a fork of a fork of this process; when it dies, the next one takes its place.
 
     Args:
         known: Objects that are sent by reference: they need not be picklable, and must not change from now on.
@@ -103,7 +103,7 @@ class CleanProcess:
                 another has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
 
         Raises:
-            CleanProcessError: The process died during the call, or none begins, or function, arguments or result cannot be sent.
+            CleanProcessError: The process died during the call, or none begins, or function or arguments cannot be sent.
         """
         self._call += 1
         if self._pipe.closed:
@@ -393,8 +393,8 @@ def _dumped(names: dict[int, int], message: tuple[int, Callable[..., Any], tuple
         _Pickler(file, names).dump(message[1:])
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise CleanProcessError(
-            f"{_named(message[1])}: cannot be sent to the clean process: {error}; register what it names before the first case"
-            " runs, or define its classes and functions at the top of a module"
+            f"{_named(message[1])}: cannot be sent to the clean process: {error}; register what it names before the "
+            "first case runs, or define its classes and functions at the top of a module"
         ) from error
     return pickle.dumps((message[0], file.getvalue()))
 

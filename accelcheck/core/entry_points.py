@@ -23,7 +23,7 @@ def described(entry: metadata.EntryPoint) -> str:
 
 
 def spec(module: str) -> ModuleSpec | None:
-    """Where a module is, without importing it or its parents; None where there is none."""
+    """The spec of a module, found without importing it or its parents; None where there is none."""
     top, *below = module.split(".")
     current = importlib.util.find_spec(top)
     for name in below:

@@ -20,13 +20,13 @@ class FaultKind(StrEnum):
     """Kinds of faults; the comment of each says what its `Fault.view` names."""
 
     METADATA = "metadata"
-    """A tensor's `metadata`, or one of it: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides`, `storage`."""
+    """A tensor's `metadata`, or a part: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides`, `storage`."""
     PATTERN = "pattern"
-    """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
+    """Misplaced special values: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
     VALUE = "value"
-    """A wrong exact value; no view, or the rule that it breaks. The size is the difference, where the values are numbers."""
+    """A wrong exact value; no view, or the broken rule. The size is the difference, where the values are numbers."""
     VIEW = "view"
-    """An error beyond its budget: the view's name, such as `row`. The size is measured / allowed, or measured / `UNIT`."""
+    """An error beyond its budget: a view such as `row`. The size is measured / allowed, or measured / `UNIT`."""
     RERUN = "rerun"
     """A second run with other bits; no view. The size is the relative difference."""
     MUTATED = "mutated"
@@ -61,8 +61,8 @@ class Fault:
         expected: Expected result in words; empty where `allowed` says it.
         got: Result in words; empty where `measured` says it.
         measured: Measured number.
-        allowed: Largest allowed number, or the smallest one where `at_least`; None where nothing is held against a bound.
-        at_least: Whether `allowed` is a lower bound.
+        allowed: Largest allowed number, or the smallest one where `at_least`; None without a bound.
+        at_least: True when `allowed` is a lower bound.
         place: Index of the worst element, such as ``[3, :]``.
     """
 

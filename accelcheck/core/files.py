@@ -25,7 +25,7 @@ PARTIAL = ".partial"
 
 
 def file_name(text: str) -> str:
-    """Reduce a text to lower-case letters, digits, dots and hyphens: a valid file name on every system, and never a path."""
+    """A file name that is valid on every system: the text's letters in lower case, digits, dots and hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 

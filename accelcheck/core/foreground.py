@@ -27,8 +27,8 @@ def run(
 ) -> int:
     """Run a program until it ends, in this process group and with these standard streams.
 
-    SIGINT, SIGTERM and SIGHUP that this process gets are handed on, except for those of the terminal's keys, which reach
-    the program anyway. The program is killed when this process is.
+    SIGINT, SIGTERM and SIGHUP that this process gets are handed on, except for those of the terminal's keys, which
+    reach the program anyway. The program is killed when this process is.
 
     Args:
         command: The program and its arguments.

@@ -10,7 +10,7 @@ import ctypes
 from pathlib import Path
 
 _HARD = 2
-"""``omp_pause_hard`` of the OpenMP specification 5.0, 3.2.44: ends all threads of the runtime until it is used again."""
+"""``omp_pause_hard`` of the OpenMP specification 5.0, 3.2.44: ends all threads of the runtime until its next use."""
 _RUNTIMES = ("libgomp", "libomp", "libiomp5")
 _MAPS = Path("/proc/self/maps")
 

@@ -83,6 +83,7 @@ def unknown_device(word: str, legal: Sequence[str], option: str = OPTION) -> Unk
         option: Option, of the pytest run or of the command, that takes a module.
     """
     return UnknownNameError(
-        f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child processes look "
-        f"for devices: give {option}=MODULE, or install it as a package with a torch.backends entry point."
+        f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child "
+        f"processes look for devices: give {option}=MODULE, or install it as a package with a torch.backends entry "
+        "point."
     )

@@ -95,7 +95,7 @@ class Record:
         figures: For every view the figure with the largest used part of its budget, and all figures over their budgets.
         compared: Number of elements compared with the oracle.
         eager_excess: Eager's error divided by that of the rounding samples; see `accelcheck.verify.oracle`.
-        seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``evidence``, ``judge``.
+        seconds: Wall time by phase: ``oracle``, ``prepare`` (compile, warm up), ``run``, ``evidence``, ``judge``.
         traceback: Traceback of an `error`; empty otherwise.
         measurements: Time and memory of a timed case that passes.
         digest: Digest of everything that the work of a timed case depends on; empty for others.

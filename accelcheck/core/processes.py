@@ -76,7 +76,7 @@ class End:
             return ""
         if self.code >= 0:
             return f"status {self.code}"
-        names = {one.value: one.name for one in signal.Signals}
+        names = {number.value: number.name for number in signal.Signals}
         return names.get(-self.code, f"signal {-self.code}")  # real-time signals have no names
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class Child:
         Args:
             limit: Seconds after which the child and its children are killed.
             since: Reading of `time.monotonic` from which the limit counts; by default it counts from now.
-            silence: True to restart the limit at each message of the child, which is killed within twice the limit then.
+            silence: True to restart the limit at each message; a silent child is then killed within twice the limit.
             turns: True to return as well when the child has stopped itself (`stop`).
 
         Returns:

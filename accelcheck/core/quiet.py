@@ -34,8 +34,8 @@ def without(logger: str, *words: str) -> Iterator[None]:
 def torchao_imported() -> Iterator[None]:
     """A context for imports of torchao, such as that of transformers.
 
-    torchao 0.18 registers enumerations in a way that torch 2.13 deprecates. It also names its own kernels that it cannot
-    load, such as those for CUDA beside a torch for CPUs, which no technique here needs.
+    torchao 0.18 registers enumerations in a way that torch 2.13 deprecates. It also names its own kernels that it
+    cannot load, such as those for CUDA beside a torch for CPUs, which no technique here needs.
     """
     kernels = without("torchao", "Skipping import of cpp extensions", "Failed to load ")
     with without("torch.utils._pytree", "is an Enum subclass"), kernels:

@@ -27,9 +27,10 @@ class UnknownNameError(ValueError):
 
 
 def discover(package: str, attribute: str) -> list[Any]:
-    """All members of `attribute` (``DEVICES``, ``TECHNIQUES``, ``WORKLOADS``) of the modules of `package` and its packages.
+    """All members of `attribute`, such as ``DEVICES`` or ``WORKLOADS``, of the modules of `package` and its packages.
 
-    Modules whose name begins with an underscore are not imported: a compiler imported there would slow every collection.
+    Modules whose name begins with an underscore are not imported: they may import compilers, which would slow every
+    collection.
 
     Raises:
         ImportError: A module cannot be imported.
@@ -57,7 +58,8 @@ def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
         other = by_name.setdefault(thing.name, thing)
         if other is not thing:
             raise DuplicateNameError(
-                f"two {kind}s are named {thing.name!r}: {type(other).__module__} and {type(thing).__module__}; rename one"
+                f"two {kind}s are named {thing.name!r}: "
+                f"{type(other).__module__} and {type(thing).__module__}; rename one"
             )
     return MappingProxyType(dict(sorted(by_name.items())))
 

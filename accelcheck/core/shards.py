@@ -53,8 +53,8 @@ class Shard:
     def take(self, cells: Sequence[T], mode: Callable[[T], Mode]) -> list[T]:
         """This shard of some cells, in their order.
 
-        Cells are dealt one by one, those of the costliest mode first. So the sizes of shards differ by at most one cell,
-        their weights by at most that of one cell; cells of one technique, which are neighbours, are spread.
+        Cells are dealt one by one, those of the costliest mode first. So the sizes of shards differ by at most one
+        cell, their weights by at most that of one cell; cells of one technique, which are neighbours, are spread.
         """
         modes = [mode(cell) for cell in cells]
         order = sorted(range(len(cells)), key=lambda place: (-WEIGHTS.get(modes[place], 1), modes[place], place))

@@ -91,7 +91,8 @@ class Pattern:
     """
 
     def __init__(self, expression: str) -> None:
-        import re2  # type: ignore[import-untyped]  # it comes without annotations; late: only runs with a ledger need it
+        # Late: only runs with a ledger need it.
+        import re2  # type: ignore[import-untyped]  # it comes without annotations
 
         if len(expression) > LONGEST_PATTERN:
             raise StrangerError(f"expected at most {LONGEST_PATTERN:,} characters, got {len(expression):,}")
