@@ -103,7 +103,7 @@ class CleanProcess:
                 another has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
 
         Raises:
-            CleanProcessError: The process died during the call, or none begins, or function or arguments cannot be sent.
+            CleanProcessError: The process died during the call, or none begins, or the call cannot be sent.
         """
         self._call += 1
         if self._pipe.closed:

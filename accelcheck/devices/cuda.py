@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and what they share with AMD GPUs: torch gives both the type ``cuda``."""
+"""NVIDIA GPUs, and the base class that they share with AMD GPUs: torch gives both the type ``cuda``."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class CudaLike(Device):
         {"deterministic": "atomics add in any order in the operators that torch.use_deterministic_algorithms lists"}
     )
     masks: ClassVar[tuple[str, ...]] = ()
-    """The variables that hide GPUs from a process."""
+    """Environment variables that hide GPUs from a process."""
 
     def hardware(self) -> hardware.Hardware:
         """The GPUs of this host."""
         raise NotImplementedError(f"{type(self).__name__}.hardware: a subclass must override it")
 
     def detect(self) -> Capability:
-        found = self.hardware().capability
-        if not found.ok:
-            return found
+        present = self.hardware().capability
+        if not present.ok:
+            return present
         for mask in self.masks:
             if mask in os.environ and not chips(os.environ[mask]):
                 return unavailable(
@@ -63,7 +63,7 @@ class CudaLike(Device):
         return requires_torch()
 
     def offered(self) -> Capability:
-        """Whether the driver offers a GPU to this process. Creates no context where torch asks NVML."""
+        """Asks the driver for a GPU, without a context on it where torch asks NVML."""
         import torch
 
         if torch.cuda.is_available():
@@ -89,7 +89,7 @@ class CudaLike(Device):
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Measured by events of the current stream with cold caches, without the host's launches: see `accelcheck.devices.cold`."""
+        """Seconds by events of the current stream, with cold caches, without launches: see `accelcheck.devices.cold`."""
         return cold.elapsed(call, times)
 
     def seed(self, seed: int) -> None:
@@ -145,7 +145,7 @@ class Cuda(CudaLike):
         return hardware.nvidia()
 
     def architecture(self) -> str:
-        """Such as ``sm_90``, from the compute capability."""
+        """The compute capability, such as ``sm_90``."""
         import torch
 
         major, minor = torch.cuda.get_device_capability()
