@@ -173,8 +173,8 @@ class Memory:
 class Device(ABC):
     """A backend under test. Each has a file in `accelcheck.devices`, which lists it in `DEVICES`.
 
-    `detect` reads the host alone and imports nothing. `fingerprint` runs in the probe's child process. All other methods
-    run in the process that executes cases, where torch is imported.
+    `detect` reads the host alone and imports nothing. `fingerprint` runs in the probe's child process. All other
+    methods run in the process that executes cases, where torch is imported.
     """
 
     name: str
@@ -186,8 +186,8 @@ class Device(ABC):
     features: frozenset[str] = frozenset()
     """Declared features, of `FEATURES`, besides those of its type in `OF_TYPE`. Ask with `has`."""
     denied: Mapping[str, str] = MappingProxyType({})
-    """Dtypes and features that it must not be judged by, each with the reason, which reports show. The probe tries those
-    of `TRIED` that are neither declared nor denied."""
+    """Dtypes and features that it must not be judged by, each with the reason, which reports show. The probe tries
+    those of `TRIED` that are neither declared nor denied."""
     answers: Mapping[str, str] = MappingProxyType({})
     """Answers of the probe's trials in this run; set by `learn`."""
     variables: ClassVar[tuple[str, ...]] = ()
@@ -195,15 +195,15 @@ class Device(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
     """Modules that a script must import for the device to exist, where `import torch` does not load its backend."""
     mask: ClassVar[str] = ""
-    """Environment variable with the comma-separated ids of the chips that a process sees, for a device of another package.
-    Each pytest-xdist worker gets one id; an empty value hides all chips. Without a mask workers share all chips."""
+    """Environment variable, of a device of another package, with the comma-separated ids of the chips that a process
+    sees. Each pytest-xdist worker gets one id; an empty value hides all chips. Without a mask workers share them."""
 
     def has(self, feature: str) -> bool:
         """True for a feature of `FEATURES` by its own declaration, by its type's, or by trial."""
         return feature not in self.denied and (feature in self.features or feature in OF_TYPE.get(self.type, ()))
 
     def learn(self, status: Status) -> None:
-        """Adds dtypes and features that the probe found by trying: failures in them then count as those in declared ones."""
+        """Adds dtypes and features that the probe found by trying: failures in them then count as in declared ones."""
         self.answers = status.answers
         self.features |= status.found & FEATURES.keys()
         self.dtypes |= status.found - FEATURES.keys()
@@ -216,7 +216,7 @@ class Device(ABC):
         return unsupported(code, f"{self.name} does not declare {word}{answer}", tried=word in TRIED)
 
     def detect(self) -> Capability:
-        """Looks for the hardware and the packages on this machine, without imports, and without opening the hardware."""
+        """Looks for the hardware and the packages on this machine, without imports and without opening anything."""
         return SUPPORTED
 
     @abstractmethod

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FLUSHED = 256 << 20
-"""Least bytes to write before a call, as in Triton: twice the largest L2 (B200: 126 MB), all of MI300X's 256 MB cache."""
+"""Least bytes to write before a call, as in Triton: twice the largest L2 (B200: 126 MB), MI300X's whole last cache."""
 MARGIN = 2.0
 """Duration of the writes, as a multiple of the launch in the previous block: a host is seldom that much slower."""
 WAITED = 0.75

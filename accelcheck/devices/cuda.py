@@ -89,7 +89,7 @@ class CudaLike(Device):
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Seconds by events of the current stream, with cold caches, without launches: see `accelcheck.devices.cold`."""
+        """Seconds by events of the current stream, with cold caches, without launches; see `cold.elapsed`."""
         return cold.elapsed(call, times)
 
     def seed(self, seed: int) -> None:
@@ -176,7 +176,7 @@ class Cuda(CudaLike):
         import torch
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # not annotated
         return Fingerprint(
             device=self.name,
             chip=properties.name,

@@ -132,7 +132,8 @@ def compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     if path is None:
         return name, ""
     with suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=20)  # noqa: S603
+        asked = [path, "--version"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)  # noqa: S603
         return name, next(iter(answer.stdout.splitlines()), "it says no version")
     return name, ""
 

@@ -51,9 +51,9 @@ class Tpu(Device):
     )
 
     def detect(self) -> Capability:
-        found = hardware.tpu().capability
-        if not found.ok:
-            return found
+        present = hardware.tpu().capability
+        if not present.ok:
+            return present
         if sys.version_info < _PYTHON:
             running = f"{sys.version_info.major}.{sys.version_info.minor}"
             return unavailable(
@@ -118,12 +118,12 @@ class Tpu(Device):
 
         with super().strict_float32():
             # torch_tpu replaces this pair of functions; its own keep a separate state.
-            found = torch.get_float32_matmul_precision()
+            before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("highest")
             try:
                 yield
             finally:
-                torch.set_float32_matmul_precision(found)
+                torch.set_float32_matmul_precision(before)
 
 
 def _memory() -> int:
