@@ -43,7 +43,7 @@ class Telemetry:
 
 
 def processor(root: Path = _SYS) -> Telemetry:
-    """Reads the first core's clock, the first package's temperature, all packages' energy, all cores' throttle counts."""
+    """Reads the first core's clock, the first package's temperature, all packages' energy, all cores' throttling."""
     clock = _number(root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
     heat = _number(root / "class/thermal/thermal_zone0/temp")
     packages = [_number(path) for path in sorted(root.glob("class/powercap/intel-rapl:?/energy_uj"))]
