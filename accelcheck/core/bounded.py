@@ -112,7 +112,7 @@ def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) 
 
 @contextmanager
 def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
-    """A file for reading.
+    """A context with a file that is open for reading.
 
     Raises:
         AbsentFileError: There is no such file.

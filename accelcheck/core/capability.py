@@ -1,4 +1,4 @@
-"""States if a device or technique runs on this machine, or is `unsupported` or `unavailable`, and why. No torch."""
+"""Records whether a device or technique runs on this machine, or is `unsupported` or `unavailable`. No torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The answer to the question if a device or technique runs on this machine.
+    """The answer whether a device or technique runs on this machine.
 
     Attributes:
         code: ``ok``, or why it does not run.

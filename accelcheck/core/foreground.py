@@ -25,7 +25,7 @@ def run(
     output: IO[bytes] | None = None,
     meanwhile: Callable[[], bool] | None = None,
 ) -> int:
-    """Run a program until it ends, in this process group and with these standard streams.
+    """Runs a program until it ends, in this process group and with these standard streams.
 
     SIGINT, SIGTERM and SIGHUP that this process gets are handed on, except for those of the terminal's keys, which
     reach the program anyway. The program is killed when this process is.

@@ -1,4 +1,4 @@
-"""Calls code of other packages in pytest's process: exceptions become errors that name the place, calls end. No torch.
+"""Calls code of other packages in pytest's process, with time limits and errors that name the place. No torch.
 
 After the time limit an alarm raises in Python code. Native code that holds the interpreter cannot be interrupted: then
 the process prints its stacks and ends. Cases need none of this: their own process is killed when it takes too long.

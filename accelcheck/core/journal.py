@@ -209,7 +209,7 @@ class Journal:
             raise self._unwritable(error) from error
         self._lock()
         self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
-        self._size = _whole(path) if resumed else 0
+        self._size = path.read_bytes().rfind(b"\n") + 1 if resumed else 0
         if self._regular:
             os.ftruncate(self._file, self._size)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -296,11 +296,6 @@ class Journal:
             f"the journal {self.path} cannot be written: {error.strerror or error}; "
             "give --accel-journal a path in a folder that you may write to"
         )
-
-
-def _whole(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def finite(value: Any) -> Any:

@@ -87,7 +87,7 @@ def read(
     schema: int | tuple[int, ...] = (),
     older: str = "",
 ) -> list[TomlTable]:
-    """Read a file that consists of tables ``[[kind]]``.
+    """The tables ``[[kind]]`` of a file that has no others.
 
     Args:
         path: The file.

@@ -29,15 +29,7 @@ class CudaLike(Device):
     type = "cuda"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
     features = frozenset(
-        {
-            "float64",
-            "strided",
-            "inductor",
-            "cuda-graphs",
-            "autocast-bfloat16",
-            "autocast-float16",
-            "memory-statistics",
-        }
+        {"float64", "strided", "inductor", "cuda-graphs", "autocast-bfloat16", "autocast-float16", "memory-statistics"}
     )
     denied: Mapping[str, str] = MappingProxyType(
         {"deterministic": "atomics add in any order in the operators that torch.use_deterministic_algorithms lists"}

@@ -76,7 +76,7 @@ class Processor:
 def nvidia(root: Path = ROOT) -> Hardware:
     """NVIDIA GPUs, from the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
     names = tuple(_nvidia_names(root))
-    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"nvidia\d+", node.name)]
+    nodes = _nodes(root / "dev", r"nvidia\d+")
     boards = [board for board in _pci(root, _NVIDIA) if board.is_class(_DISPLAY) and board.driver != "vfio-pci"]
     driver = _match(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read(root / "proc/driver/nvidia/version"))
     # In a container only its own GPUs have nodes, while /proc and PCI show the whole host.
@@ -122,7 +122,7 @@ def tpu(root: Path = ROOT) -> Hardware:
     )
     if names:
         return Hardware(len(names), names, "", SUPPORTED)
-    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"accel\d+", node.name)]
+    nodes = _nodes(root / "dev", r"accel\d+")
     if nodes:
         return Hardware(len(nodes), (), "", SUPPORTED)
     missing = unavailable(Code.NO_HARDWARE, "no TPU chip on the PCI bus (vendor 0x1ae0)", "run on a Cloud TPU VM")
@@ -139,12 +139,7 @@ def vulkan(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Hardwa
     if sys.platform == "darwin":
         return Hardware(1, (), "", SUPPORTED)
     libraries = dict.fromkeys(library for file in _vulkan_files(root, environ) if (library := _vulkan_library(file)))
-    nodes = any(re.fullmatch(r"renderD\d+", node.name) for node in _children(root / "dev/dri"))
-    gpu = (
-        nodes
-        or (root / "dev/dxg").exists()
-        or any(re.fullmatch(r"nvidia\d+", node.name) for node in _children(root / "dev"))
-    )
+    gpu = _nodes(root / "dev/dri", r"renderD\d+") or _nodes(root / "dev", r"nvidia\d+") or (root / "dev/dxg").exists()
     names = tuple(name for name in libraries if gpu or _SOFTWARE_VULKAN.search(name))
     if libraries and not names:
         reason = f"no GPU has a device node, and no Vulkan driver for the CPU is installed: {', '.join(libraries)}"
@@ -259,6 +254,10 @@ def _children(path: Path) -> list[Path]:
         return sorted(path.iterdir())
     except OSError:
         return []
+
+
+def _nodes(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in _children(folder) if re.fullmatch(pattern, path.name)]
 
 
 def _read(path: Path) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -170,20 +170,14 @@ class Xla(Device):
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
-        with super().strict_float32():
-            if self.client == "CPU":
-                yield  # it multiplies FP32 exactly at every setting
-                return
-            precision: Any = import_module("torch_xla.backends")
-            before = precision.get_mat_mul_precision()
-            if before == "highest":
-                yield
-                return
-            precision.set_mat_mul_precision("highest")
-            try:
-                yield
-            finally:
-                precision.set_mat_mul_precision(before)
+        with super().strict_float32(), ExitStack() as restored:
+            if self.client != "CPU":  # a CPU multiplies FP32 exactly at every setting
+                precision: Any = import_module("torch_xla.backends")
+                before = precision.get_mat_mul_precision()
+                if before != "highest":
+                    precision.set_mat_mul_precision("highest")
+                    restored.callback(precision.set_mat_mul_precision, before)
+            yield
 
     def fallbacks(self) -> Mapping[str, int]:
         # torch_xla counts an operator that it hands to the CPU under `aten::`, one that it lowers under `xla::`.

@@ -209,7 +209,7 @@ class Controller:
         return Case(technique, workload, device, dtype, Mode(mode), self.run.selection.level)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Ends the journal, and sets an exit status, not 0 where no case was executed or one was not collected."""
+        """Ends the journal; a run that executed no case, or did not collect one, does not exit with 0."""
         self.running.stop()
         for name in self.scope.missing if self.scope is not None else ():
             self._not_collected(name)

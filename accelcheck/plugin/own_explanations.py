@@ -58,14 +58,8 @@ class OwnExplanations:
             folder = folder_of(journal)
             folder.mkdir(exist_ok=True)
             path = text_of(folder, record.case.id)
-            asked = Asked(
-                bench,
-                record.case,
-                path.with_suffix(".py"),
-                limit=options.timeout(config),
-                most=left,
-                imports=imports.announced(),
-            )
+            script, limit = path.with_suffix(".py"), options.timeout(config)
+            asked = Asked(bench, record.case, script, limit=limit, most=left, imports=imports.announced())
             try:
                 told = explained(asked)
                 path.write_text("\n".join(plain(told.lines)) + "\n", encoding="utf-8")

@@ -166,7 +166,7 @@ class Accel:
         name: str = "",
         **words: Any,
     ) -> Checked:
-        """Measures time and memory of a right forward pass, or training step, beside FP32 eager in the same process.
+        """Measures a correct forward pass, with `batches` also a training step, beside FP32 eager in the same process.
 
         It needs the machine for itself: with workers of pytest-xdist the test is skipped.
 
@@ -174,7 +174,7 @@ class Accel:
             model: See `check`.
             inputs: See `check`.
             keywords: See `check`.
-            batches: See `check_training`; with them, no inputs or keywords, and a training step is timed too.
+            batches: See `check_training`; with them, no inputs or keywords.
             loss: See `check_training`.
             optimizer: See `check_training`.
             name: See `check`.

@@ -36,24 +36,24 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
     from accelcheck.devices.base import FEATURES, TRIED, Device
 
     _distinct("device", found, builtin)
-    for what, device in found:
-        where = f"{what}: device {quoted(device.name)}"
-        if not isinstance(device, Device):
-            raise ForeignCodeError(f"{where}: expected an instance of a subclass of Device, got {quoted(device)}")
-        if not _NAME.fullmatch(device.name):
+    for what, candidate in found:
+        where = f"{what}: device {quoted(candidate.name)}"
+        if not isinstance(candidate, Device):
+            raise ForeignCodeError(f"{where}: expected an instance of a subclass of Device, got {quoted(candidate)}")
+        if not _NAME.fullmatch(candidate.name):
             raise ForeignCodeError(f"{where}: expected a name of letters, digits, and -_. between them")
-        if not isinstance(getattr(device, "type", None), str):
+        if not isinstance(getattr(candidate, "type", None), str):
             raise ForeignCodeError(f"{where}: set `type`, the type of its torch.device")
-        _known(f"{where}: dtypes", device.dtypes)
-        _known(f"{where}: features", device.features, FEATURES)
-        _known(f"{where}: denied", device.denied, dict.fromkeys([*TRIED, *FEATURES]))
-        for word in device.denied:
-            if word in device.dtypes | device.features:
+        _known(f"{where}: dtypes", candidate.dtypes)
+        _known(f"{where}: features", candidate.features, FEATURES)
+        _known(f"{where}: denied", candidate.denied, dict.fromkeys([*TRIED, *FEATURES]))
+        for word in candidate.denied:
+            if word in candidate.dtypes | candidate.features:
                 raise ForeignCodeError(f"{where}: denied: {word!r} is declared too: leave it out of one of them")
-            reason = device.denied[word]
+            reason = candidate.denied[word]
             if not isinstance(reason, str) or not reason.strip():
                 raise ForeignCodeError(f"{where}: denied: {word!r}: expected the reason, got {quoted(reason)}")
-    return [device for _, device in found]
+    return [candidate for _, candidate in found]
 
 
 def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique]) -> list[Technique]:
