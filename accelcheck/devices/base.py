@@ -224,7 +224,7 @@ class Device(ABC):
         """Its fingerprint. Called in a child process; raises whatever the backend raises when it cannot be used."""
 
     def usable(self) -> Capability:
-        """Asks this torch build if it can use the device, in the child process, after `open`."""
+        """Asks this torch build, in the child process after `open`, if it can use the device."""
         return SUPPORTED
 
     def open(self) -> None:

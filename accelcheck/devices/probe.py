@@ -251,12 +251,15 @@ def _run(
         for names in jobs:
             if len(running) == limit:
                 finish()
-            words = calling(f"{__name__}:main", *(specs.get(name, name) for name in names), parent=True)
-            child = stack.enter_context(Child(words, {**_SETTINGS, **environ}))
+            child = stack.enter_context(_started([specs.get(name, name) for name in names], environ))
             running.append((_Answers(list(names)), child))
         while running:
             finish()
     return done
+
+
+def _started(words: Sequence[str], environ: Mapping[str, str]) -> Child:
+    return Child(calling(f"{__name__}:main", *words, parent=True), {**_SETTINGS, **environ})
 
 
 def _early(end: End | None, stage: str, output: str) -> Capability:
