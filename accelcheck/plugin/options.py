@@ -138,9 +138,10 @@ def add(parser: pytest.Parser) -> None:
     """Declares all options and their ini twins."""
     group = parser.getgroup("accelcheck", "acceleration portability")
     for option in OPTIONS:
-        kinds: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
-        kinds = {"action": "store_true"} if option.flag else kinds
-        group.addoption(option.argument, dest=option.dest, default=None, help=option.help, **kinds)
+        settings: dict[str, Any] = {"action": "store_true"}
+        if not option.flag:
+            settings = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
+        group.addoption(option.argument, dest=option.dest, default=None, help=option.help, **settings)
         kind: Any = "bool" if option.flag else "args" if option.repeatable else "string"
         parser.addini(option.dest, option.help, type=kind, default=None)
 
