@@ -33,7 +33,7 @@ def file_name(text: str) -> str:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A binary file that takes the place of `path` when the block ends: a reader finds the old content or the new.
 
-    Where the block raises, `path` stays as it is. Several processes may write at once; the last one wins.
+    `path` stays as it is when the block raises. Several processes may write at once; the last one wins.
 
     Args:
         path: Final path, in a folder that exists.

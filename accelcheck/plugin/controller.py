@@ -226,7 +226,7 @@ class Controller:
         tally = counts(self.records.values())
         self._write(lambda journal: journal.end({"verdicts": tally, "exit": int(session.exitstatus)}))
         if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # whoever reads the journal would miss cases
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # the journal lacks cases
 
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
