@@ -219,7 +219,7 @@ def _ask(
 
 
 def _break_alone(entries: Sequence[str], specs: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Those of several backends that fail to load, each in a child of its own, with errors; none of a single one."""
+    """The backends, of several, that fail to load alone, with their errors; empty for a single one."""
     if len(entries) == 1:
         return {}
     tries = _run([[f"{_LOAD}{name}"] for name in entries], specs, timeout, _WITHOUT)
