@@ -22,6 +22,7 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
 from accelcheck.measure.digest import digest
+from accelcheck.measure.further import SPEED_UP
 from accelcheck.measure.kernels import Launches, launches
 from accelcheck.measure.memory import Peak, held, peak
 from accelcheck.measure.paired import ERROR, LOOKS, Comparison, compare
@@ -54,7 +55,6 @@ process of several: the nine of `paired.ERROR` take tens of seconds where calls 
 convert each of its operations to FP32 and back (17 to 55 times as long as FP32 in baselines/cpu/level2-speed.jsonl)."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
-SPEED_UP = "speed-up"
 """The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
 
 WHILE = "while timed"

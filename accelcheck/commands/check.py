@@ -50,6 +50,8 @@ LEVEL = 2
 """Unless said: torch.compile is of this level, since it is slow."""
 SLOW = 1.0
 """Seconds of a forward pass from which on smaller example inputs are advised."""
+FURTHER = 2
+"""Further processes that time what is faster than eager: a recommendation rests on three."""
 TAIL = 40
 """Last lines of pytest's output that are printed where it could not run."""
 
@@ -199,7 +201,7 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
     def timed() -> list[str] | None:
         right = _right(read(journal)[1]) if written and not given.no_speed else set()
         wanted[:] = [c for c in cases if c.timed and c.technique != BASE and (c.technique, c.dtype) in right]
-        return [f"--accel-case={case.id}" for case in wanted] or None
+        return [*(f"--accel-case={case.id}" for case in wanted), f"--accel-processes={FURTHER}"] if wanted else None
 
     Session(device, journal, chosen, more).run(start, timed)
     return written

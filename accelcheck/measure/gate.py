@@ -60,6 +60,7 @@ class Gate:
         few: Measurements of the first processes for cases that exceeded their limit, by case id; `timed` has those of
             the further ones.
         compared: Number of cases that this run compares with baselines.
+        further: Number of processes that time cases again that are faster than eager; 0 with baselines.
     """
 
     use: Use
@@ -72,6 +73,7 @@ class Gate:
     timed: Mapping[str, Timed] = field(default_factory=dict)
     few: Mapping[str, Timed] = field(default_factory=dict)
     compared: int = 1
+    further: int = 0
 
     def wanted(self, cases: Iterable[Case]) -> list[Case]:
         """The timed cases of a run that timing processes must measure."""

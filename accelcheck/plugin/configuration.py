@@ -260,9 +260,11 @@ def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     words = [f"--accel-limits={file}" for file in files]
     if use is not Use.OFF:
         words += [f"--accel-baseline={use}", f"--accel-baselines={store.root}"]
+    further = 0
     if options.value(config, "processes") is not None:
         words.append(f"--accel-processes={processes}")
-    return Gate(use, store, places, environments, limits.load(files), tuple(words), stored)
+        further = processes if use is Use.OFF else 0
+    return Gate(use, store, places, environments, limits.load(files), tuple(words), stored, further=further)
 
 
 _NAME, _VERSION = (re.compile(rf"^{field}: *(\S.*?) *$", re.MULTILINE | re.IGNORECASE) for field in ("Name", "Version"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import io
 import json
 import os
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +24,8 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import ErrorCode, Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
+from accelcheck.measure.further import leads, widened
+from accelcheck.measure.timing_processes import Timed, TimingError
 from accelcheck.plugin import options, registered, time_limits
 from accelcheck.report import coverage, terminal
 from accelcheck.report.console import escaped, escaped_lines
@@ -43,6 +47,33 @@ PATIENCE = 20.0
 """Seconds after which a running case is named, and between two such lines."""
 
 
+def timed_elsewhere(config: pytest.Config, run: Path, ids: Sequence[str], count: int) -> Mapping[str, Timed]:
+    """Times cases in processes of their own; the measurements by case id.
+
+    Args:
+        config: Configuration of the run, whose command each process repeats.
+        run: The run's folder.
+        ids: Ids of the cases.
+        count: Number of processes.
+
+    Raises:
+        TimingError: The first process measured no case.
+    """
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+
+    def say(line: str) -> None:
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"accelcheck: {escaped(line)}")
+
+    folder = Path(tempfile.mkdtemp(prefix="timing-", dir=run))
+    words = [*map(str, config.invocation_params.args)]
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        # A timing process skips every case: in the cache of this run, --lf would lose the last failures.
+        words += ["-o", f"cache_dir={folder / 'cache'}"]
+    return timing_processes.measure(words, ids, count, folder, config.invocation_params.dir, say)
+
+
 class Controller:
     """Collects the records of all processes of a run. Never registered on an xdist worker."""
 
@@ -60,6 +91,8 @@ class Controller:
         """Reasons why entry points could not be loaded on workers, by entry point."""
         self.cut_off = ""
         """Reason why the journal could not be written any more."""
+        self._leading: list[Record] = []
+        """Records of cases that further processes are to time."""
         self._modes: list[Mode] = []
         self._limits: Mapping[str, float] = {}
         resumed = options.resumed(config)
@@ -164,7 +197,25 @@ class Controller:
             )
             record = replace(record, family=next(filter(None, families), ""))
         self.records[record.case.id] = record
-        self._write(lambda journal: journal.case(record.as_json()))
+        if self.gate.further and leads(record):
+            self._leading.append(record)  # written once further processes have timed it
+        else:
+            self._write(lambda journal: journal.case(record.as_json()))
+
+    def _time_further(self, *, cut_off: bool) -> None:
+        """Times the leading cases in further processes, unless the run was cut off, and writes their records."""
+        timed: Mapping[str, Timed] = {}
+        if self._leading and not cut_off:
+            ids = [record.case.id for record in self._leading]
+            try:
+                timed = timed_elsewhere(self.config, self.run.folder, ids, self.gate.further)
+            except TimingError as error:
+                self._say(str(error))
+        missing = Timed(asked=self.gate.further)
+        for record in (widened(record, timed.get(record.case.id, missing)) for record in self._leading):
+            self.records[record.case.id] = record
+            self._write(functools.partial(Journal.case, record=record.as_json()))
+        self._leading.clear()
 
     def _write(self, line: Callable[[Journal], None]) -> None:
         """Writes to the journal, and closes it where that fails, as on a full disk."""
@@ -211,6 +262,7 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Ends the journal; a run that executed no case, or did not collect one, does not exit with 0."""
         self.running.stop()
+        self._time_further(cut_off=exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR})
         for name in self.scope.missing if self.scope is not None else ():
             self._not_collected(name)
             if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:

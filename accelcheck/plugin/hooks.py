@@ -6,8 +6,6 @@ import functools
 import gc
 import json
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from accelcheck.plugin import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator
 
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
@@ -251,26 +249,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     timed = [case for item in session.items if (case := _timed(item)) is not None]
     if gate is None or config.option.collectonly or not (cases := gate.wanted(timed)):
         return
-    from accelcheck.measure import timing_processes
-    from accelcheck.report.console import escaped, escaped_lines
-
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-
-    def say(line: str) -> None:
-        if reporter is not None:
-            reporter.write_line(f"accelcheck: {escaped(line)}")
-
-    def measure(ids: Sequence[str], count: int) -> Mapping[str, timing_processes.Timed]:
-        folder = Path(tempfile.mkdtemp(prefix="timing-", dir=config.stash[_RUN].folder))
-        words = [*map(str, config.invocation_params.args)]
-        if config.pluginmanager.hasplugin("cacheprovider"):
-            # A timing process skips every case: in the cache of this run, --lf would lose the last failures.
-            words += ["-o", f"cache_dir={folder / 'cache'}"]
-        return timing_processes.measure(words, ids, count, folder, config.invocation_params.dir, say)
+    from accelcheck.measure.timing_processes import TimingError
+    from accelcheck.plugin.controller import timed_elsewhere
+    from accelcheck.report.console import escaped_lines
 
     try:
-        gate.time(cases, options.processes(config), measure)
-    except timing_processes.TimingError as error:
+        gate.time(
+            cases, options.processes(config), functools.partial(timed_elsewhere, config, config.stash[_RUN].folder)
+        )
+    except TimingError as error:
         raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
 

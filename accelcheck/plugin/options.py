@@ -106,7 +106,7 @@ OPTIONS = (
     Option(
         "processes",
         "processes that time each case for a check (default 3, then 10 more for suspected regressions) or an update "
-        "(10)",
+        "(10); without baselines, further processes that time each case that is faster than eager (none)",
         metavar="N",
     ),
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),

@@ -176,7 +176,10 @@ def test_a_compiled_technique_without_a_profiler_log_is_told_what_to_set(store: 
 
     record = verdict_of(store, Compiling(compiled, warmups=1), Workload("gelu-alone", "One operator.", make))
     assert record.verdict is Verdict.FAIL
-    assert "observed 0; an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`" in record.why
+    assert (
+        "observed 0; an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`"
+        in record.why
+    )
     plain = verdict_of(store, Compiling(nothing), Workload("gelu-alone", "One operator.", make))
     assert plain.verdict is Verdict.FAIL
     assert "ProfilerLog" not in plain.why

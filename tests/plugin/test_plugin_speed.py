@@ -119,6 +119,53 @@ def test_baselines_are_stored_held_and_a_slowdown_is_named(suite: Suite) -> None
     assert (suite.path / "baselines").is_dir()
 
 
+LEADING = """
+import time
+import torch
+from torch import nn
+from accelcheck.api import SUPPORTED, Evidence, Mode, Problem, Technique, Workload
+
+class Sleeping(nn.Module):
+    seconds = 0.004
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x + 1
+
+class Awake(Technique):
+    name, family, promise, source = "awake", "toy", "None.", "https://example.invalid"
+
+    def capability(self, device):
+        return SUPPORTED
+
+    def prepare(self, program, mode, device):
+        program.module.seconds = 0.002
+
+    def evidence(self, program, log, mode, device):
+        yield Evidence("it sleeps less", program.module.seconds, engaged=True)
+
+def pytest_accel_techniques():
+    return [Awake()]
+
+def pytest_accel_workloads():
+    make = lambda generator, extent: Problem(Sleeping(), (torch.randn(3, 4, generator=generator),))
+    return [Workload("sleeping", "A pause.", make, modes=frozenset({Mode.FORWARD, Mode.SPEED}))]
+"""
+
+
+@pytest.mark.slow
+def test_what_is_faster_is_timed_by_further_processes_and_written_once(suite: Suite) -> None:
+    suite.pytester.makeconftest(LEADING)
+    words = ("--accel-technique=awake", "--accel-workload=sleeping", "--accel-device=cpu", "--accel-dtype=float32")
+    ran = suite.run_apart(*words, "--accel-processes=2")
+    assert ran.verdicts == {f"awake/sleeping/cpu/float32/{mode}": "pass" for mode in ("forward", "speed")}
+    speed = next(m for record in ran.records for m in record.measurements if m.name == "speed-up")
+    assert ", in 3 processes: " in speed.reason
+    assert speed.low is not None
+    assert 1.0 < speed.low < 2.5
+    assert "accelcheck: timing 1 cases in a process of its own, 2 of 2" in ran.out
+
+
 @pytest.mark.slow
 def test_what_the_ledger_expects_to_fail_is_not_stored_when_it_passes(suite: Suite) -> None:
     ledger = suite.ledger(cases=["toy/timed/*"])
