@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _KERNELS = r"(?i)(?!.*pytorch_flash)(?=.*(flash|fmha))(?=.*({})).*kernel.*"
-"""Pattern of the packages' device kernels. Those of torch's own flash attention are in the namespace ``pytorch_flash``."""
+"""Pattern of the packages' device kernels; those of torch's own are in the namespace ``pytorch_flash``."""
 _LOWER_RIGHT = (2, 1)
 """First flash-attn whose causal masks are aligned to the last key (bottom right); before, to the first (top left)."""
 
 
 @dataclass(frozen=True)
 class FlashGeneration:
-    """The differences between the generations of FlashAttention.
+    """Differences between the generations of FlashAttention.
 
     Attributes:
         module: Import name of the module with its functions.
         distribution: Name of the distribution, for its version.
         install: Command that installs it.
         capability: Lowest CUDA compute capability that it has kernels for.
-        rocm: Whether it has kernels for AMD GPUs.
-        dropout: Whether its functions take ``dropout_p``.
+        rocm: True if it has kernels for AMD GPUs.
+        dropout: True if its functions take ``dropout_p``.
         unbounded: Value in ``window_size`` that stands for no limit on that side.
         packed: Names of its functions that take query, key and value in one tensor, padded or jagged.
-        needs: Another module that is installed together with it; None if `module` alone shows whether it is installed.
+        needs: Module that is installed together with it; None if `module` alone shows whether it is installed.
     """
 
     module: str
@@ -72,11 +72,8 @@ class FlashAttention(Technique):
     """Replaces each call of torch's attention by the package's, or the whole module of a workload with packed tensors.
 
     Args:
-        name: As `Technique.name`.
-        package: The generation of FlashAttention.
-        promise: As `Technique.promise`.
-        jagged: Whether to use the functions for jagged sequences also where all have the same length.
-        excludes: As `Technique.excludes`.
+        package: Generation of FlashAttention.
+        jagged: True to use the functions for jagged sequences also where all have the same length.
     """
 
     family = "attention"
@@ -110,17 +107,14 @@ class FlashAttention(Technique):
             makers = "NVIDIA and AMD GPUs" if package.rocm else "NVIDIA GPUs"
             return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} only")
         if torch.version.hip is None and torch.cuda.get_device_capability() < package.capability:
-            wanted, found = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
+            wanted, actual = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
             return unsupported(
-                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {found}"
+                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {actual}"
             )
-        found = version(package.distribution)
-        if found and release(found) < _LOWER_RIGHT:
-            return unavailable(
-                Code.WRONG_VERSION,
-                f"{package.distribution} {found} aligns causal masks to the top left",
-                package.install,
-            )
+        present = version(package.distribution)
+        if present and release(present) < _LOWER_RIGHT:
+            reason = f"{package.distribution} {present} aligns causal masks to the top left"
+            return unavailable(Code.WRONG_VERSION, reason, package.install)
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:

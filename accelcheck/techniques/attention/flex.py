@@ -44,7 +44,7 @@ _TEMPLATE = r"triton_tem_fused.*"
 
 
 class FlexEager(Technique):
-    """Replaces ``scaled_dot_product_attention`` by ``flex_attention`` without a compiler, which computes the score matrix."""
+    """Replaces ``scaled_dot_product_attention`` by uncompiled ``flex_attention``, which computes the score matrix."""
 
     name = "flex-attention-eager"
     family = "attention"
@@ -89,21 +89,20 @@ class FlexCompiled(FlexEager):
     modes = frozenset(Mode) - {Mode.RANDOM}
 
     def capability(self, device: Device) -> Capability:
-        found = super().capability(device)
-        return inductor_capability(device) if found.ok else found
+        flex = super().capability(device)
+        return inductor_capability(device) if flex.ok else flex
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         reset_compiler()
-        found: list[int] = []
-        program.extras[_FOUND] = found
-        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(found))))
+        program.extras[_FOUND] = counts = []
+        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(counts))))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
-        found = sum(program.extras[_FOUND])
-        yield Evidence("flex_attention operators in compiled graphs >= 1", found, engaged=found >= 1)
+        operators = sum(program.extras[_FOUND])
+        yield Evidence("flex_attention operators in compiled graphs >= 1", operators, engaged=operators >= 1)
         yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
         patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
         if mode not in _INFERENCE:
@@ -122,10 +121,10 @@ _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
 
 
 def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
-    """Attention for one call, computed by `flex`: `flex_attention`, compiled or not.
+    """Computes the attention of one call by `flex`: `flex_attention`, compiled or not.
 
     Raises:
-        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward pass.
+        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward.
     """
     if call.dropout_p:
         raise Unsupported(unsupported(Code.NO_FEATURE, "flex_attention has no dropout"))
@@ -151,12 +150,12 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Mask function: a query sees the keys up to its own position, aligned to the top left as in torch's causal attention."""
+    """Mask function: a query sees keys up to its own position, aligned to the top left as torch's causal attention."""
     return query >= key
 
 
 def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask function of a boolean mask ``(B, H, Sq, Sk)``."""
+    """Makes the mask function of a boolean mask ``(B, H, Sq, Sk)``."""
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask[batch, head, query, key]
@@ -165,7 +164,7 @@ def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The score function of a bias ``(B, H, Sq, Sk)`` that is added to the scores."""
+    """Makes the score function that adds a bias ``(B, H, Sq, Sk)`` to the scores."""
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return value + bias[batch, head, query, key]
@@ -173,14 +172,14 @@ def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], T
     return score
 
 
-def _counting(found: list[int]) -> Callable[..., Any]:
-    """Inductor as a backend that appends to `found`, for each graph, its number of `flex_attention` operators."""
+def _counting(counts: list[int]) -> Callable[..., Any]:
+    """Wraps inductor in a backend that appends each graph's number of `flex_attention` operators to `counts`."""
     from accelcheck.devices.torch_names import lookup_backend
 
     inductor = lookup_backend("inductor")
 
     def counting_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        found.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
+        counts.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
         return inductor(graph, inputs)
 
     return counting_inductor

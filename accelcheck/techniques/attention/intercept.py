@@ -26,7 +26,7 @@ _SDPA = r"aten::_?scaled_dot_product_\w+"
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of ``scaled_dot_product_attention``, by its names: q ``(B, H, Sq, D)``, k and v ``(B, H, Sk, D)``."""
+    """Arguments of ``scaled_dot_product_attention``: query ``(B, H, Sq, D)``, key and value ``(B, H, Sk, D)``."""
 
     query: Tensor
     key: Tensor
@@ -72,24 +72,24 @@ class _Intercept(TorchFunctionMode):
 
 
 def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:
-    """Make `attend` compute the attention of every forward pass."""
+    """Replaces the attention of every forward pass by `attend`."""
     count_from_zero(program)
     program.around = lambda: _Intercept(attend, program)
 
 
 def count_from_zero(program: Program) -> None:
-    """Begin to count the calls of each judged run."""
+    """Resets the count of calls, now and before each judged run."""
     program.extras[_CALLS] = 0
     program.resets.append(lambda: program.extras.update({_CALLS: 0}))
 
 
 def count(program: Program) -> None:
-    """Count one call of another implementation."""
+    """Counts one call of another implementation."""
     program.extras[_CALLS] = int(program.extras.get(_CALLS, 0)) + 1
 
 
 def taken(program: Program, log: Log, what: str) -> Iterable[Evidence]:
-    """Evidence that `what` was called, and torch's own attention was not."""
+    """Yields evidence that `what` was called, and torch's own attention was not."""
     calls = int(program.extras.get(_CALLS, 0))
     yield Evidence(f"calls of {what} >= 1", calls, engaged=calls >= 1)
     own = log.count(_SDPA)

@@ -36,8 +36,8 @@ _FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
 class ForcedAttention(Technique):
     """Runs every forward pass under ``sdpa_kernel`` with a single backend.
 
-    Only the call itself shows whether the backend takes the inputs (CUDA's flash attention takes no explicit mask, for
-    example). If it does not, the case is `Unsupported`, with torch's own reasons.
+    Only the call shows whether the backend takes the inputs: CUDA's flash attention takes no explicit mask, for
+    example. If it does not, the case is `Unsupported`, with torch's own reasons.
     """
 
     family = "attention"
@@ -46,14 +46,14 @@ class ForcedAttention(Technique):
     requires = frozenset({"attention"})
 
     def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
-        """`operators` maps a feature of the device to the pattern of the backend's operator; ``*`` stands for any device."""
+        """Takes in `operators` the pattern of the backend's operator for each device feature; ``*`` is any device."""
         self.name = name
         self.backend = backend
         self.operators = operators
         self.promise = promise
 
     def capability(self, device: Device) -> Capability:
-        """Whether torch has a kernel of the backend for the device type, in this build.
+        """Tells whether this build of torch has a kernel of the backend for the device type.
 
         Device types without a choice of backends, such as xla, ignore `sdpa_kernel` and always run the math backend.
         """
@@ -111,16 +111,15 @@ class ForcedAttention(Technique):
         self, error: RuntimeError, call: Callable[..., Any], inputs: tuple[Any, ...], device: Device
     ) -> Capability:
         # torch gives its reasons as warnings, each only once: call again, with all warnings on.
-        said: list[str] = []
+        messages: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 call(*inputs)
             except RuntimeError:
-                said = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
-        # A warning "... kernel not used because:" precedes the reasons of each backend. For disabled backends, the reason
-        # is "runtime disabled".
-        reasons = [text for text in said if not text.endswith("because:") and "runtime disabled" not in text]
+                messages = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
+        # "... kernel not used because:" precedes the reasons of each backend; disabled ones have "runtime disabled".
+        reasons = [text for text in messages if not text.endswith("because:") and "runtime disabled" not in text]
         code = Code.NO_DTYPE if any(_WRONG_DTYPE in text for text in reasons) else Code.NO_BACKEND
         because = "; ".join(dict.fromkeys(reasons)) or str(error).partition("\n")[0].strip()
         return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}", tried=True)
@@ -143,7 +142,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "sdpa-efficient",
         SDPBackend.EFFICIENT_ATTENTION,
         {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"},
-        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in FP32.",
+        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in "
+        "FP32.",
     ),
     ForcedAttention(
         "sdpa-cudnn",

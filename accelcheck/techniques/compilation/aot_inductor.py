@@ -1,9 +1,9 @@
-"""AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, and run without Python.
+"""AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, run without Python.
 
-Observed behaviour of constants, with torch 2.9 and 2.13: The package holds a copy of every parameter and buffer, so that later
-changes of the module have no effect. ``load_constants`` replaces them by copies, or, with ``user_managed``, by the caller's
-own tensors, whose later changes do have an effect. One-dimensional tensors of up to 8 elements become literals in the code:
-``get_constant_fqns`` does not list them, and they cannot be replaced.
+Constants, as observed with torch 2.9 and 2.13: The package holds copies of all parameters and buffers, so that later
+changes of the module have no effect. ``load_constants`` replaces them by copies, or, with ``user_managed``, by the
+caller's own tensors, whose later changes take effect. One-dimensional tensors of up to 8 elements become literals in
+the code: ``get_constant_fqns`` does not list them, and they cannot be replaced.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MAPS = Path("/proc/self/maps")
-"""Linux: one line for each memory mapping of this process; its sixth word is the mapped file."""
+"""File of Linux with a line for each memory mapping of this process; its sixth word is the mapped file."""
 
 
 class Package(Converted):
-    """A module that is compiled, packaged in a file and loaded.
+    """Module that is compiled, packaged in a file and loaded.
 
     Args:
-        program: Has the module, and inputs with the sizes to compile for.
-        folder: Where to write the file.
-        options: Inductor's configuration.
+        program: Program with the module, and inputs with the sizes to compile for.
+        folder: Folder to write the file to.
+        options: Configuration of inductor.
 
     Attributes:
-        size: Bytes of the file.
+        size: Size of the file in bytes.
         libraries: Names of the shared libraries in the file.
         mapped: Paths of the libraries that loading mapped into this process.
     """
@@ -51,10 +51,8 @@ class Package(Converted):
     kind = "package"
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
-        from accelcheck.devices.torch_names import (  # a second, which only this case owes
-            aoti_compile_and_package,
-            aoti_load_package,
-        )
+        # An import of a second, for this technique alone.
+        from accelcheck.devices.torch_names import aoti_compile_and_package, aoti_load_package
 
         exported = torch.export.export(program.module, program.inputs)
         path = aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2", inductor_configs=dict(options))
@@ -101,8 +99,7 @@ class AotInductor(Conversion):
         "A shared library that is compiled ahead of time and contains the weights computes what the module computes."
     )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_aot_inductor.html"
-    # A compilation takes 5 to 15 s of one core, and each draw of parameters needs one.
-    level = 3
+    level = 3  # a compilation takes 5 to 15 s of one core, and each draw of parameters needs one
     modes = frozenset({Mode.FORWARD})
     workloads = frozenset({"mlp"})
     options: Mapping[str, Any] = MappingProxyType({})

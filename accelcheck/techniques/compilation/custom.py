@@ -39,7 +39,7 @@ _ONE_OF_EACH_KIND = frozenset(
 
 
 class UserBackend(Technique):
-    """A short backend that captures each graph, prints it, and runs it with eager kernels.
+    """User's backend that captures each graph, prints it, and runs it with eager kernels.
 
     In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
     """
@@ -58,7 +58,7 @@ class UserBackend(Technique):
     differentiates_twice = False
 
     def backend(self, mode: Mode) -> Capture:
-        """The user's backend."""
+        """Makes the user's backend."""
         return Capture(differentiates=mode is not Mode.FORWARD)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -71,9 +71,9 @@ class UserBackend(Technique):
         runs = program.steps if mode is Mode.TRAIN else 1
         stages = ("dynamo",) if mode is Mode.FORWARD else ("forward", "backward")
         for stage in dict.fromkeys(("dynamo", *stages)):
-            found = backend.of(stage)
-            yield Evidence(f"{stage} graphs captured >= 1", len(found), engaged=len(found) >= 1)
-            least = min((len(graph.nodes) for graph in found), default=0)
+            captured = backend.of(stage)
+            yield Evidence(f"{stage} graphs captured >= 1", len(captured), engaged=len(captured) >= 1)
+            least = min((len(graph.nodes) for graph in captured), default=0)
             yield Evidence(f"operations in the smallest {stage} graph >= 1", least, engaged=least >= 1)
         for stage in stages:
             yield at_least(log, f"calls of captured {stage} graphs", CALL.format(stage=stage), runs)
@@ -110,7 +110,7 @@ class FxPass(Technique):
         return inductor_capability(device)
 
     def make(self) -> FoldConstants:
-        """The user's pass."""
+        """Makes the user's pass."""
         from accelcheck.techniques.compilation._folding import FoldConstants
 
         return FoldConstants()

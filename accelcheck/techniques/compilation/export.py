@@ -1,4 +1,4 @@
-"""``torch.export``: the whole module as one graph, made ahead of time; for fixed sizes, and with dynamic ones via a file."""
+"""``torch.export``: the whole module as one graph, made ahead of time, for fixed sizes or, via a file, dynamic ones."""
 
 from __future__ import annotations
 
@@ -46,19 +46,11 @@ WORKLOADS = RESIZED | {
     "digits-cnn",
     "digits-vit",
 }
-"""One or two workloads of each kind. The graph runs eager's operators, so that workloads differ only in what is traced."""
+"""One or two workloads of each kind: the graph runs eager's operators, so that only tracing differs."""
 
 
 class Exported(Converted):
-    """Runs the graph of an exported program.
-
-    Args:
-        program: The exported or loaded program.
-        module: The module that was exported.
-
-    Attributes:
-        graph: The module that runs the program.
-    """
+    """Runs the graph of an exported or loaded program of a module, as the module `graph`."""
 
     kind = "exported program"
 
@@ -83,11 +75,11 @@ class Saved:
     The first call is a warm-up run, so that the judged run has sizes that were not traced.
 
     Attributes:
-        module: The original, whose parameters and buffers the loaded graph uses.
-        loaded: The loaded program; None before the first call.
-        size: Bytes of the saved program.
+        module: Original module, whose parameters and buffers the loaded graph uses.
+        loaded: Loaded program; None before the first call.
+        size: Size of the saved program in bytes.
         unlike: Names of parameters and buffers that were loaded with other bits, or not at all.
-        sizes: The input shapes of all calls.
+        sizes: Input shapes of all calls.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -121,7 +113,7 @@ class Saved:
 
     @property
     def dynamic(self) -> int:
-        """Number of sizes of the loaded program's inputs that are symbolic."""
+        """Number of symbolic sizes of the loaded program's inputs."""
         nodes = () if self.loaded is None else self.loaded.program.graph.nodes
         values = (node.meta.get("val") for node in nodes if node.op == "placeholder")
         return sum(isinstance(size, torch.SymInt) for v in values if isinstance(v, Tensor) for size in v.shape)
@@ -140,7 +132,7 @@ class Export(Technique):
     workloads = WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
-        """No probe with other sizes: programs for fixed sizes refuse these, and dynamic ones sizes of 0 and 1, as documented."""
+        """Refuses probes with other sizes: fixed programs refuse these, and dynamic ones 0 and 1, as documented."""
         return not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -149,7 +141,7 @@ class Export(Technique):
         program.call = self.exported(program)
 
     def exported(self, program: Program) -> Exported | Saved:
-        """The object that is called in place of the module."""
+        """Makes the object that is called in place of the module."""
         return Exported(torch.export.export(program.module, program.inputs), program.module)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -174,7 +166,7 @@ class DecomposedExport(Export):
 
 
 class DynamicExport(Export):
-    """One program for all sizes, saved to a file and loaded again."""
+    """Single program for all sizes, saved to a file and loaded again."""
 
     name = "export-dynamic"
     promise = "One exported program for all sizes, saved and loaded, computes the module's outputs and gradients."
@@ -204,9 +196,9 @@ class DynamicExport(Export):
 
 
 def exported_graph(call: Any) -> Exported | None:
-    """The exported program that a `Program.call` runs; None if it is something else."""
-    found = call.loaded if isinstance(call, Saved) else call
-    return found if isinstance(found, Exported) else None
+    """Returns the exported program that a `Program.call` runs; None if it is something else."""
+    program = call.loaded if isinstance(call, Saved) else call
+    return program if isinstance(program, Exported) else None
 
 
 TECHNIQUES: tuple[Technique, ...] = (Export(), DecomposedExport(), DynamicExport())

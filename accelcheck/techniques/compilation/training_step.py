@@ -38,8 +38,8 @@ CAPTURE = "capture"
 """Key in `Program.extras` of the `Capture` backend."""
 
 RECOMPILATIONS = 64
-"""Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and with
-its state. With torch's limit of 8, meant for one optimizer, the fifth training would run eagerly."""
+"""Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and
+with its state. With torch's limit of 8, meant for one optimizer, the fifth training would run eagerly."""
 
 CONTRACTIONS = frozenset(
     {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "scaled_dot_product_attention"}
@@ -50,8 +50,8 @@ CONTRACTIONS = frozenset(
 class TrainingStep(Technique):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
-    This gives three graphs per step: forward pass and loss; the backward pass with the accumulation of gradients, captured
-    by compiled autograd; the optimizer step. Dynamo breaks the graph at ``backward`` and at the optimizer.
+    Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
+    loss; backward pass and accumulation of gradients, captured by compiled autograd; optimizer step.
     """
 
     name = "compile-training-step"
@@ -119,7 +119,7 @@ def _forward(record: Any) -> bool:
 
 
 def _autograd(record: Any) -> bool:
-    """Ids of compiled autograd's compilations begin with an exclamation mark: ``!0/1/0``."""
+    # Such as ``!0/1/0``.
     return str(record.compile_id).startswith("!")
 
 
@@ -128,7 +128,7 @@ def _optimizer(record: Any) -> bool:
 
 
 class AutocastInside(nn.Module):
-    """A module with autocast inside, as users compile it."""
+    """Module with autocast inside, as users compile it."""
 
     def __init__(self, inner: nn.Module, device_type: str) -> None:
         super().__init__()
@@ -156,8 +156,8 @@ class CompiledAutocast(Technique):
     differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
-        found = self.needs(device, "autocast-bfloat16")
-        return compiler_capability(device) if found.ok else found
+        autocast = self.needs(device, "autocast-bfloat16")
+        return compiler_capability(device) if autocast.ok else autocast
 
     def precision(self, dtype: str) -> str:
         return "bfloat16"
