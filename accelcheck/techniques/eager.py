@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Eager(Technique):
-    """The program as it is. Like all cases, it runs in strict FP32: reduced-precision modes of contractions are off."""
+    """Unchanged program. Like all cases, it runs in strict FP32: reduced-precision modes of contractions are off."""
 
     name = "eager"
     family = "eager"

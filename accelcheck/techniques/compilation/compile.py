@@ -99,7 +99,7 @@ class Compiled(Technique):
 
 
 AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
-"""Beginnings of the claims that one graph serves all sizes, which a user-owned model with a loop over rows may break."""
+"""Beginnings of the claims that one graph serves all sizes; a user-owned model that loops over rows breaks them."""
 
 
 class DynamicCompile(Compiled):

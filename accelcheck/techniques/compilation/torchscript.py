@@ -80,8 +80,8 @@ class TorchScript(Technique):
             yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
 
     def finish(self) -> None:
-        # Scripts of one class share compiled methods and earlier cases' profiles. With a new store, a case's plan, and the
-        # last bits of its results, do not depend on the cases before it.
+        # Scripts of one class share compiled methods and earlier cases' profiles. With a new store, a case's plan, and
+        # the last bits of its results, do not depend on the cases before it.
         recursive.concrete_type_store = recursive.ConcreteTypeStore()
 
 

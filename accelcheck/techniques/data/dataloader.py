@@ -121,7 +121,7 @@ def raise_unreadable() -> None:
 
 
 class FaultyRows(Rows):
-    """Rows with a fault: reading row `FAULTY_ROW` calls `fault` in the worker. Other rows repeat those of the tensors."""
+    """Rows with a fault: reading `FAULTY_ROW` calls `fault` in the worker. Other rows repeat those of the tensors."""
 
     def __init__(self, tensors: Sequence[Tensor], fault: Callable[[], None]) -> None:
         super().__init__(tensors)

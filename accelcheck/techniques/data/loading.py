@@ -212,7 +212,7 @@ class PrefetchLoader(ReloadedInputs):
 
 
 class XlaDeviceLoader(PrefetchLoader):
-    """``torch_xla``'s ``MpDeviceLoader`` around a DataLoader: threads move batches to the device ahead of the program."""
+    """``MpDeviceLoader`` of torch_xla around a DataLoader: threads move batches to the device ahead of the program."""
 
     name = "xla-device-loader"
     promise = "Batches that threads move to the device ahead of time arrive once and in order."

@@ -53,7 +53,7 @@ class Account:
         self.size += true.abs() + residual.cpu().double().abs()
 
     def unbalanced(self, residual: Tensor | None) -> Tensor:
-        """Marks elements for which sent parts and residual do not add up to the gradients: bool, of the gradient's shape.
+        """Marks elements for which sent parts and residual do not add up to the gradients: bool, flat.
 
         A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; twice that is
         allowed. Where the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
@@ -127,7 +127,7 @@ class TopK:
 
 
 class Int8:
-    """Codec of integer multiples of a scale that maps the largest element to 127: one byte an element, and the scale."""
+    """Codec of integer multiples of a scale that maps the largest element to 127: a byte an element, and the scale."""
 
     def encode(self, wanted: Tensor) -> Sequence[Tensor]:
         scale = (wanted.abs().amax() / LEVELS).clamp(min=torch.finfo(wanted.dtype).tiny)
@@ -258,7 +258,7 @@ def matrix(shape: torch.Size) -> tuple[int, int]:
 
 
 def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
-    """Counts the elements of the two thin matrices that PowerSGD sends for a gradient; 0 if it sends the gradient whole.
+    """Counts the elements of the two thin matrices that PowerSGD sends for a gradient; 0 if it sends the gradient.
 
     Follows torch's ``_should_compress``, documented with ``min_compression_rate``.
     """

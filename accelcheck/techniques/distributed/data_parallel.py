@@ -1,6 +1,6 @@
 """Training by several processes, equal to that of one process on the joined batch: DistributedDataParallel and FSDP2.
 
-`torchrun` starts the ranks. They use gloo on the CPU, and the device's own collectives, with one device a rank, elsewhere.
+`torchrun` starts the ranks. They use gloo on the CPU, elsewhere the device's own collectives, with one device a rank.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class Replicated(Strategy):
         )
         exchange = self.exchange
         if exchange is not None:
-            # A lambda, since torch refuses bf16_compress_hook by name where it was not built for a GPU, though gloo adds
-            # bfloat16 numbers too.
+            # A lambda, since torch refuses bf16_compress_hook by name where it was not built for a GPU, though gloo
+            # adds bfloat16 numbers too.
             self.ddp.register_comm_hook(None, lambda _, bucket: exchange(bucket))
         program.call = self.ddp
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Reshard(RankedTraining):
-    """A training by two ranks, then three, then one, with a sharded checkpoint before each change."""
+    """Training by two ranks, then three, then one, with a sharded checkpoint before each change."""
 
     family = "snapshot"
     excludes = RankedTraining.excludes | {"batches"}  # the sharded training takes the same batch in each step
