@@ -28,7 +28,6 @@ CONTRACTION = (
 )
 """Pattern of the names of contractions (matrix products, convolutions, attention), without backward operators."""
 
-
 _HIDDEN = frozenset(
     [
         "profiler::_record_function_enter",
@@ -43,7 +42,7 @@ _HIDDEN = frozenset(
 
 
 class Log(Protocol):
-    """A context manager that records what a run executes. Instances are made with a `torch.device` type, such as ``cuda``."""
+    """Context manager that records the operators or events of a run. Takes a `torch.device` type, such as ``cuda``."""
 
     def __init__(self, device_type: str) -> None: ...
 
@@ -54,36 +53,36 @@ class Log(Protocol):
     ) -> None: ...
 
     def count(self, pattern: str) -> int:
-        """Number of operators or events whose whole name matches the regular expression `pattern`."""
+        """Counts the operators or events whose whole name matches the regular expression `pattern`."""
         ...
 
     def names(self) -> Counter[str]:
-        """Number of operators or events by name."""
+        """Counts operators or events by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One dispatched operator, with metadata of its tensors."""
+    """Dispatched operator, with metadata of its tensors."""
 
     name: str
-    """Such as ``aten::mm``, without the overload."""
+    """Name without the overload, such as ``aten::mm``."""
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """For each tensor argument: dtype, whether it is contiguous, device type."""
+    """Dtype, contiguity and device type of each tensor argument."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """The same for each tensor of the result."""
+    """Dtype, contiguity and device type of each tensor of the result."""
     formats_in: tuple[str, ...] = ()
     """`memory_format` of each tensor argument."""
     formats_out: tuple[str, ...] = ()
     """`memory_format` of each tensor of the result."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether a tensor argument has this dtype."""
+        """Returns whether a tensor argument has this dtype."""
         return any(seen == dtype for seen, _, _ in self.inputs)
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Logs every operator that reaches the backend. This is below autograd and autocast, so dtypes are those really used.
+    """Logs every operator that reaches the backend, below autograd and autocast: with the dtypes really used.
 
     Operators inside compiled code are not dispatched, and so not logged: use `ProfilerLog` for these.
     """
@@ -109,11 +108,11 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return Counter(operator.name for operator in self.operators)
 
     def having(self, test: Callable[[Operator], bool]) -> int:
-        """Number of operators that pass a test."""
+        """Counts the operators that pass a test."""
         return sum(1 for operator in self.operators if test(operator))
 
     def strays(self) -> Counter[str]:
-        """Operators, by name, that took a tensor of the device under test and computed a floating-point one elsewhere.
+        """Counts operators, by name, that took a tensor of the device under test and computed a float elsewhere.
 
         Meta tensors, which jagged tensors contain, have no data and do not count.
         """
@@ -128,13 +127,13 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Context in which no `OperatorLog` records anything: for copies to the host that are written to a file."""
+    """Stops the records of every `OperatorLog` inside the context: for copies to the host that are written to a file."""
     with disable_current_modes():
         yield
 
 
 class ProfilerLog:
-    """Events that torch.profiler records: compiled regions entered, operators, and device kernels launched, by name."""
+    """Log of torch.profiler's events by name: compiled regions entered, operators, and device kernels launched."""
 
     def __init__(self, device_type: str) -> None:
         self._profile = profile(activities=activities(device_type))
@@ -154,16 +153,16 @@ class ProfilerLog:
 
     def names(self) -> Counter[str]:
         if self._names is None:
-            # As `key_averages`, which makes Python objects of all events first: 8 s for a training of 60,000.
-            found = self._profile.profiler and self._profile.profiler.kineto_results
-            self._names = _called(found.events() if found else ())
+            # Not `key_averages`, which makes Python objects of all events first: 8 s for a training of 60,000.
+            results = self._profile.profiler and self._profile.profiler.kineto_results
+            self._names = _called(results.events() if results else ())
         return self._names
 
 
 def _called(events: Iterable[Any]) -> Counter[str]:
-    """Number of the profiler's events by name; an overload that does nothing but call another of its name counts once.
+    """Counts the profiler's events by name; an overload that only calls another of its name counts once.
 
-    Ranges count where the host entered them, not where the device shows them over its kernels, as in the totals of torch's tables
+    Ranges count where the host entered them, not where the device shows them over its kernels, as in torch's tables
     (``is_user_annotation`` in torch/autograd/profiler_util.py).
     """
     names: Counter[str] = Counter()
@@ -193,7 +192,7 @@ def _called(events: Iterable[Any]) -> Counter[str]:
 
 
 def operators(log: Log) -> OperatorLog:
-    """The log, checked to be an `OperatorLog`.
+    """Checks that the log is an `OperatorLog`, and returns it.
 
     Raises:
         TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
@@ -206,7 +205,7 @@ def operators(log: Log) -> OperatorLog:
 
 
 def memory_format(tensor: Tensor) -> str:
-    """``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
+    """Returns ``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
     dense = tensor.is_contiguous()
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return "both" if dense else "channels_last"

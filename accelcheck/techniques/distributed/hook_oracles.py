@@ -3,8 +3,8 @@
 Every scheme takes decisions about a gradient (which 16-bit number, which 8-bit integer, which elements). A correct
 implementation has FP32 rounding errors before it decides, so that a close decision may go either way. The oracle's runs
 with rounding errors therefore decide about gradients that are off by `OFF` of the largest element: an element is a sum,
-whose error depends on the size of its terms. The runs are pairs with opposite errors: each close decision goes both ways
-in each pair, and six runs leave little to chance.
+whose error depends on the size of its terms. The runs are pairs with opposite errors: each close decision goes both
+ways in each pair, and six runs leave little to chance.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
     def forward(*inputs: Any) -> Any:
         scheme.flips = getattr(outer, "flips", None) is not None
         batch = next(value for value in inputs if isinstance(value, Tensor))
-        replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+        replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # torch's
         outs, sizes = [], []
         for rank, (part, share) in enumerate(shards(inputs, batch, world)):
             own = replicas[rank * len(names) : (rank + 1) * len(names)]
@@ -200,7 +200,7 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
 
     outer.forward = forward
     outer.flips = None  # type: ignore[assignment]  # the oracle puts a generator here: it is no tensor or module
-    outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # untyped in torch
+    outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # torch's
     return outer
 
 

@@ -1,8 +1,8 @@
 """Communication hooks of DistributedDataParallel, in real processes: a user's own, 16 bits, PowerSGD, top-k, 8 bits.
 
 Hooks that compress give other results than plain averaging, by design. Each is judged by an FP64 oracle that compresses
-in the same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's budget. Error feedback loses nothing: this
-invariant is checked exactly.
+in the same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's budget. Error feedback loses nothing,
+which is checked exactly.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "ddp-async",
         HookedAveraging,
         whole(4),
-        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel does.",
+        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel "
+        "does.",
         bucket_mb=SMALL_BUCKET,
     ),
     *(
@@ -174,9 +175,9 @@ TECHNIQUES: tuple[Technique, ...] = (
             partial(HalfPrecision, dtype),
             partial(Halves, dtype),
             whole(2),
-            f"Gradients are rounded to {str(dtype).removeprefix('torch.')}, divided, and added up in it: half the bytes.",
+            f"Gradients are rounded to {name}, divided, and added up in it: half the bytes.",
         )
-        for word, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+        for word, name, dtype in (("fp16", "float16", torch.float16), ("bf16", "bfloat16", torch.bfloat16))
     ),
     FedBack(
         "ddp-powersgd",

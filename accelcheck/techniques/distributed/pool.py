@@ -102,7 +102,7 @@ class RankPool:
         )
 
     def _killed(self) -> str:
-        """Names the rank that a signal ended, and its last output; empty if none. Others may have raised because of it."""
+        """Names the rank that a signal ended, with its last output; empty if none. Others may raise because of it."""
         report = _FAILURE.findall(self._torchrun.output())
         signals = [(rank, -int(code)) for rank, code in report if int(code) < 0 and -int(code) != signal.SIGTERM]
         if not signals:

@@ -1,6 +1,6 @@
 """Training whose number of ranks changes at every checkpoint. It runs in the ranks of a pool.
 
-The parts of torch.distributed for sharding and checkpoints are imported in the ranks, because that takes most of a second.
+Torch's modules for sharding and checkpoints are imported in the ranks, because that takes most of a second.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Resharded(TrainingJob):
         return RankReport(os.getpid(), distributed.get_backend(), result, digests={}, calls=(), sent=(), facts=facts)
 
     def _phase(self, device: Device, ranks: int, *, fresh: bool) -> Phase | None:
-        """Shards the program over the first ranks, with its parameters or, unless `fresh`, NaN; None for other ranks."""
+        """Shards the program over the first ranks, with its parameters or, unless `fresh`, NaN; None on other ranks."""
         mesh = _mesh(device.type, ranks)
         if distributed.get_rank() >= ranks:
             return None

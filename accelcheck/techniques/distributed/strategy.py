@@ -29,8 +29,8 @@ HANDED = {"allreduce_": 0, "allgather_": 1, "_allgather_base_": 1, "_reduce_scat
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Counts the collectives that Python and DistributedDataParallel's C++ call while the context is active.
 
-    Callbacks of hooks may run in threads of the process group, where no dispatch mode is active: in these threads, calls
-    of `torch.distributed.all_reduce` are counted.
+    Callbacks of hooks may run in threads of the process group, without a dispatch mode: calls of
+    `torch.distributed.all_reduce` are counted there.
 
     Attributes:
         calls: Numbers of calls, by name.

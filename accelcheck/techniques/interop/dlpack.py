@@ -226,9 +226,9 @@ class NumpyExchange(ArrayExchange):
 class JaxExchange(ArrayExchange):
     """``jax.dlpack.from_dlpack`` and ``torch.from_dlpack``.
 
-    JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies tensors that are
-    not aligned, and refuses those that are not dense, which are made contiguous first. 64-bit types are left out, since
-    JAX narrows them unless its 64-bit mode is on.
+    JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies unaligned
+    tensors, and refuses those that are not dense, which are made contiguous first. 64-bit types are left out, since JAX
+    narrows them unless its 64-bit mode is on.
     """
 
     name = "dlpack-jax"

@@ -67,7 +67,7 @@ def copy_log(log: Log) -> CopyLog:
 
 
 def _places(values: Any) -> set[int] | None:
-    """Returns the storage addresses of tensors in nested containers; None if the device shows none (raises, gives 0)."""
+    """Returns the storage addresses of nested tensors; None if the device shows none (raises, or returns 0)."""
     tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
     try:
         places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -99,8 +99,8 @@ def written_through(program: Program) -> list[tuple[int, int]]:
 class SharedViews(Technique):
     """Runs the program unchanged, which must copy nothing.
 
-    Devices without strides show no storage, since torch's functionalization represents a view by the operations that made
-    it: only the effect of writes is checked there.
+    Devices without strides show no storage, since torch's functionalization represents a view by the operations that
+    made it: only the effect of writes is checked there.
     """
 
     name = "views-shared"

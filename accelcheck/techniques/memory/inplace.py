@@ -29,8 +29,8 @@ _OVERWRITTEN = "calls of toggled modules, by whether they gave back their input"
 class Inplace(Technique):
     """Sets ``inplace=True`` on every submodule that has the attribute.
 
-    Devices without strides dispatch another operator and rebind the tensor (torch's functionalization). There, the evidence is
-    that modules return the very tensor that they were called with.
+    Devices without strides dispatch another operator and rebind the tensor (torch's functionalization). The evidence
+    there is that modules return the very tensor that they were called with.
     """
 
     name = "inplace"
@@ -74,7 +74,7 @@ class Inplace(Technique):
 
 
 def _inplace_operators(program: Program, device: Device) -> Counter[str]:
-    """In-place operators of one forward pass, by name. In evaluation mode, so that no statistics or generators change."""
+    """Counts in-place operators of a forward pass in evaluation mode, which changes no statistics or generators."""
     training = program.module.training
     program.module.eval()
     inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in program.inputs)
@@ -108,16 +108,13 @@ class InplaceMemory(Inplace):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         plain: Peak = program.extras[_PLAIN]
-        found = peak_of_run(program, mode, device)
-        if plain.bytes is None or found.bytes is None:
+        own = peak_of_run(program, mode, device)
+        if plain.bytes is None or own.bytes is None:
             raise ValueError(
-                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {found}"
+                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {own}"
             )
-        saved = plain.bytes - found.bytes
+        saved = plain.bytes - own.bytes
         yield Evidence(f"bytes saved of the plain run's peak of {plain.bytes} >= 1", saved, engaged=saved >= 1)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    Inplace(),
-    InplaceMemory(),
-)
+TECHNIQUES: tuple[Technique, ...] = (Inplace(), InplaceMemory())

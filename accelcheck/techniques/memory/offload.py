@@ -33,13 +33,13 @@ class Tally:
     """Counts of tensors that were moved to the host and back.
 
     Attributes:
-        packed: Tensors that autograd saved.
-        unpacked: Tensors that the backward pass asked for.
+        packed: Number of tensors that autograd saved.
+        unpacked: Number of tensors that the backward pass asked for.
         bytes: Total bytes of the packed tensors.
-        elsewhere: Tensors that were not packed on the CPU.
-        altered: Tensors packed or unpacked with another dtype or shape, or unpacked to another device.
-        copied: Tensors packed in memory of their own.
-        pinned: Tensors packed in page-locked memory.
+        elsewhere: Number of tensors that were not packed on the CPU.
+        altered: Number packed or unpacked with another dtype or shape, or unpacked to another device.
+        copied: Number packed in memory of their own.
+        pinned: Number packed in page-locked memory.
     """
 
     packed: int = 0
@@ -51,7 +51,7 @@ class Tally:
     pinned: int = 0
 
     def clear(self) -> None:
-        """Count from 0."""
+        """Resets all counts."""
         vars(self).update(vars(Tally()))
 
 
@@ -105,7 +105,7 @@ class Offload(Technique):
         self.pinned = pinned
 
     def saving(self, tally: Tally, device: Device) -> AbstractContextManager[Any]:
-        """The context for a forward pass."""
+        """Makes the context for a forward pass."""
         # save_on_cpu asks the device type's module in torch whether to pin memory, and torch.cuda if there is none.
         asked = device.type if page_locked(device).ok else "cuda"
         return Counted(tally, pin_memory=self.pinned, device_type=asked)
@@ -113,8 +113,7 @@ class Offload(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if not device.has("host"):
             program.extras[_PLAIN] = peak_of_run(program, mode, device)
-        tally = Tally()
-        program.extras[_TALLY] = tally
+        tally = program.extras[_TALLY] = Tally()
         program.resets.append(tally.clear)
         program.around = lambda: self.saving(tally, device)
 

@@ -39,13 +39,7 @@ _MADE = "the optimizer that was made last"
 
 
 class OptimizerStep(Technique):
-    """The program's own optimizer, with further options.
-
-    Args:
-        name: As `Technique.name`.
-        promise: As `Technique.promise`.
-        options: Keyword arguments for the optimizer, in addition to its own.
-    """
+    """Training by the program's own optimizer, with further keyword arguments, `options`."""
 
     family = "optimizer"
     source = "https://docs.pytorch.org/docs/stable/optim.html"
@@ -77,12 +71,12 @@ class OptimizerStep(Technique):
         program.resets.append(lambda: program.extras.pop(_MADE, None))
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
-        """The optimizer after further changes; by default, it is unchanged."""
+        """Applies further changes to the optimizer; none by default."""
         return optimizer
 
 
 def _with(optimizer: torch.optim.Optimizer, options: Mapping[str, bool]) -> torch.optim.Optimizer:
-    """The same optimizer, made anew with further options: whoever made it need not take any."""
+    """Makes the same optimizer anew with further options, which its maker need not take."""
     if not options:
         return optimizer
     kind = type(optimizer)
@@ -102,7 +96,8 @@ class Foreach(OptimizerStep):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
 
         def updates(operator: Operator) -> bool:
-            # The operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the CPU.
+            # Operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the
+            # CPU.
             known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
             return known and any(at == device.type for _, _, at in operator.inputs)
 
@@ -130,9 +125,8 @@ class Capturable(OptimizerStep):
 
     def capability(self, device: Device) -> Capability:
         if device.type not in torch_names.capturable_devices():
-            return unsupported(
-                Code.NO_FEATURE, f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
-            )
+            reason = f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
+            return unsupported(Code.NO_FEATURE, reason)
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -148,7 +142,7 @@ class Capturable(OptimizerStep):
 
 
 class CompiledStep(OptimizerStep):
-    """``torch.compile`` around the step. Few workloads, since every training makes an optimizer, which is compiled again."""
+    """``torch.compile`` around the step. Few workloads, since every training makes and compiles an optimizer."""
 
     source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
     level = 2

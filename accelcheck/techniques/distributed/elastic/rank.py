@@ -61,7 +61,7 @@ class SharedBackward:
         parts = shards(program.inputs, target, count)
         parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in parameters]
-        # A row for each share: its gradient and, last, its loss. Rows of other ranks' shares are 0, which changes no sum.
+        # A row for each share: its gradient and, last, its loss. Other ranks' rows are 0, which changes no sum.
         rows = torch.zeros(count, sum(sizes) + 1)
         own = torch.arange(count).tensor_split(distributed.get_world_size())[distributed.get_rank()]
         for index in own.tolist():
