@@ -57,7 +57,7 @@ class Matrix:
         )
 
     def parts(self) -> list[object]:
-        """Techniques, workloads, and the functions that these hold, which may be local to a plugin: all that a run can name."""
+        """Lists techniques, workloads, and their functions, which may be local to a plugin: all that a run can name."""
         others = [
             other for one in self.workloads.values() if one.sizes is not None for other in one.sizes.workloads.values()
         ]

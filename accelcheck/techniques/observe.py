@@ -127,7 +127,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Stops the records of every `OperatorLog` inside the context: for copies to the host that are written to a file."""
+    """Hides operators from every `OperatorLog` inside the context: for copies to the host that go to a file."""
     with disable_current_modes():
         yield
 

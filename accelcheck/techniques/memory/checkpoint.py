@@ -33,8 +33,8 @@ _PLAIN = "contractions and block calls of one plain pass"
 def recomputable(device: Device) -> Capability:
     """Tells whether torch.utils.checkpoint can recompute on a device: it does so under autocast, on or off.
 
-    For a PrivateUse1 backend torch.autocast raises an AssertionError where the backend's module lacks a function; in the
-    backward pass of the non-reentrant form the process dies of it.
+    For a PrivateUse1 backend torch.autocast raises an AssertionError where the backend's module lacks a function; in
+    the backward pass of the non-reentrant form the process dies of it.
     """
     module = getattr(torch, device.type, None)
     if device.type != torch_names.privateuse1_backend_name() or hasattr(module, "get_amp_supported_dtype"):
@@ -117,7 +117,7 @@ class TorchCheckpoint(Checkpoint):
 
 
 class XlaCheckpoint(Checkpoint):
-    """``torch_xla.utils.checkpoint``: optimization barriers keep the compiler from merging computation and recomputation."""
+    """``torch_xla.utils.checkpoint``: optimization barriers keep the compiler from merging the recomputation."""
 
     def capability(self, device: Device) -> Capability:
         return xla_recomputable(device)

@@ -58,8 +58,8 @@ class Segments(Technique):
         program.extras[_FORWARDS] = counts
         program.resets.append(counts.clear)
         plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
-        # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The module
-        # calls its blocks as before: the first one now runs all of them, and the others return their input.
+        # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The
+        # module calls its blocks as before: the first one now runs all of them, and the others return their input.
         blocks[0].forward = lambda x: self.chain(plain, x)
         for block in blocks[1:]:
             block.forward = _passed_on
@@ -88,7 +88,8 @@ class TorchSegments(Segments):
         return recomputable(device)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
-        return checkpoint_sequential(blocks, SEGMENTS, x, use_reentrant=False)  # type: ignore[no-untyped-call]  # torch's
+        run: Callable[..., Any] = checkpoint_sequential  # not annotated in torch
+        return run(blocks, SEGMENTS, x, use_reentrant=False)
 
 
 class XlaSegments(Segments):

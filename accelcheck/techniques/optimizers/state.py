@@ -70,7 +70,7 @@ class RoundedStates(KeptStates):
 
 
 class HalfStates(Technique):
-    """Keeps moments and momentum in bfloat16 between steps. A step widens them, computes in FP32 and rounds them again."""
+    """Keeps moments and momentum in bfloat16 between steps. A step widens them, computes in FP32 and rounds them."""
 
     name = "optimizer-bf16-states"
     family = "precision"

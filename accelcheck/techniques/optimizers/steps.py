@@ -96,8 +96,7 @@ class Foreach(OptimizerStep):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
 
         def updates(operator: Operator) -> bool:
-            # Operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the
-            # CPU.
+            # Operators that change parameters, not in place on XLA. Clipping has others; step counts may be on the CPU.
             known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
             return known and any(at == device.type for _, _, at in operator.inputs)
 

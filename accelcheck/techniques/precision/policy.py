@@ -1,4 +1,4 @@
-"""A precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
+"""Precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ SENSITIVE = (
 )
 """Pattern of the forward operators that the policy keeps in float32."""
 
-
 _WORKLOADS = frozenset(
     [
         "mlp-blocks",
@@ -65,10 +64,10 @@ _WORKLOADS = frozenset(
 
 
 class Policy(Technique):
-    """Parameters are stored in float32 and cast for each forward pass, so that their changes take effect.
+    """Stores parameters in float32 and casts them for each forward pass, so that their changes take effect.
 
-    Inputs of the model are cast to half precision and its outputs to float32; inputs of a module in `KEPT` are cast to float32
-    and its outputs to half precision. There are no other casts.
+    Inputs of the model are cast to half precision and its outputs to float32; inputs of a module in `KEPT` are cast to
+    float32 and its outputs to half precision. There are no other casts.
     """
 
     family = "precision"
@@ -90,7 +89,7 @@ class Policy(Technique):
         return SUPPORTED
 
     def admits(self, probe: Probe) -> bool:
-        """No huge inputs in float16, which the first cast would overflow."""
+        """Refuses huge inputs in float16, which the first cast would overflow."""
         return self.dtype != torch.float16 or probe.name != "huge"
 
     def precision(self, dtype: str) -> str:
@@ -124,7 +123,7 @@ class Policy(Technique):
 
 
 def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
-    """``module(*inputs)`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
+    """Calls ``module`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
     # By name: a table that is also a head, as in language models, is float32 as the table and half as the head.
     held = {name for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, KEPT)}
     halves = {
@@ -136,7 +135,7 @@ def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with floating-point tensors cast to `dtype`, also those in nested tuples, lists and mappings."""
+    """Casts floating-point tensors in `value` to `dtype`, also those in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
