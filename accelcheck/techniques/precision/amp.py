@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INITIAL_SCALE = 2.0**7
 """Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in
 no training: the largest gradient of the trained workloads is 91 and FP16's largest number 65504, so that gradients
-overflow from a scale of 2**9.5 on. Runs are much shorter than the growth interval (2000 steps), and never increase it."""
+overflow from a scale of 2**9.5 on. Runs are shorter than the growth interval (2000 steps), and never increase it."""
 _SCALE = "scale begun with"
 
 
@@ -147,7 +147,7 @@ def math_attention(log: OperatorLog, mode: Mode) -> int:
 
 
 def raised_attention(log: OperatorLog, dtype: torch.dtype) -> int:
-    """Counts attentions on the math path whose queries, keys and values came in this dtype, and were cast to float32."""
+    """Counts attentions on the math path whose queries, keys and values were cast from this dtype to float32."""
     raised = log.having(
         lambda operator: (
             operator.name == "aten::_to_copy"

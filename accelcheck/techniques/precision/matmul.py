@@ -197,7 +197,7 @@ _READING = "what it looks like"
 class StrictFloat32(Technique):
     """Plain program on a device whose FP32 products are measured first: their error tells whether they are in FP32.
 
-    A device that multiplies FP32 wrongly, or in TF32 or bfloat16 against the settings, fails this case with a description
+    A device that multiplies FP32 wrongly, or in TF32 or bfloat16 against the settings, fails this case with the pattern
     of its errors and their places. All other cases are judged nevertheless: their oracle is on the CPU.
     """
 

@@ -1,8 +1,8 @@
 """Emulation of quantization in FP64, from the documented formulas: the results of a correct implementation.
 
-Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes round(x * (1 / s)) with
-ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding errors, and rarely by one
-quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
+Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes round(x * (1 / s))
+with ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding errors, and rarely by
+one quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RELATIVE = 2.0**-20
 have passed a few layers."""
 
 REACH = 2.0**7 * RELATIVE
-"""Distance to a tie, in quanta, within which a correct implementation may round either way, for positions up to 2**7."""
+"""Distance to a tie, in quanta, within which correct implementations may round either way; for positions up to 2**7."""
 
 SCALE_ERROR = 4 * UNIT_ROUNDOFF["float32"]
 """Relative distance of two correct scales. One rounds up to three times: the reciprocal of the largest magnitude, its
@@ -138,8 +138,7 @@ class DynamicRange:
     """Rule of ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's range.
 
     Attributes:
-        steps: Largest integer: 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two products of 7 by 8 bits fit 16 bits),
-            255 without.
+        steps: Largest integer: 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two 7 by 8-bit products fit 16).
     """
 
     steps: int

@@ -62,7 +62,7 @@ _REFUSALS = re.compile(
     r"|(?:CU|HIP)BLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)"
     rf"|{_NO_CAST.pattern}"
 )
-"""Pattern of torch's errors where a device, its library or this torch has no such product; anything else is an error."""
+"""Pattern of torch's errors where a device, its library or this torch has no such product; others are errors."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with inputs of several dimensions, sizes that are no multiples of `TILE`, and several layers."""
@@ -113,7 +113,7 @@ class Float8Linear(nn.Module):
             scale_a=scale,
             scale_b=self.scale,
             out_dtype=x.dtype,
-            use_fast_accum=False,  # Hopper would keep 14 bits to the end: see `accelcheck.verify.precision.FLOAT8_UNITS`
+            use_fast_accum=False,  # Hopper would keep 14 bits to the end: `accelcheck.verify.precision.FLOAT8_UNITS`
         )
         out = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
         return out.contiguous() if self.bias is None else out + self.bias
@@ -152,7 +152,7 @@ class Float8Grid(nn.Module):
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the elements on the float8 dtype's grid, their scale, and the product of both, of the shape of `x`."""
+        """Returns the elements on the float8 grid, their scale, and the product of both, of the shape of `x`."""
         # Without dispatch modes: the oracle must not simulate rounding errors here, since `flips` accounts for them.
         with torch.no_grad(), disable_current_modes():
             single = x.float()

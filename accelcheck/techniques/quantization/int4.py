@@ -39,8 +39,8 @@ WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer
 def quantize(weight: Tensor, side: RoundedSides | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Quantizes an FP32 weight ``(N, K)`` to integers of its shape, scales and zero points, ``(N, K / GROUP)`` each.
 
-    With a `side`, scales and positions err to it, in FP64. The rule is torchao's ``_choose_qparams_affine_tinygemm``: the
-    integers span the range of their group, and the zero point is the real number that the integer `MIDDLE` stands for.
+    With a `side`, scales and positions err to it, in FP64. The rule is torchao's ``_choose_qparams_affine_tinygemm``:
+    the integers span the range of their group, and the zero point is the real number that the integer `MIDDLE` means.
     """
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
