@@ -58,10 +58,8 @@ class Matrix:
 
     def parts(self) -> list[object]:
         """Lists techniques, workloads, and their functions, which may be local to a plugin: all that a run can name."""
-        others = [
-            other for one in self.workloads.values() if one.sizes is not None for other in one.sizes.workloads.values()
-        ]
-        workloads = [*self.workloads.values(), *others]
+        sizes = [workload.sizes for workload in self.workloads.values() if workload.sizes is not None]
+        workloads = [*self.workloads.values(), *(other for size in sizes for other in size.workloads.values())]
         held = [value for workload in workloads for value in vars(workload).values() if callable(value)]
         return [*self.techniques.values(), *workloads, *held]
 

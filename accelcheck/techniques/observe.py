@@ -1,4 +1,4 @@
-"""Logs of a run: every operator that is dispatched, or the events that torch.profiler records of compiled code."""
+"""Logs of a run, of dispatched operators or of torch.profiler's events in compiled code, and evidence from counts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.profiler import profile
 
+from accelcheck.core.case import Evidence
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
 from accelcheck.measure.kernels import activities
 from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
 
@@ -189,6 +190,27 @@ def _called(events: Iterable[Any]) -> Counter[str]:
             if children == [name]:
                 names[name] -= 1
     return names
+
+
+def at_least(claim: str, count: int, least: int = 1) -> Evidence:
+    """Makes evidence that a count is large enough: ``claim >= least``."""
+    return Evidence(f"{claim} >= {least}", count, engaged=count >= least)
+
+
+def exactly(claim: str, count: int, wanted: int) -> Evidence:
+    """Makes evidence that a count is right: ``claim = wanted``."""
+    return Evidence(f"{claim} = {wanted}", count, engaged=count == wanted)
+
+
+def none_of(claim: str, names: Iterable[str]) -> Evidence:
+    """Makes evidence that there are no names of a kind, ``claim = 0``; lists them otherwise."""
+    listed = list(names)
+    return Evidence(f"{claim} = 0", ", ".join(listed) or 0, engaged=not listed)
+
+
+def counted(counts: Mapping[str, int]) -> list[str]:
+    """Lists names with their counts, ``name x2``, sorted."""
+    return [f"{name} x{count}" for name, count in sorted(counts.items())]
 
 
 def operators(log: Log) -> OperatorLog:

@@ -17,7 +17,7 @@ from accelcheck.devices.packages import release, version
 from accelcheck.techniques.attention.intercept import Call, count, count_from_zero, intercept, taken
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least
 from accelcheck.workloads.packed import Packed
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ class FlashAttention(Technique):
             if mode not in {Mode.FORWARD, Mode.ACCURACY}:
                 directions["backward"] = "bwd|backward"
             for direction, names in directions.items():
-                kernels = log.count(_KERNELS.format(names))
-                yield Evidence(f"{direction} kernels of the package launched >= 1", kernels, engaged=kernels >= 1)
+                yield at_least(f"{direction} kernels of the package launched", log.count(_KERNELS.format(names)))
 
     def fixed(self, qkv: Tensor, *, causal: bool) -> Tensor:
         """Self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""

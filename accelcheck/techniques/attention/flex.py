@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,10 +70,8 @@ class FlexEager(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
-        scores = log.count(_SCORES)
-        yield Evidence("score matrices held >= 1", scores, engaged=scores >= 1)
-        compiled = log.count(INDUCTOR_GRAPH)
-        yield Evidence("inductor graphs called = 0", compiled, engaged=compiled == 0)
+        yield at_least("score matrices held", log.count(_SCORES))
+        yield exactly("inductor graphs called", log.count(INDUCTOR_GRAPH), 0)
 
     def finish(self) -> None:
         reset_compiler()
@@ -96,24 +94,22 @@ class FlexCompiled(FlexEager):
         if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         reset_compiler()
-        program.extras[_FOUND] = counts = []
+        counts: list[int] = []
+        program.extras[_FOUND] = counts
         intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(counts))))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
-        operators = sum(program.extras[_FOUND])
-        yield Evidence("flex_attention operators in compiled graphs >= 1", operators, engaged=operators >= 1)
-        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("flex_attention operators in compiled graphs", sum(program.extras[_FOUND]))
+        yield at_least("graphs compiled", graphs())
         patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
         if mode not in _INFERENCE:
             patterns["compiled backward graphs called"] = BACKWARD_GRAPH
         if device.has("inductor-triton"):
             patterns["kernels of Triton templates launched"] = _TEMPLATE
         for what, pattern in patterns.items():
-            seen = log.count(pattern)
-            yield Evidence(f"{what} >= 1", seen, engaged=seen >= 1)
-        scores = log.count(_SCORES)
-        yield Evidence("score matrices held = 0", scores, engaged=scores == 0)
+            yield at_least(what, log.count(pattern))
+        yield exactly("score matrices held", log.count(_SCORES), 0)
 
 
 _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})

@@ -9,13 +9,14 @@ from unittest import mock
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.core.case import Evidence
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
+    from accelcheck.core.case import Evidence
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -90,7 +91,5 @@ def count(program: Program) -> None:
 
 def taken(program: Program, log: Log, what: str) -> Iterable[Evidence]:
     """Yields evidence that `what` was called, and torch's own attention was not."""
-    calls = int(program.extras.get(_CALLS, 0))
-    yield Evidence(f"calls of {what} >= 1", calls, engaged=calls >= 1)
-    own = log.count(_SDPA)
-    yield Evidence("torch's own attention dispatched = 0", own, engaged=own == 0)
+    yield at_least(f"calls of {what}", int(program.extras.get(_CALLS, 0)))
+    yield exactly("torch's own attention dispatched", log.count(_SDPA), 0)

@@ -11,13 +11,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import at_least, counted, none_of
 from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
@@ -84,14 +85,7 @@ class ForcedAttention(Technique):
             for name, count in log.names().items()
             if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
         }
-        return (
-            Evidence(f"{own} dispatched >= 1", hits, engaged=hits >= 1),
-            Evidence(
-                "other attention backends dispatched = 0",
-                ", ".join(f"{name} x{count}" for name, count in sorted(others.items())) or 0,
-                engaged=not others,
-            ),
-        )
+        return at_least(f"{own} dispatched", hits), none_of("other attention backends dispatched", counted(others))
 
     def _operator(self, device: Device) -> str | None:
         return next((own for feature, own in self.operators.items() if feature == "*" or device.has(feature)), None)

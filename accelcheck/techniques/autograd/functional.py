@@ -18,6 +18,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import exactly
 from accelcheck.workloads.base import flatten, is_inexact
 
 if TYPE_CHECKING:
@@ -168,16 +169,16 @@ class Differentiated(Transform):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[_SEEN]
         calls = program.steps if mode is Mode.TRAIN else 1
-        yield Evidence(f"calls of the module as a function = {calls}", seen["calls"], engaged=seen["calls"] == calls)
+        yield exactly("calls of the module as a function", seen["calls"], calls)
         yield Evidence(
             f"parameters and inputs tracked by the transform = {seen['leaves']}",
             seen["tracked"],
             engaged=seen["tracked"] == seen["leaves"] > 0,
         )
-        yield Evidence("parameters left replaced by a call = 0", seen["replaced"], engaged=seen["replaced"] == 0)
+        yield exactly("parameters left replaced by a call", seen["replaced"], 0)
         if mode is not Mode.TRAIN:
             left = sum(parameter.grad is not None for parameter in program.module.parameters())
-            yield Evidence("gradients that the tape left in parameters = 0", left, engaged=left == 0)
+            yield exactly("gradients that the tape left in parameters", left, 0)
 
 
 class Grad(Differentiated):

@@ -21,6 +21,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
+from accelcheck.techniques.observe import at_least, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,8 +69,8 @@ class Package(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         packed, mapped = len(self.libraries), len(self.mapped)
-        yield Evidence(f"shared libraries in the package of {self.size} bytes >= 1", packed, engaged=packed >= 1)
-        yield Evidence("of them mapped into the process >= 1", mapped, engaged=mapped >= 1)
+        yield at_least(f"shared libraries in the package of {self.size} bytes", packed)
+        yield at_least("of them mapped into the process", mapped)
 
 
 class Supplied(Package):
@@ -85,9 +86,7 @@ class Supplied(Package):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        yield Evidence(
-            "parameters that the package keeps for itself = 0", ", ".join(self.literals) or 0, engaged=not self.literals
-        )
+        yield none_of("parameters that the package keeps for itself", self.literals)
 
 
 class AotInductor(Conversion):

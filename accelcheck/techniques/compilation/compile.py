@@ -15,7 +15,7 @@ import torch
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -113,10 +113,9 @@ class DynamicCompile(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        again = recompilations()
-        yield Evidence(f"{AGAIN} {self.warmups + 1} sizes = 0", again, engaged=again == 0)
+        yield exactly(f"{AGAIN} {self.warmups + 1} sizes", recompilations(), 0)
         if graph_breaks() == 0:
-            yield Evidence(f"{GRAPHS} {self.warmups + 1} sizes = 1", graphs(), engaged=graphs() == 1)
+            yield exactly(f"{GRAPHS} {self.warmups + 1} sizes", graphs(), 1)
 
 
 class CudaGraphs(Compiled):
@@ -136,7 +135,7 @@ class CudaGraphs(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        yield at_least(log, "captured graphs replayed", GRAPH_LAUNCH, 1)
+        yield at_least("captured graphs replayed", log.count(GRAPH_LAUNCH))
         yield declined_captures()
 
 
@@ -170,7 +169,7 @@ class MaxAutotune(Compiled):
             reason = f"inductor had no choice of kernels to time for this workload on {device.name}"
             raise Unsupported(unsupported(Code.NO_EFFECT, f"{reason}: max-autotune does the same as compile-static"))
         yield from super().evidence(program, log, mode, device)
-        yield Evidence("contractions whose kernels were timed >= 1", tuned, engaged=tuned >= 1)
+        yield at_least("contractions whose kernels were timed", tuned)
         own = _counters()["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
         if device.has("cuda-graphs"):  # not what the mode promises: for information only
@@ -202,16 +201,16 @@ class OpenXla(Compiled):
 
 def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
     """Yields evidence that a backend compiled graphs through AOTAutograd, and that they ran."""
-    yield at_least(log, "compiled regions entered", REGION, 1)
-    yield at_least(log, "AOTAutograd graphs called", AOT_GRAPH, 1)
+    yield at_least("compiled regions entered", log.count(REGION))
+    yield at_least("AOTAutograd graphs called", log.count(AOT_GRAPH))
     backward = mode is not Mode.FORWARD
     if backward:
-        yield at_least(log, "compiled backward graphs called", BACKWARD_GRAPH, 1)
+        yield at_least("compiled backward graphs called", log.count(BACKWARD_GRAPH))
     if backend == "inductor":
         # A backward pass without kernels (that of an addition only passes gradients on) gives no inductor graph.
         least = 2 if backward and inductor_graphs() >= 2 else 1
-        yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, least)
-    yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), least)
+    yield at_least("graphs compiled", graphs())
 
 
 def default_backend() -> str:
@@ -317,8 +316,7 @@ def count_xla_runs(program: Program) -> None:
 
 def xla_ran(program: Program, graphs: int = 1) -> Evidence:
     """Makes evidence that XLA executed at least `graphs` cached graphs in the judged run; see `count_xla_runs`."""
-    seen = _cached_graph_runs() - int(program.extras[_XLA_RUNS])
-    return Evidence(f"runs of cached XLA graphs >= {graphs}", seen, engaged=seen >= graphs)
+    return at_least("runs of cached XLA graphs", _cached_graph_runs() - int(program.extras[_XLA_RUNS]), graphs)
 
 
 def mark_step(program: Program) -> None:
@@ -351,12 +349,6 @@ def _cached_graph_runs() -> int:
     metrics = importlib.import_module("torch_xla.debug.metrics")
     data = metrics.metric_data("RunCachedGraphInputData")
     return 0 if data is None else int(data[0])
-
-
-def at_least(log: Log, what: str, pattern: str, least: int) -> Evidence:
-    """Makes evidence that at least `least` events match `pattern`; `what` names them."""
-    seen = log.count(pattern)
-    return Evidence(f"{what} >= {least}", seen, engaged=seen >= least)
 
 
 _ONE_OF_EACH_KIND = frozenset(

@@ -11,6 +11,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
+from accelcheck.techniques.observe import at_least, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -76,9 +77,8 @@ class Converted:
 
     def evidence(self) -> Iterable[Evidence]:
         """Yields evidence that it ran, and that the module's own code did not."""
-        yield Evidence(f"calls of the {self.kind} >= 1", self.calls, engaged=self.calls >= 1)
-        entered = ", ".join(sorted(set(self.entries)))
-        yield Evidence("Python forwards entered = 0", entered or 0, engaged=not entered)
+        yield at_least(f"calls of the {self.kind}", self.calls)
+        yield none_of("Python forwards entered", sorted(set(self.entries)))
 
 
 class Conversion(Technique):

@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
     resolved_backend,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.workloads import stream
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ class Streamed(Technique):
         yield Evidence(claim, ran, engaged=ran == wanted_entries)
         yield from self.counts(program, feed.runs[0])
         if self.settled:
-            again = sum(feed.runs[-1])
-            yield Evidence("graphs compiled when the same kinds came again = 0", again, engaged=again == 0)
+            yield exactly("graphs compiled when the same kinds came again", sum(feed.runs[-1]), 0)
 
     settled = True
     """True if a later run with inputs of the same kinds must compile no graph."""
@@ -207,8 +206,7 @@ class LimitedStream(StaticStream):
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         made = sum(compiled)
         yield Evidence(f"graphs compiled = {LIMIT}, the limit", made, engaged=made == LIMIT)
-        reached = at_limit()
-        yield Evidence("functions at the limit of recompilation = 1", reached, engaged=reached == 1)
+        yield exactly("functions at the limit of recompilation", at_limit(), 1)
 
 
 class BranchStream(Streamed):
@@ -220,16 +218,14 @@ class BranchStream(Streamed):
         return 2 * len(program.inputs)  # before the branch, and after it
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        broken = graph_breaks()
-        yield Evidence("graph breaks >= 1", broken, engaged=broken >= 1)
-        made = sum(compiled)
-        yield Evidence("graphs compiled >= 2", made, engaged=made >= 2)
+        yield at_least("graph breaks", graph_breaks())
+        yield at_least("graphs compiled", sum(compiled), 2)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         sides = len(entered(log, lambda record: str(record.co_name).startswith("torch_dynamo_resume_in")))
         wanted = paths(program)
-        yield Evidence(f"continuations entered = {wanted}", sides, engaged=sides == wanted)
+        yield exactly("continuations entered", sides, wanted)
 
 
 class StaleStream(Streamed):

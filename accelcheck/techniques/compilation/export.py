@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import Converted
+from accelcheck.techniques.observe import at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,10 +64,10 @@ class Exported(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         operators = sum(node.op == "call_function" for node in self.program.graph.nodes)
-        yield Evidence("operators in the exported graph >= 1", operators, engaged=operators >= 1)
+        yield at_least("operators in the exported graph", operators)
         graphs_own = {id(parameter) for parameter in self.graph.parameters()}
         shared = sum(id(parameter) in graphs_own for parameter in self.own)
-        yield Evidence(f"parameters shared with the module = {len(self.own)}", shared, engaged=shared == len(self.own))
+        yield exactly("parameters shared with the module", shared, len(self.own))
 
 
 class Saved:
@@ -184,15 +185,14 @@ class DynamicExport(Export):
         saved = program.call
         if not isinstance(saved, Saved):
             return
-        yield Evidence("dynamic sizes of the inputs >= 1", saved.dynamic, engaged=saved.dynamic >= 1)
+        yield at_least("dynamic sizes of the inputs", saved.dynamic)
         least = self.warmups + 1
-        yield Evidence(f"sizes served by one program >= {least}", len(saved.sizes), engaged=len(saved.sizes) >= least)
+        yield at_least("sizes served by one program", len(saved.sizes), least)
         weights = sum(tensor.nbytes for tensor in program.module.state_dict().values())
         yield Evidence(
             f"bytes of the saved program > {weights}, its weights'", saved.size, engaged=saved.size > weights
         )
-        unlike = ", ".join(saved.unlike)
-        yield Evidence("weights read back with other bits = 0", unlike or 0, engaged=not unlike)
+        yield none_of("weights read back with other bits", saved.unlike)
 
 
 def exported_graph(call: Any) -> Exported | None:

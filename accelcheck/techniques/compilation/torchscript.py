@@ -16,7 +16,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree, recursive
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,21 +63,18 @@ class TorchScript(Technique):
         kind = type(program.call).__name__ if script is None else type(script).__name__
         yield Evidence("the call is a ScriptModule", kind, engaged=script is not None)
         # Includes the warm-up runs: none of them may fall back to Python.
-        entries: list[str] = program.extras[ENTRIES]
-        yield Evidence("Python forwards entered = 0", ", ".join(sorted(set(entries))) or 0, engaged=not entries)
-        calls = log.count("forward")
-        yield Evidence("calls of the interpreter >= 1", calls, engaged=calls >= 1)
+        yield none_of("Python forwards entered", sorted(set(program.extras[ENTRIES])))
+        yield at_least("calls of the interpreter", log.count("forward"))
         if script is None:
             return
-        plans = execution_plans(script)
-        yield Evidence("optimised execution plans >= 1", plans, engaged=plans >= 1)
+        yield at_least("optimised execution plans", execution_plans(script))
         training = mode is not Mode.FORWARD and program.module.training  # some modules stay in evaluation mode
         flag = getattr(script, "training", False)  # freezing removes the attribute, which is then False
         yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
         if mode is not Mode.FORWARD:
             shared = shared_parameters(program.module, script)
             total = len(list(program.module.parameters()))
-            yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
+            yield exactly("parameters shared with the original", shared, total)
 
     def finish(self) -> None:
         # Scripts of one class share compiled methods and earlier cases' profiles. With a new store, a case's plan, and
@@ -137,10 +134,7 @@ class Frozen(TorchScript):
         yield from super().evidence(program, log, mode, device)
         script = script_of(program.call)
         if script is not None:
-            left = [*dict.fromkeys(attributes(script))]
-            yield Evidence(
-                "parameters read from the module (prim::GetAttr) = 0", ", ".join(left) or 0, engaged=not left
-            )
+            yield none_of("parameters read from the module (prim::GetAttr)", dict.fromkeys(attributes(script)))
 
 
 class Optimized(Frozen):

@@ -28,6 +28,7 @@ from accelcheck.techniques.data.dataloader import (
 )
 from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
 from accelcheck.techniques.memory.host import page_locked
+from accelcheck.techniques.observe import exactly
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -186,10 +187,8 @@ class PrefetchLoader(ReloadedInputs):
         if mode is Mode.TRAJECTORY:
             trainer, loader = _fed(program)
             seen, due = loader.seen, program.steps * trainer.recipe.accumulation
-            yield Evidence(f"mini-batches delivered = {due}", seen.batches, engaged=seen.batches == due)
-            yield Evidence(
-                "mini-batches with other rows than the training draws = 0", loader.astray, engaged=loader.astray == 0
-            )
+            yield exactly("mini-batches delivered", seen.batches, due)
+            yield exactly("mini-batches with other rows than the training draws", loader.astray, 0)
         else:
             seen = program.extras[_DELIVERY]
             rows = len(program.extras[_FEED].rows)
@@ -205,7 +204,7 @@ class PrefetchLoader(ReloadedInputs):
             engaged=len(workers) == WORKERS and os.getpid() not in workers,
         )
         pinned = seen.batches if page_locked(device).ok else 0
-        yield Evidence(f"batches in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        yield exactly("batches in page-locked memory", seen.pinned, pinned)
 
     def finish(self) -> None:
         self._held.close()

@@ -20,6 +20,7 @@ from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Re
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import TrainingJob
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
 
 if TYPE_CHECKING:
@@ -107,8 +108,7 @@ class RankedTraining(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        processes = len({answer.pid for answer in answers} - {os.getpid()})
-        yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)
+        yield exactly("processes that trained", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
         if not answers:
             return
         unlike = [
@@ -165,7 +165,7 @@ class DataParallel(RankedTraining):
             sizes = [whole(4)([shape], 0) for shape in shapes]
             # A bucket is closed once it is full: the rest, without the largest parameter, opens another one for sure.
             wanted = 2 if sum(sizes) - max(sizes) > SMALL_BUCKET * 2**20 else 1
-            yield Evidence(f"all-reduces of a step, after the first, >= {wanted}", least, engaged=least >= wanted)
+            yield at_least("all-reduces of a step, after the first,", least, wanted)
 
 
 class BucketViews(DataParallel):
@@ -205,8 +205,7 @@ class Sharded(RankedTraining):
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         parameters = trained(program)
-        sharded = min(answer.facts["sharded"] for answer in answers)
-        yield Evidence(f"sharded parameters = {len(parameters)}", sharded, engaged=sharded == len(parameters))
+        yield exactly("sharded parameters", min(answer.facts["sharded"] for answer in answers), len(parameters))
         total = sum(parameter.nbytes for parameter in parameters)
         held = [answer.facts["bytes held"] for answer in answers]
         yield Evidence(
@@ -216,7 +215,7 @@ class Sharded(RankedTraining):
         )
         for name in ("_allgather_base_", "_reduce_scatter_base_"):
             least = min(calls.get(name, 0) for answer in answers for calls in answer.calls)
-            yield Evidence(f"{name.strip('_')} of each step >= 1", least, engaged=least >= 1)
+            yield at_least(f"{name.strip('_')} of each step", least)
         sent = [sum(answer.sent) for answer in answers]
         # Parameters are gathered in parts at least once, in the forward pass; gradients are sent whole.
         floor = program.steps * total

@@ -21,6 +21,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -167,10 +168,10 @@ class ArrayExchange(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         exchanges: list[ExchangeRecord] = program.extras[EXCHANGES]
-        yield Evidence(f"tensors through {self.library} >= 2", len(exchanges), engaged=len(exchanges) >= 2)
+        yield at_least(f"tensors through {self.library}", len(exchanges), 2)
         copied = [record for record in exchanges if not record.shared]
         wrongly = sum(record.shareable for record in copied)
-        yield Evidence("shareable tensors that were copied = 0", wrongly, engaged=wrongly == 0)
+        yield exactly("shareable tensors that were copied", wrongly, 0)
         # For information: where a library documents that it cannot share, it may copy.
         yield Evidence(f"others that were copied: {self.limits} (any number)", len(copied) - wrongly, engaged=True)
         yield from self.writes(program)
@@ -182,10 +183,10 @@ class ArrayExchange(Technique):
         back = self.take(there)
         here.fill_(1.0)
         seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield Evidence("views that see a write by torch = 2", seen, engaged=seen == 2)
+        yield exactly("views that see a write by torch", seen, 2)
         self.fill(there, 2.0)
         seen = int(float(here[0]) == 2.0) + int(float(back[0]) == 2.0)
-        yield Evidence("views that see a write by the library = 2", seen, engaged=seen == 2)
+        yield exactly("views that see a write by the library", seen, 2)
 
 
 class NumpyExchange(ArrayExchange):

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.interop.dlpack import CupyExchange, exchange_all
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
@@ -75,8 +76,8 @@ class CupyStreams(CupyExchange):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[SEEN]
-        yield Evidence("streams of reader, writer and copier = 3", seen["streams"], engaged=seen["streams"] == 3)
-        yield Evidence("tensors handed over before they were written >= 1", seen["early"], engaged=seen["early"] >= 1)
+        yield exactly("streams of reader, writer and copier", seen["streams"], 3)
+        yield at_least("tensors handed over before they were written", seen["early"])
 
 
 TECHNIQUES = (CupyStreams(),)

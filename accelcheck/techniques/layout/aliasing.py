@@ -12,7 +12,7 @@ from torch import Tensor
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import OperatorLog, counted, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -136,12 +136,7 @@ class SharedViews(Technique):
         if device.has("strided"):
             shared = sum(_places(tensor) == _places(inputs[0]) for tensor in outs)
             yield Evidence(f"outputs in the input's storage = {len(outs)}", shared, engaged=shared == len(outs) >= 1)
-            made = copy_log(log).copied()
-            yield Evidence(
-                "results in memory of their own = 0",
-                ", ".join(f"{name} x{count}" for name, count in sorted(made.items())) or 0,
-                engaged=not made,
-            )
+            yield none_of("results in memory of their own", counted(copy_log(log).copied()))
         written = written_through(program)
         sizes, changed = [size for size, _ in written], [count for _, count in written]
         claim = f"elements of the input that change when an output is overwritten = {sizes}, all of it"

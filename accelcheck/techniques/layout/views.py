@@ -12,7 +12,7 @@ from torch import Tensor
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,12 +98,11 @@ class Viewed(Technique):
         yield Evidence(f"inputs that are windows into poison = {len(views)}", len(shared), engaged=shared == views)
         if self.dense:
             odd = sum(1 for value in taken if value.data_ptr() % 16)
-            yield Evidence("inputs at an address that is no multiple of 16 bytes >= 1", odd, engaged=odd >= 1)
+            yield at_least("inputs at an address that is no multiple of 16 bytes", odd)
         else:
-            strided = sum(1 for value in taken if not value.is_contiguous())
-            yield Evidence("non-contiguous inputs >= 1", strided, engaged=strided >= 1)
+            yield at_least("non-contiguous inputs", sum(1 for value in taken if not value.is_contiguous()))
             used = operators(log).having(lambda operator: any(not dense for _, dense, _ in operator.inputs))
-            yield Evidence("operators that took a non-contiguous tensor >= 1", used, engaged=used >= 1)
+            yield at_least("operators that took a non-contiguous tensor", used)
         hurt = [view.index for view in views if not view.intact()]
         yield Evidence(
             "inputs around which memory was written = none", ", ".join(map(str, hurt)) or "none", engaged=not hurt

@@ -12,7 +12,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import Peak, measurable
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.peaks import peak_of_run
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import OperatorLog, at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,10 +61,9 @@ class Inplace(Technique):
         gained: Counter[str] = program.extras[_GAINED]
         seen = log.names()
         if device.has("strided"):
-            total = gained.total()
-            yield Evidence("operators in place beyond the plain module's >= 1", total, engaged=total >= 1)
+            yield at_least("operators in place beyond the plain module's", gained.total())
         for name, count in sorted(gained.items()):
-            yield Evidence(f"{name} dispatched >= {count * passes}", seen[name], engaged=seen[name] >= count * passes)
+            yield at_least(f"{name} dispatched", seen[name], count * passes)
         calls: Counter[bool] = program.extras[_OVERWRITTEN]
         yield Evidence(
             "calls of toggled modules that gave back the very tensor they were given = all",
@@ -113,8 +112,7 @@ class InplaceMemory(Inplace):
             raise ValueError(
                 f"expected two measured peaks on a device that `capability` accepted, got {plain} and {own}"
             )
-        saved = plain.bytes - own.bytes
-        yield Evidence(f"bytes saved of the plain run's peak of {plain.bytes} >= 1", saved, engaged=saved >= 1)
+        yield at_least(f"bytes saved of the plain run's peak of {plain.bytes}", plain.bytes - own.bytes)
 
 
 TECHNIQUES: tuple[Technique, ...] = (Inplace(), InplaceMemory())

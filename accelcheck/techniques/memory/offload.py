@@ -12,6 +12,7 @@ from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
+from accelcheck.techniques.observe import exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,14 +128,12 @@ class Offload(Technique):
             seen.unpacked,
             engaged=seen.unpacked == seen.packed,
         )
-        yield Evidence("tensors not saved on the CPU = 0", seen.elsewhere, engaged=seen.elsewhere == 0)
-        yield Evidence(
-            "tensors saved or returned with another dtype, shape or device = 0", seen.altered, engaged=seen.altered == 0
-        )
+        yield exactly("tensors not saved on the CPU", seen.elsewhere, 0)
+        yield exactly("tensors saved or returned with another dtype, shape or device", seen.altered, 0)
         copied = 0 if device.has("host") and not self.pinned else seen.packed
-        yield Evidence(f"tensors saved in their own memory = {copied}", seen.copied, engaged=seen.copied == copied)
+        yield exactly("tensors saved in their own memory", seen.copied, copied)
         pinned = seen.packed if self.pinned and page_locked(device).ok else 0
-        yield Evidence(f"tensors saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        yield exactly("tensors saved in page-locked memory", seen.pinned, pinned)
         if plain is not None and plain.bytes is not None:
             yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 

@@ -22,7 +22,7 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,8 +100,7 @@ class Foreach(OptimizerStep):
             known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
             return known and any(at == device.type for _, _, at in operator.inputs)
 
-        seen = operators(log).having(updates)
-        yield Evidence(f"updates of lists of parameters >= {program.steps}", seen, engaged=seen >= program.steps)
+        yield at_least("updates of lists of parameters", operators(log).having(updates), program.steps)
 
 
 class Fused(OptimizerStep):
@@ -115,8 +114,7 @@ class Fused(OptimizerStep):
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        seen = log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_")
-        yield Evidence(f"fused steps >= {program.steps}", seen, engaged=seen >= program.steps)
+        yield at_least("fused steps", log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_"), program.steps)
 
 
 class Capturable(OptimizerStep):
@@ -160,12 +158,10 @@ class CompiledStep(OptimizerStep):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         steps = program.steps
-        entered = log.count(REGION)
-        yield Evidence(f"compiled regions entered >= {steps}", entered, engaged=entered >= steps)
-        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("compiled regions entered", log.count(REGION), steps)
+        yield at_least("graphs compiled", graphs())
         if not device.has("torch-xla"):
-            called = log.count(INDUCTOR_GRAPH)
-            yield Evidence(f"inductor graphs called >= {steps}", called, engaged=called >= steps)
+            yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), steps)
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
     def finish(self) -> None:

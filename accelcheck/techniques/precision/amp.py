@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import CONTRACTION, operators
+from accelcheck.techniques.observe import CONTRACTION, at_least, exactly, operators
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Autocast(Technique):
         # An attention alone, of a device without a fused kernel, has no other contraction.
         raised = raised_attention(seen, self.dtype)
         what = "contractions or attentions" if raised else "contractions"
-        yield Evidence(f"{what} that took {self.half} >= 1", halves + raised, engaged=halves + raised >= 1)
+        yield at_least(f"{what} that took {self.half}", halves + raised)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
         yield stored_in_float32(program)
 
@@ -96,17 +96,15 @@ class ScaledAutocast(Autocast):
             raise TypeError(f"the program's scaler was replaced after prepare: {type(scaler).__name__}")
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         # A scaler that torch disables (because there is no such device) only warns, and does not scale.
-        scaled = scaler.scaled if scaler.is_enabled() else 0
-        yield Evidence(f"losses scaled >= {steps}", scaled, engaged=scaled >= steps)
+        yield at_least("losses scaled", scaler.scaled if scaler.is_enabled() else 0, steps)
         scale, begun = float(scaler.get_scale()), program.extras[_SCALE]
         yield Evidence(f"scale after = {begun:g} (no step skipped)", scale, engaged=scale == begun)
         if mode is Mode.BACKWARD:
             # Without a step the scaler does not check for overflow, which would look like an error of the technique.
-            infinite = _overflowed(program)
-            yield Evidence("scaled gradients that overflowed = 0", infinite, engaged=infinite == 0)
+            yield exactly("scaled gradients that overflowed", _overflowed(program), 0)
         else:
             checks = log.count("aten::_amp_foreach_non_finite_check_and_unscale_")
-            yield Evidence(f"checks for infinite gradients >= {steps}", checks, engaged=checks >= steps)
+            yield at_least("checks for infinite gradients", checks, steps)
 
 
 def _overflowed(program: Program) -> int:

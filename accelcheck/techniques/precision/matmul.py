@@ -17,6 +17,7 @@ from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.strict import FLOAT32_LIMIT, strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -218,8 +219,7 @@ class StrictFloat32(Technique):
         program.extras[_READING] = "" if error <= FLOAT32_LIMIT else device.float32_products().reading
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        computed = log.count(r"aten::(mm|addmm|bmm|matmul)")
-        yield Evidence("matrix products dispatched >= 1", computed, engaged=computed >= 1)
+        yield at_least("matrix products dispatched", log.count(r"aten::(mm|addmm|bmm|matmul)"))
         error: float = program.extras[_ERROR]
         told = f"{error:.3g}"
         if program.extras[_READING]:

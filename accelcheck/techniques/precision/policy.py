@@ -14,7 +14,7 @@ from torch.func import functional_call
 from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, exactly, operators
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention, stored_in_float32
 
 if TYPE_CHECKING:
@@ -112,13 +112,12 @@ class Policy(Technique):
         halves, full = contractions(seen, self.dtype), contractions(seen, torch.float32)
         excused = math_attention(seen, mode)
         if any(isinstance(part, nn.Linear) for part in program.module.modules()):
-            yield Evidence(f"contractions that took {self.half} >= 1", halves, engaged=halves >= 1)
+            yield at_least(f"contractions that took {self.half}", halves)
         else:
-            others = seen.having(lambda op: op.takes(self.dtype))
-            yield Evidence(f"operators that took {self.half} >= 1", others, engaged=others >= 1)
+            yield at_least(f"operators that took {self.half}", seen.having(lambda op: op.takes(self.dtype)))
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
-        yield Evidence(f"norms, embeddings, softmax that took float32 >= {wanted}", kept, engaged=kept >= wanted)
-        yield Evidence(f"norms, embeddings, softmax that took {self.half} = 0", lost, engaged=lost == 0)
+        yield at_least("norms, embeddings, softmax that took float32", kept, wanted)
+        yield exactly(f"norms, embeddings, softmax that took {self.half}", lost, 0)
         yield stored_in_float32(program)
 
 

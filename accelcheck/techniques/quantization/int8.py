@@ -16,7 +16,7 @@ from torch import nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, exactly, operators
 from accelcheck.techniques.quantization.emulation import (
     DynamicRange,
     EmulatedLinear,
@@ -128,7 +128,7 @@ class Replacing(Quantized):
         runs = operators(log).having(self.is_action)
         held = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield Evidence("linear layers left as they were = 0", left, engaged=left == 0)
+        yield exactly("linear layers left as they were", left, 0)
         yield Evidence(f"{self.action} >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield stored_as(str(self.stored), (layer.get_buffer("weight").dtype for layer in layers))
         yield from sizes(program.module, as_module(program.call), held)
@@ -185,7 +185,7 @@ class Engine(Quantized):
         active = torch.backends.quantized.engine
         weights: list[torch.Tensor] = [layer.weight() for layer in layers]
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield Evidence("linear layers left in floating point = 0", left, engaged=left == 0)
+        yield exactly("linear layers left in floating point", left, 0)
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield Evidence(f"engine is {self.engine}", active, engaged=active == self.engine)
         yield stored_as("torch.qint8", (weight.dtype for weight in weights))

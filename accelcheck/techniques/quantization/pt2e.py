@@ -14,7 +14,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, at_least, operators
 from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
     FixedRange,
@@ -134,8 +134,7 @@ class Lowered(ExportedInt8):
         program.around = lambda: settings.patch(freezing=True)
 
     def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
-        graphs = inductor_graphs()
-        yield Evidence("graphs compiled by inductor >= 1", graphs, engaged=graphs >= 1)
+        yield at_least("graphs compiled by inductor", inductor_graphs())
         runs = log.count("onednn::qlinear_pointwise(_binary)?")
         yield Evidence(f"onednn::qlinear_pointwise >= {wanted}", runs, engaged=runs >= wanted >= 1)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import exactly, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
 from accelcheck.techniques.quantization.int8 import count
 from accelcheck.techniques.quantization.torchao import torchao_capability
@@ -147,7 +147,7 @@ def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, 
     kinds = sum(
         type(getattr(part.weight, "data", None)).__name__ == "IntxUnpackedToInt8Tensor" for part in parts.values()
     )
-    yield Evidence(f"layers converted to int8 weights = {len(layers)}", kinds, engaged=kinds == len(layers))
+    yield exactly("layers converted to int8 weights", kinds, len(layers))
     changed, worst = 0, 0.0
     with torch.no_grad():
         for name, layer in layers.items():

@@ -26,6 +26,7 @@ from accelcheck.core.quiet import copied_trees, without
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
+from accelcheck.techniques.observe import at_least, counted, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,13 +127,10 @@ class OnnxRuntimeModule(Converted):
         if self.ran is None:  # a session decides once which provider runs a node, and its profile can be ended once
             self.ran = nodes_of(Path(self.session.end_profiling()))
         elsewhere = [node for node in self.ran if node.provider != self.provider]
-        own = len(self.ran) - len(elsewhere)
-        yield Evidence(f"nodes that {self.provider} ran >= 1", own, engaged=own >= 1)
+        yield at_least(f"nodes that {self.provider} ran", len(self.ran) - len(elsewhere))
         shapes = sum(node.computes_shapes for node in elsewhere)
         strays = Counter(f"{node.operator} on {node.provider}" for node in elsewhere if not node.computes_shapes)
-        others = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-        claim = "nodes that other providers ran, except for shapes on the CPU = 0"
-        yield Evidence(claim, others or 0, engaged=not others)
+        yield none_of("nodes that other providers ran, except for shapes on the CPU", counted(strays))
         yield Evidence("nodes that compute shapes on the CPU (any number)", shapes, engaged=True)
 
 

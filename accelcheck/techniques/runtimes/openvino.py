@@ -29,7 +29,7 @@ from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ class OpenVinoCompile(Technique):
             return
         used = resolved_backend(call.run)
         yield Evidence("backend is openvino", used, engaged=used == "openvino")
-        regions = log.count(REGION)
-        yield Evidence("compiled regions entered >= 1", regions, engaged=regions >= 1)
+        yield at_least("compiled regions entered", log.count(REGION))
         executor = _dynamo("execute")
         if executor.partitioned_modules and not executor.req_cache:
             raise Unsupported(unsupported(Code.NO_EFFECT, "OpenVINO takes no part of the graph: torch runs all of it"))
@@ -178,11 +177,11 @@ class OpenVinoCompile(Technique):
         graphs = [*executor.partitioned_modules.values()]
         parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]
         fallen = sum(bool(part.perm_fallback) for part in parts)
-        yield Evidence(f"of {len(parts)} parts run by eager after all = 0", fallen, engaged=fallen == 0)
+        yield exactly(f"of {len(parts)} parts run by eager after all", fallen, 0)
         left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
         # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
-        yield Evidence("results overwritten by a later call = 0", call.overwritten, engaged=call.overwritten == 0)
+        yield exactly("results overwritten by a later call", call.overwritten, 0)
 
     def finish(self) -> None:
         self._held.close()
@@ -215,11 +214,11 @@ def ran(requests: list[Any]) -> Iterable[Evidence]:
     yield Evidence("resolved INFERENCE_PRECISION_HINT is f32", ", ".join(hints) or "none", engaged=hints == ["f32"])
     nodes = [node for request in requests for node in request.get_profiling_info()]
     executed = [node.exec_type for node in nodes if str(node.status).endswith(".EXECUTED")]
-    yield Evidence("nodes executed >= 1", len(executed), engaged=len(executed) >= 1)
+    yield at_least("nodes executed", len(executed))
     bits = {port.get_element_type().to_string() for model in models for port in model.inputs} & {"i8", "u8"}
     # Kernels of eight bits are right for integers of eight bits.
     lower = sorted({kind for kind in executed if (low := LOWER.fullmatch(kind)) and low[1] not in bits})
-    yield Evidence("of them in less than FP32 = 0", ", ".join(lower) or 0, engaged=not lower)
+    yield none_of("of them in less than FP32", lower)
 
 
 def properties() -> dict[str, Any]:

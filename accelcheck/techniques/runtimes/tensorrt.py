@@ -23,6 +23,7 @@ from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.quantization.emulation import (
     Dequantized,
     Quantizer,
@@ -100,8 +101,8 @@ class Engines(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         engines = len(self.engines)
-        yield Evidence("TensorRT engines >= 1", engines, engaged=engines >= 1)
-        yield Evidence(f"runs of engines >= {max(1, engines)}", self.runs, engaged=self.runs >= max(1, engines))
+        yield at_least("TensorRT engines", engines)
+        yield at_least("runs of engines", self.runs, max(1, engines))
         # For information: as documented, torch runs what TensorRT cannot convert.
         yield Evidence("operators left to torch (any number)", ", ".join(self.left) or 0, engaged=True)
 
@@ -165,7 +166,7 @@ class HalvedEngines(Engines):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         halves = sum(_dtype(node) == torch.float16 for node in self.exported.graph.nodes if node.op == "call_function")
-        yield Evidence("operators of the exported graph with float16 results >= 1", halves, engaged=halves >= 1)
+        yield at_least("operators of the exported graph with float16 results", halves)
 
 
 class TensorRtHalf(TensorRt):
@@ -201,8 +202,7 @@ class QuantizedEngines(Engines):
         wanted = 2 * self.wanted  # one for the input and one for the weight of each linear layer
         claim = f"int8 quantizers in the exported graph = {wanted} >= 2"
         yield Evidence(claim, quantizers, engaged=quantizers == wanted >= 2)
-        left = sum("tensorrt.quantize_op" in name for name in self.left)
-        yield Evidence("of them left to torch = 0", left, engaged=left == 0)
+        yield exactly("of them left to torch", sum("tensorrt.quantize_op" in name for name in self.left), 0)
 
 
 class TensorRtInt8(Quantized, TensorRt):

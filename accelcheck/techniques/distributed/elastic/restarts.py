@@ -20,7 +20,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
-from accelcheck.techniques.observe import unwatched
+from accelcheck.techniques.observe import exactly, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
 
@@ -158,7 +158,7 @@ class Restart(Elastic):
             f"{code} of process {pid}",
             engaged=code == -signal.SIGKILL,
         )
-        yield Evidence("restarts by torchrun = 1", answer.restarts, engaged=answer.restarts == 1)
+        yield exactly("restarts by torchrun", answer.restarts, 1)
         last = (steps - 1) // 2 * 2
         claim = f"first steps of the groups of ranks: 0, {last}"
         yield Evidence(claim, listed(answer.starts), engaged=answer.starts == (0, last) and last > 0)
@@ -211,8 +211,7 @@ class Resize(Elastic):
         ends = [end.code for agent in job.elastic_agents.killed if (end := agent.wait(GRACE))]
         claim = f"exit codes of agents that left: {-signal.SIGKILL}"
         yield Evidence(claim, listed(ends), engaged=ends == [-signal.SIGKILL])
-        stayed = len(job.elastic_agents.running)
-        yield Evidence("agents that stayed = 2", stayed, engaged=stayed == 2)
+        yield exactly("agents that stayed", len(job.elastic_agents.running), 2)
 
 
 TECHNIQUES: tuple[Technique, ...] = (Restart(), RestartOverEtcd(), Resize())
