@@ -1,8 +1,8 @@
 """Emulation of quantization in FP64, from the documented formulas: the results of a correct implementation.
 
-Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes round(x * (1 / s))
-with ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding errors, and rarely by
-one quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
+Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes
+round(x * (1 / s)) with ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding
+errors, and rarely by one quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
 """
 
 from __future__ import annotations

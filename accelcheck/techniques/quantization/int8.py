@@ -343,7 +343,7 @@ def sizes(
 
 
 def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the bytes of the file that ``torch.save`` writes for a state, and those of the tensors' elements in it."""
+    """Counts the bytes of the file that ``torch.save`` writes for a state, and those of tensors' elements in it."""
     file = io.BytesIO()
     torch.save(state, file)
     with zipfile.ZipFile(file) as archive:

@@ -256,8 +256,8 @@ class Float8Dynamic(Float8WeightOnly):
 class Int4WeightOnly(TorchAO):
     """4-bit weights, each stored in a byte, floating-point activations. Runs on every device.
 
-    Not torchao's `Int4WeightOnlyConfig`: none of its packings runs on a CPU in FP32 (torchao 0.18). Packed weights are in
-    `accelcheck.techniques.quantization.int4`.
+    None of the packings of torchao's `Int4WeightOnlyConfig` runs on a CPU in FP32 (torchao 0.18). Packed weights are
+    in `accelcheck.techniques.quantization.int4`.
     """
 
     name = "int4-torchao-weight-only"

@@ -135,7 +135,7 @@ class OnnxRuntimeModule(Converted):
 
 
 class OnnxRuntime(RuntimeConversion):
-    """Exports with ``torch.onnx.export(dynamo=True)``, and runs with ONNX Runtime's default (all) graph optimizations."""
+    """Exports with ``torch.onnx.export(dynamo=True)``, and runs with all of ONNX Runtime's graph optimizations."""
 
     name = "onnxruntime"
     family = "onnxruntime"

@@ -132,8 +132,8 @@ class OpenVinoCompile(Technique):
     """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
     Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch
-    2.13. The backend falls back silently to inductor for a graph that it cannot convert, and to eager for a part that it
-    cannot run; `evidence` checks both.
+    2.13. The backend falls back silently to inductor for a graph that it cannot convert, and to eager for a part that
+    it cannot run; `evidence` checks both.
     """
 
     name = "openvino-compile"
@@ -240,8 +240,8 @@ def openvino_capability(device: Device) -> Capability:
 
 def openvino() -> Any:
     """Imports the package ``openvino`` with its telemetry disabled."""
-    # Its converter reports each use to its vendor, unless the package for telemetry cannot be imported.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
+    # Its converter reports each use to its vendor, unless the package for telemetry raises ImportError, as None does.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return importlib.import_module("openvino")
 
 

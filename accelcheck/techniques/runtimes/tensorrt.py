@@ -1,8 +1,8 @@
 """Torch-TensorRT: exported programs compiled to TensorRT engines, in FP32, FP16 and int8. NVIDIA GPUs only.
 
-Networks are strongly typed: each operator computes in the dtype that it has in the exported graph, so that the module is
-cast or quantized before it is exported. Since torch-tensorrt 2.14 there is no other kind; before, ``enabled_precisions``
-let TensorRT choose precisions. For int8, NVIDIA's modelopt inserts quantize and dequantize operators.
+Networks are strongly typed: each operator computes in the dtype that it has in the exported graph, so that the module
+is cast or quantized before it is exported. Since torch-tensorrt 2.14 there is no other kind; until then,
+``enabled_precisions`` let TensorRT choose. For int8, NVIDIA's modelopt inserts quantize and dequantize operators.
 """
 
 from __future__ import annotations
@@ -206,10 +206,10 @@ class QuantizedEngines(Engines):
 
 
 class TensorRtInt8(Quantized, TensorRt):
-    """Linear layers with int8 weights (one scale per channel) and inputs (one scale per tensor, from the judged inputs).
+    """Linear layers with int8 weights (a scale per channel) and inputs (a scale per tensor, from the judged inputs).
 
-    The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point, ties to
-    even, range -128 to 127. It would also quantize inputs of layer norms, which these workloads do not have.
+    The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point,
+    ties to even, range -128 to 127. It would also quantize inputs of layer norms, which these workloads do not have.
     """
 
     name = "tensorrt-int8"

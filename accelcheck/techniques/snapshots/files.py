@@ -1,8 +1,8 @@
 """Snapshots of a training in files: written whole or not at all, protected by a digest, read as data.
 
-A file is one line of JSON (format, version, size and SHA-256 of the rest), then the output of ``torch.save``. Tensors are on
-the CPU, so that any device can continue from them. ``torch.load`` reads a file with ``weights_only=True``: no code in it runs.
-Sharded tensors are for ``torch.distributed.checkpoint``.
+A file is one line of JSON (format, version, size and SHA-256 of the rest), then the output of ``torch.save``. Tensors
+are on the CPU, so that any device can continue from them. ``torch.load`` reads a file with ``weights_only=True``: no
+code in it runs. Sharded tensors are for ``torch.distributed.checkpoint``.
 """
 
 from __future__ import annotations
@@ -122,11 +122,14 @@ class Snapshots:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> int:
-    """Writes a snapshot; returns the bytes written. Even if this process is killed, readers find the old file or the new.
+    """Writes a snapshot, of which readers find the old file or the new, even if this process is killed.
 
     Args:
         path: Path of the file; an existing one is replaced.
         state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
+
+    Returns:
+        Number of bytes written.
 
     Raises:
         TypeError: The state holds something else, which could be written but not read; the message has its path.
