@@ -18,8 +18,7 @@ from torch import Tensor, distributed
 
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
-from accelcheck.techniques.processes.evidence import unlike
-from accelcheck.workloads.base import Program
+from accelcheck.techniques.processes.evidence import program_on, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Program
 
 WORLD = 3
 RANKS = (2, 3, 1)
@@ -162,14 +162,8 @@ class Resharded(TrainingJob):
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.fill_(math.nan)
-        program = Program.of(
-            replace(self.problem, module=module),
-            device=device.torch_device(),
-            dtype=self.dtype,
-            seed=self.seed,
-            synchronize=device.synchronize,
-        )
-        return Phase(program, mesh)
+        problem = replace(self.problem, module=module)
+        return Phase(program_on(device, problem, self.dtype, self.seed), mesh)
 
 
 def _hand_over(before: Phase | None, after: Phase | None, folder: Path) -> Loaded:

@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
 from accelcheck.techniques.distributed.shards import shards
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.workloads.base import Problem, Program, Result, batches_to, to
 
 if TYPE_CHECKING:
@@ -167,13 +168,8 @@ class TrainingJob:
         inputs, target = parts[rank]
         weight = world * len(target) / sum(len(part) for _, part in parts)
         further = tuple(shards(*batch, world)[rank] for batch in self.problem.further)
-        program = Program.of(
-            replace(self.problem, inputs=inputs, target=target, further=further),
-            device=device.torch_device(),
-            dtype=self.dtype,
-            seed=self.seed,
-            synchronize=device.synchronize,
-        )
+        problem = replace(self.problem, inputs=inputs, target=target, further=further)
+        program = program_on(device, problem, self.dtype, self.seed)
         traffic: list[Traffic] = []
 
         def step(number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Capability of devices that several processes share, and evidence that a training in other processes was right."""
+"""Parts of techniques that train in other processes: the device, the program there, and evidence that it was right."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Problem
 
 
 def shareable(device: Device) -> Capability:
@@ -21,6 +23,11 @@ def shareable(device: Device) -> Capability:
     if not device.shared():
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
     return SUPPORTED
+
+
+def program_on(device: Device, problem: Problem, dtype: torch.dtype, seed: int) -> Program:
+    """Moves a problem that another process sent to the device; the problem must not be used afterwards."""
+    return Program.of(problem, device=device.torch_device(), dtype=dtype, seed=seed, synchronize=device.synchronize)
 
 
 def unlike(one: Any, other: Any, path: str = "") -> list[str]:

@@ -18,16 +18,16 @@ from accelcheck.core.case import Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.techniques.observe import OperatorLog, unwatched
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots, read
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
-from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Problem, Program, Result
 
 PATIENCE = 300.0
 """Seconds for the other process to continue to the end; the first time it also imports torch, and may compile."""
@@ -226,13 +226,7 @@ def _go_on(errand: ContinuationTask) -> ContinuationReport:
     if latest is None:
         raise FileNotFoundError(f"{errand.folder}: expected a snapshot to continue from, got none")
     with device.strict_float32():
-        program = Program.of(
-            errand.problem,
-            device=device.torch_device(),
-            dtype=errand.dtype,
-            seed=errand.seed,
-            synchronize=device.synchronize,
-        )
+        program = program_on(device, errand.problem, errand.dtype, errand.seed)
         if errand.scaled:
             program.scaler = torch.amp.GradScaler(device.type)
         device.reset_fallbacks()

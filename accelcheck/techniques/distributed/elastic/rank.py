@@ -22,9 +22,9 @@ from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, polls
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
 from accelcheck.techniques.distributed.shards import by_samples, shards
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
+    from accelcheck.workloads.base import Program
 
 SHARES = 6
 """Number of shares of a batch: 2 and 3 ranks get equal numbers of them."""
@@ -109,13 +110,7 @@ class Rank:
         torch.set_num_threads(task.threads)
         self.device.seed(task.seed)
         self.device.reset_fallbacks()
-        program = Program.of(
-            task.problem,
-            device=self.device.torch_device(),
-            dtype=task.dtype,
-            seed=task.seed,
-            synchronize=self.device.synchronize,
-        )
+        program = program_on(self.device, task.problem, task.dtype, task.seed)
         program.backpropagate = SharedBackward(program, self._fall)
         session = StepwiseTraining(program)
         snapshots = Snapshots(self.mailbox.folder / f"snapshots-{self.number}")
