@@ -168,7 +168,7 @@ class Technique:
         return (self.timed and TIMED[mode] in self.modes) if mode in TIMED else mode in self.modes
 
     def admits(self, probe: Probe) -> bool:
-        """Returns whether a structured input is meaningful with this technique. By default, all of the workload are.
+        """Returns whether a structured input is meaningful with this technique; by default it is.
 
         Override it where the technique makes no promise, such as for NaN in an integer grid.
         """

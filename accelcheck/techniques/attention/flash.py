@@ -1,4 +1,4 @@
-"""The FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
+"""FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ class FlashAttention(Technique):
                 yield at_least(f"{direction} kernels of the package launched", log.count(_KERNELS.format(names)))
 
     def fixed(self, qkv: Tensor, *, causal: bool) -> Tensor:
-        """Self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""
+        """Computes self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""
         if "flash_attn_qkvpacked_func" in self.package.packed:
             return self.package.call("flash_attn_qkvpacked_func", qkv, causal=causal)
         return self.package.call("flash_attn_func", *qkv.unbind(2), causal=causal)
 
     def variable(self, jagged: Jagged, *, causal: bool) -> Tensor:
-        """Self-attention of each sequence of ``(tokens, 3, H, D)``, to ``(tokens, H, D)``."""
+        """Computes self-attention of each sequence of ``(tokens, 3, H, D)``, to ``(tokens, H, D)``."""
         offsets, longest = jagged.offsets.to(torch.int32), jagged.longest
         if "flash_attn_varlen_qkvpacked_func" in self.package.packed:
             return self.package.call(
@@ -167,7 +167,7 @@ class FlashAttention(Technique):
         )
 
     def attend(self, call: Call) -> Tensor:
-        """Attention for one call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
+        """Computes attention for a call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
 
         Raises:
             Unsupported: The call has a mask that is not causal, or dropout, which the package lacks.
@@ -203,7 +203,7 @@ class FlashAttention(Technique):
         return out.view(batch, queries, *out.shape[1:])
 
     def _options(self, call: Call) -> dict[str, Any]:
-        """Keyword arguments of the package for the call's mask and dropout."""
+        """Makes the package's keyword arguments for the call's mask and dropout."""
         options: dict[str, Any] = {}
         queries, keys = call.sizes[2:]
         mask = call.mask()

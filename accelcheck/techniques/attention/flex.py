@@ -36,7 +36,7 @@ _CLEAR_REFUSAL = (2, 11)
 """First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
 _REFUSALS = ("FlexAttention does not support backward", "FlexAttention is only supported on")
 _SCORES = r"aten::_safe_softmax"
-"""Dispatched once per call that computes the whole score matrix: see `accelcheck.techniques.attention.sdpa`."""
+"""Operator dispatched once per call that computes the score matrix: see `accelcheck.techniques.attention.sdpa`."""
 _FOUND = "flex operators"
 """Key in `Program.extras` of the number of `flex_attention` operators in each compiled graph."""
 _TEMPLATE = r"triton_tem_fused.*"

@@ -44,7 +44,7 @@ class Call:
         return self.query.size(0), self.query.size(1), self.query.size(2), self.key.size(2)
 
     def mask(self) -> Tensor | None:
-        """The mask expanded to ``(B, H, Sq, Sk)``, or None."""
+        """Expands the mask to ``(B, H, Sq, Sk)``; None if there is none."""
         return None if self.attn_mask is None else self.attn_mask.expand(self.sizes)
 
 

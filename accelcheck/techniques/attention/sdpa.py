@@ -29,7 +29,7 @@ _WRONG_DTYPE = "to all be of dtype"
 """Part of torch's warning that a backend does not compute in the dtype of the inputs."""
 _CPU_FLASH = r"aten::_scaled_dot_product_flash_attention_for_cpu"
 _MATH = r"aten::(_scaled_dot_product_attention_math|_safe_softmax)"
-"""The math backend is decomposed before it is dispatched; it alone uses ``_safe_softmax`` in torch."""
+"""Pattern of the math backend, which is decomposed before it is dispatched, and alone uses ``_safe_softmax``."""
 _FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
 """Pattern of the backends that are one fused operator."""
 

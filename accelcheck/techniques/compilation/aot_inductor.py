@@ -74,7 +74,7 @@ class Package(Converted):
 
 
 class Supplied(Package):
-    """A package without weights, into which the module's own are loaded."""
+    """Package without weights, into which the module's own are loaded."""
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
         super().__init__(program, folder, options)
@@ -90,7 +90,7 @@ class Supplied(Package):
 
 
 class AotInductor(Conversion):
-    """A package that contains its weights."""
+    """Package that contains its weights."""
 
     name = "aot-inductor"
     family = "aot-inductor"
@@ -102,7 +102,7 @@ class AotInductor(Conversion):
     modes = frozenset({Mode.FORWARD})
     workloads = frozenset({"mlp"})
     options: Mapping[str, Any] = MappingProxyType({})
-    """Inductor's configuration."""
+    """Configuration of inductor."""
     package: type[Package] = Package
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class AotInductor(Conversion):
 
 
 class Constants(AotInductor):
-    """A package without weights, which uses the module's own."""
+    """Package without weights, which uses the module's own."""
 
     name = "aot-inductor-constants"
     promise = "A shared library that gets its weights after loading computes with them and follows their changes."
@@ -132,7 +132,7 @@ class Constants(AotInductor):
 
 
 def mapped_files() -> set[str]:
-    """Paths of the files that are mapped into this process."""
+    """Lists the paths of files that are mapped into this process."""
     lines = (line.split(maxsplit=5) for line in MAPS.read_text().splitlines())
     return {words[5] for words in lines if len(words) == 6}
 

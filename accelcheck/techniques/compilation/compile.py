@@ -43,7 +43,7 @@ CAPTURE_WARMUPS = 3
 
 
 class Compiled(Technique):
-    """The module under ``torch.compile``, with graph breaks allowed, as most users call it.
+    """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     Args:
         arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed
@@ -103,7 +103,7 @@ AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
 
 
 class DynamicCompile(Compiled):
-    """One graph for all sizes: each warm-up run has another size."""
+    """Single graph for all sizes: each warm-up run has another size."""
 
     requires = frozenset({"resizable"})
     # A branch on data may need another graph, which would be a legitimate recompilation.
@@ -143,7 +143,7 @@ class MaxAutotune(Compiled):
     """Inductor times its own templates and the library's kernels for contractions, and uses the fastest.
 
     On a CPU it tunes little: C++ templates need constant weights (freezing), so that in plain modules only batched
-    products are tuned, or, in torch 2.9, library calls among themselves. Where nothing was timed, the case is
+    products are tuned, or, in torch 2.9, library calls among themselves. If nothing was timed, the case is
     ``unsupported`` with the code ``no-effect``. Each case starts with empty inductor caches, because kernels whose
     timings are cached are not timed again. On a GPU the mode also captures CUDA graphs.
     """
@@ -181,7 +181,7 @@ class MaxAutotune(Compiled):
 
 
 class OpenXla(Compiled):
-    """torch_xla's backend: the graph is compiled once, and later calls run the cached executable."""
+    """Backend of torch_xla: the graph is compiled once, and later calls run the cached executable."""
 
     source = "https://docs.pytorch.org/xla/master/perf/dynamo.html"
 

@@ -74,7 +74,7 @@ class CountedCalls:
 
 
 class Streamed(Technique):
-    """The network of a stream under ``torch.compile``: called for one input after the other, as in a server.
+    """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
     Args:
         arguments: Keyword arguments of ``torch.compile``. Without ``backend``, that of `backend_for` is used.
@@ -229,7 +229,7 @@ class BranchStream(Streamed):
 
 
 class StaleStream(Streamed):
-    """The module changes between the calls of a stream, and changes back; every result must follow.
+    """Changes the module between the calls of a stream, and back; every result must follow.
 
     In every second call one of these has changed: a Python attribute, a global, the values of a parameter, or the
     parameter object. Each change doubles the output exactly; half of it is compared with the unchanged module's output.
@@ -326,7 +326,7 @@ def paths(program: Program) -> int:
 
 
 def news(inputs: tuple[Tensor, ...]) -> list[str]:
-    """Names the news of each input: ``first``, ``known`` (its kind came before), or its difference from the first.
+    """Tells the news of each input: ``first``, ``known`` (its kind came before), or its difference from the first.
 
     The latter is ``dtype``, ``rank`` or ``shape``.
     """

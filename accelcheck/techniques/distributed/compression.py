@@ -40,7 +40,7 @@ class HalfPrecision(Exchange):
 
 
 class Account:
-    """Sums of the gradients that one rank should have sent, and of what it sent: FP64 on the CPU, without the codec."""
+    """Sums of the gradients that a rank should send, and of its sent tensors: FP64 on the CPU, without the codec."""
 
     def __init__(self, elements: int) -> None:
         self.true, self.sent, self.size = (torch.zeros(elements, dtype=torch.float64) for _ in range(3))
@@ -56,7 +56,7 @@ class Account:
         """Marks elements for which sent parts and residual do not add up to the gradients: bool, flat.
 
         A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; twice that is
-        allowed. Where the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
+        allowed. If the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
         """
         left = torch.zeros_like(self.true) if residual is None else residual.cpu().double()
         return (self.sent + left - self.true).abs() > 2 * 2.0**-24 * self.size

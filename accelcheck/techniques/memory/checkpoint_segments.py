@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 SEGMENTS = 4
-"""Number of segments. The peak is lowest near the square root of the number of blocks, which is eight."""
+"""Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite)."""
 
 _FORWARDS = "forwards of each block"
 _PLAIN = "peak of the plain run"

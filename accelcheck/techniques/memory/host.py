@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def page_locked(device: Device) -> Capability:
     """Tells whether host memory can be pinned for an open device.
 
-    Where a device does not declare it, a tensor of four bytes is pinned as a test.
+    A tensor of four bytes is pinned as a test if the device does not declare the feature.
     """
     if device.has("host"):
         reason = "tensors of the CPU stay in host memory: there is no transfer that pinning could help"

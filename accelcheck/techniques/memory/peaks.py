@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
     """Measures the peak memory of a run in the program's present state. Restores parameters, buffers and CPU generator.
 
-    An unmeasured run goes first, for allocations that are made once, such as library workspaces. Where the device
-    cannot measure memory, nothing is run, and the result gives the reason.
+    An unmeasured run goes first, for allocations that are made once, such as library workspaces. If the device cannot
+    measure memory, nothing is run, and the result gives the reason.
     """
     known = measurable(device)
     if not known.ok:

@@ -254,7 +254,7 @@ def unit_of(device: Device) -> MatrixUnit | None:
 
 
 def sums(unit: MatrixUnit | None) -> Evidence:
-    """Names the standard for sums of float8 products, for information: always engaged, no proof of a run."""
+    """Makes evidence, for information only, of the unit whose rounding the sums of float8 products may have."""
     held = "FP32: nothing else is known of this chip" if unit is None else unit.name
     return Evidence("sums of float8 products are held to (for information)", held, engaged=True)
 

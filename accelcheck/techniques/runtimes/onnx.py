@@ -59,7 +59,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 """Dtype of torch for each name of an element type in a session."""
 SHAPE_TYPES = frozenset({"int64", "int32", "bool"})
-"""Element types, in the spelling of profiles, of the operands of shapes."""
+"""Element types of tensors from which shapes are computed, in the spelling of profiles."""
 MOST_DIMENSIONS = 100
 """Most elements of a tensor that belongs to a shape: ONNX Runtime's threshold for a small initializer."""
 
@@ -183,7 +183,7 @@ def operators_listed_once() -> Iterator[None]:
     """Lets exports inside the context share the list of ONNX functions that implement torch's operators.
 
     The exporter parses the source of some 500 functions for each export, half of the time of a small one, to the same
-    list. Where a release of torch has it from elsewhere, nothing changes.
+    list. Nothing changes if a release of torch has it from elsewhere.
     """
     try:
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")

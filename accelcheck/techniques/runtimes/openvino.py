@@ -146,7 +146,7 @@ class OpenVinoCompile(Technique):
     warmups = 1
     differentiates_twice = False  # AOTAutograd does not support it
     packages = PACKAGES
-    # Without attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
+    # No attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
 
     def __init__(self) -> None:

@@ -100,7 +100,7 @@ class Elastic(Technique):
         raise NotImplementedError(f"{type(self).__name__}.elastic_agents: start them")
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
-        """Makes the task whose losses disturb the training."""
+        """Makes a disturbed task of a quiet one: sets the ranks or agents that are lost, and when."""
         raise NotImplementedError(f"{type(self).__name__}.disturb: say what is lost")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -127,7 +127,7 @@ class Elastic(Technique):
         yield repeated(claim, job.answer.state, lambda: elastic_agents.train(task).state, device)
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
-        """Yields evidence that something was lost, and made good."""
+        """Yields evidence that ranks or agents were lost, and that the training went on."""
         raise NotImplementedError(f"{type(self).__name__}.lost: say what shows it")
 
     def finish(self) -> None:
@@ -135,7 +135,7 @@ class Elastic(Technique):
 
 
 class Restart(Elastic):
-    """Kill of one of two ranks in the middle of a step; torchrun starts both again, from the last snapshot."""
+    """Loss of one of two ranks in the middle of a step; torchrun starts both again, from the last snapshot."""
 
     name = "elastic-restart"
     promise = "When a rank is killed, torchrun starts the ranks again, and from the last snapshot all ends the same."
