@@ -161,7 +161,7 @@ class Handover:
 
         Args:
             snapshots: Snapshots of the training.
-            steps: Number of the last step (train mode), or number of further steps (trajectory mode).
+            steps: Total number of steps (train mode), or number of further steps (trajectory mode).
             records: Value for `ContinuationTask`.
 
         Returns:
