@@ -1,4 +1,5 @@
-"""The acceleration techniques: a package a family, each module with its `TECHNIQUES`.
+"""Acceleration techniques: a package a family, each module with its `TECHNIQUES`.
 
-On top are only the base class, the observation of runs, and the reference, eager; machinery lives in the package of its family.
+On top are only the base class, the observation of runs, the matrix of cases, and the techniques without a family:
+`eager`, the reference, and `platform`.
 """

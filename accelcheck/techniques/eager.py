@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, counted, none_of, operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 
 class Eager(Technique):
-    """The program as it is. Like all cases, it runs in strict FP32: reduced-precision modes of contractions are off."""
+    """Unchanged program. Like all cases, it runs in strict FP32: reduced-precision modes of contractions are off."""
 
     name = "eager"
     family = "eager"
@@ -32,14 +32,9 @@ class Eager(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen = operators(log)
         computed = seen.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
-        strays = seen.strays()
         return (
-            Evidence(f"operators computed on {device.type} >= 1", computed, engaged=computed >= 1),
-            Evidence(
-                "operators computed elsewhere = 0",
-                ", ".join(f"{name} x{count}" for name, count in sorted(strays.items())) or 0,
-                engaged=not strays,
-            ),
+            at_least(f"operators computed on {device.type}", computed),
+            none_of("operators computed elsewhere", counted(seen.strays())),
         )
 
 

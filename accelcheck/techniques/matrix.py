@@ -1,4 +1,4 @@
-"""The matrix of cases. Ids and their order are the same on every machine, because no device is asked."""
+"""Matrix of cases. Ids and their order are the same on every machine, because no device is asked."""
 
 from __future__ import annotations
 
@@ -28,20 +28,16 @@ _Cell: TypeAlias = tuple[str, str, str, Mode, int]
 
 @dataclass(frozen=True)
 class Matrix:
-    """All registered techniques and workloads, built-in and of other plugins."""
+    """Registry of all techniques and workloads, built-in and of other plugins."""
 
     techniques: Mapping[str, Technique]
     workloads: Mapping[str, Workload]
     seconds: float = SECONDS
-    """That a technique may take to say which cases it has."""
+    """Time limit for a technique to list its cases, in seconds."""
 
     @classmethod
     def load(cls, seconds: float = SECONDS) -> Matrix:
-        """Import the built-in families, and with them torch.
-
-        Args:
-            seconds: As the attribute.
-        """
+        """Imports the built-in families, and with them torch."""
         return cls(
             index("technique", discover("accelcheck.techniques", "TECHNIQUES")),
             index("workload", discover("accelcheck.workloads", "WORKLOADS")),
@@ -49,10 +45,10 @@ class Matrix:
         )
 
     def extended(self, techniques: Iterable[Technique], workloads: Iterable[Workload]) -> Matrix:
-        """The same, with what others registered.
+        """Adds techniques and workloads that others registered.
 
         Raises:
-            DuplicateNameError: Two things share a name.
+            DuplicateNameError: Two of them share a name.
         """
         return replace(
             self,
@@ -61,31 +57,26 @@ class Matrix:
         )
 
     def parts(self) -> list[object]:
-        """Techniques, workloads, and the functions that these hold, which may be local to a plugin: all that a run can name."""
-        others = [
-            other for one in self.workloads.values() if one.sizes is not None for other in one.sizes.workloads.values()
-        ]
-        workloads = [*self.workloads.values(), *others]
+        """Lists techniques, workloads, and their functions, which may be local to a plugin: all that a run can name."""
+        sizes = [workload.sizes for workload in self.workloads.values() if workload.sizes is not None]
+        workloads = [*self.workloads.values(), *(other for size in sizes for other in size.workloads.values())]
         held = [value for workload in workloads for value in vars(workload).values() if callable(value)]
         return [*self.techniques.values(), *workloads, *held]
 
     def cases(self, selection: Selection, modes: Iterable[Mode] = tuple(Mode)) -> list[Case]:
-        """The selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
+        """Lists the selected cases, sorted by device (as asked), technique, workload, dtype, mode."""
         chosen = self._chosen(selection, tuple(modes)) if selection.shard is None else self._dealt(selection, modes)
         cases = [
             Case(technique, workload, device, dtype, mode, cost)
             for device in selection.devices
             for technique, workload, dtype, mode, cost in chosen
         ]
-        if selection.cases:
-            return [case for case in cases if case.id in selection.cases]
-        return cases
+        return [case for case in cases if case.id in selection.cases] if selection.cases else cases
 
     def _dealt(self, selection: Selection, modes: Iterable[Mode]) -> list[_Cell]:
-        """What is in the selection's shard.
+        """Lists the cells in the selection's shard, which depends on neither modes nor devices.
 
-        Neither the modes nor the devices have a say in it: a run collects its modes one after the other, and machines that do
-        not have the same devices still agree.
+        A run collects its modes one after the other, and machines with other devices must agree.
         """
         assert selection.shard is not None
         cells = self._chosen(selection, tuple(Mode))
@@ -96,29 +87,25 @@ class Matrix:
         return [cell for cell in selection.shard.take(cells, lambda cell: cell[3]) if cell[3] in wanted]
 
     def levels(self, selection: Selection) -> Counter[int]:
-        """Number of cases on one device by their level, whatever devices and cases are selected; makes no `Case`."""
+        """Counts the cases on one device by their level, whatever devices and cases are selected; makes no `Case`."""
         return Counter(cost for *_, cost in self._chosen(replace(selection, cases=()), tuple(Mode)))
 
     def _chosen(self, selection: Selection, modes: Sequence[Mode]) -> list[_Cell]:
         workloads = _matching(self.workloads, selection.workloads)  # once: each technique goes through all of them
-        found: list[tuple[str, str, str, Mode, int]] = []
+        cells: list[_Cell] = []
         for technique in _matching(self.techniques, selection.techniques):
             kind = type(technique)
             what = f"technique {quoted(technique.name)} ({kind.__module__}.{kind.__qualname__}), asked for its cases,"
             with calling(what, self.seconds):
-                found += _cases_of(technique, workloads, selection, modes)
-        return found
+                cells += _cases_of(technique, workloads, selection, modes)
+        return cells
 
     def refusals(self, workload: Workload) -> Mapping[str, str]:
-        """Why each technique has no case with a workload, by technique; without those that have one."""
-        found = {}
-        for technique in self.techniques.values():
-            if reason := _refusal(technique, workload):
-                found[technique.name] = reason
-        return found
+        """Returns the reasons of techniques that have no case with a workload, by technique."""
+        return {t.name: reason for t in self.techniques.values() if (reason := _refusal(t, workload))}
 
     def check(self, selection: Selection) -> None:
-        """Check that every selected name exists.
+        """Checks that every selected name exists.
 
         Raises:
             UnknownNameError: A name does not exist; the message gives the legal names and the nearest one.
@@ -140,7 +127,7 @@ class Matrix:
 
 def _cases_of(
     technique: Technique, workloads: Sequence[Workload], selection: Selection, modes: Sequence[Mode]
-) -> list[tuple[str, str, str, Mode, int]]:
+) -> list[_Cell]:
     covered = [mode for mode in modes if technique.covers(mode)]
     return [
         (technique.name, workload.name, dtype, mode, cost)
@@ -155,22 +142,21 @@ def _cases_of(
 
 
 def _refusal(technique: Technique, workload: Workload) -> str:
-    """Why a technique has no case with a workload, in a few words; empty where it has one."""
+    """Returns a short reason why a technique has no case with a workload; empty where it has one."""
     if workload.techniques and technique.name not in workload.techniques:
         return f"is none of the techniques that {workload.name} names"
     if not technique.accepts(workload):
         return technique.refusal(workload) or "is shown by a few other workloads of accelcheck"
     if not any(map(technique.covers, workload.modes)):
-        return (
-            f"has none of its modes, {', '.join(sorted(workload.modes))}: it has {', '.join(sorted(technique.modes))}"
-        )
+        modes = ", ".join(sorted(technique.modes))
+        return f"has none of its modes, {', '.join(sorted(workload.modes))}: it has {modes}"
     if not workload.dtypes & set(technique.dtypes):
         return f"has none of its dtypes, {', '.join(sorted(workload.dtypes))}: it has {', '.join(technique.dtypes)}"
     return ""
 
 
 def level(technique: Technique, workload: Workload, dtype: str, mode: Mode) -> int:
-    """The level of a case. A slow technique, a large workload and a further dtype each raise it by one."""
+    """Returns the level of a case. A slow technique, a large workload and a further dtype each raise it by one."""
     further = int(dtype != technique.dtypes[0])
     usual = technique.level + workload.level - 1 - int(workload.name in technique.early)
     levels = workload.levels
@@ -179,7 +165,7 @@ def level(technique: Technique, workload: Workload, dtype: str, mode: Mode) -> i
 
 
 def unknown_case(word: str, legal: Sequence[str]) -> Exception:
-    """The error for an unknown case id. It gives the nearest ids, because there are too many to list."""
+    """Makes the error for an unknown case id. It gives the nearest ids, because there are too many to list."""
     near = difflib.get_close_matches(word, legal, n=3, cutoff=0.3)
     return UnknownNameError(
         f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {', '.join(near) or 'none'}."

@@ -1,4 +1,4 @@
-"""Logs of a run: every operator that is dispatched, or the events that torch.profiler records of compiled code."""
+"""Logs of a run, of dispatched operators or of torch.profiler's events in compiled code, and evidence from counts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.profiler import profile
 
+from accelcheck.core.case import Evidence
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
 from accelcheck.measure.kernels import activities
 from accelcheck.workloads.dispatch import called
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
 
@@ -27,7 +28,6 @@ CONTRACTION = (
     r"|_scaled_dot_product_(flash|efficient|cudnn)_attention|_scaled_dot_product_flash_attention_for_cpu)"
 )
 """Pattern of the names of contractions (matrix products, convolutions, attention), without backward operators."""
-
 
 _HIDDEN = frozenset(
     [
@@ -43,7 +43,7 @@ _HIDDEN = frozenset(
 
 
 class Log(Protocol):
-    """A context manager that records what a run executes. Instances are made with a `torch.device` type, such as ``cuda``."""
+    """Context manager that records the operators or events of a run. Takes a `torch.device` type, such as ``cuda``."""
 
     def __init__(self, device_type: str) -> None: ...
 
@@ -54,36 +54,36 @@ class Log(Protocol):
     ) -> None: ...
 
     def count(self, pattern: str) -> int:
-        """Number of operators or events whose whole name matches the regular expression `pattern`."""
+        """Counts the operators or events whose whole name matches the regular expression `pattern`."""
         ...
 
     def names(self) -> Counter[str]:
-        """Number of operators or events by name."""
+        """Counts operators or events by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One dispatched operator, with metadata of its tensors."""
+    """Dispatched operator, with metadata of its tensors."""
 
     name: str
-    """Such as ``aten::mm``, without the overload."""
+    """Name without the overload, such as ``aten::mm``."""
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """For each tensor argument: dtype, whether it is contiguous, device type."""
+    """Dtype, contiguity and device type of each tensor argument."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """The same for each tensor of the result."""
+    """Dtype, contiguity and device type of each tensor of the result."""
     formats_in: tuple[str, ...] = ()
     """`memory_format` of each tensor argument."""
     formats_out: tuple[str, ...] = ()
     """`memory_format` of each tensor of the result."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether a tensor argument has this dtype."""
+        """Returns whether a tensor argument has this dtype."""
         return any(seen == dtype for seen, _, _ in self.inputs)
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Logs every operator that reaches the backend. This is below autograd and autocast, so dtypes are those really used.
+    """Logs every operator that reaches the backend, below autograd and autocast: with the dtypes really used.
 
     Operators inside compiled code are not dispatched, and so not logged: use `ProfilerLog` for these.
     """
@@ -109,11 +109,11 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return Counter(operator.name for operator in self.operators)
 
     def having(self, test: Callable[[Operator], bool]) -> int:
-        """Number of operators that pass a test."""
+        """Counts the operators that pass a test."""
         return sum(1 for operator in self.operators if test(operator))
 
     def strays(self) -> Counter[str]:
-        """Operators, by name, that took a tensor of the device under test and computed a floating-point one elsewhere.
+        """Counts operators, by name, that took a tensor of the device under test and computed a float elsewhere.
 
         Meta tensors, which jagged tensors contain, have no data and do not count.
         """
@@ -128,13 +128,13 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Context in which no `OperatorLog` records anything: for copies to the host that are written to a file."""
+    """Hides operators from every `OperatorLog` inside the context: for copies to the host that go to a file."""
     with disable_current_modes():
         yield
 
 
 class ProfilerLog:
-    """Events that torch.profiler records: compiled regions entered, operators, and device kernels launched, by name."""
+    """Log of torch.profiler's events by name: compiled regions entered, operators, and device kernels launched."""
 
     def __init__(self, device_type: str) -> None:
         self._profile = profile(activities=activities(device_type))
@@ -154,16 +154,16 @@ class ProfilerLog:
 
     def names(self) -> Counter[str]:
         if self._names is None:
-            # As `key_averages`, which makes Python objects of all events first: 8 s for a training of 60,000.
-            found = self._profile.profiler and self._profile.profiler.kineto_results
-            self._names = _called(found.events() if found else ())
+            # Not `key_averages`, which makes Python objects of all events first: 8 s for a training of 60,000.
+            results = self._profile.profiler and self._profile.profiler.kineto_results
+            self._names = _called(results.events() if results else ())
         return self._names
 
 
 def _called(events: Iterable[Any]) -> Counter[str]:
-    """Number of the profiler's events by name; an overload that does nothing but call another of its name counts once.
+    """Counts the profiler's events by name; an overload that only calls another of its name counts once.
 
-    Ranges count where the host entered them, not where the device shows them over its kernels, as in the totals of torch's tables
+    Ranges count where the host entered them, not where the device shows them over its kernels, as in torch's tables
     (``is_user_annotation`` in torch/autograd/profiler_util.py).
     """
     names: Counter[str] = Counter()
@@ -192,8 +192,29 @@ def _called(events: Iterable[Any]) -> Counter[str]:
     return names
 
 
+def at_least(claim: str, count: int, least: int = 1) -> Evidence:
+    """Makes evidence that a count is large enough: ``claim >= least``."""
+    return Evidence(f"{claim} >= {least}", count, engaged=count >= least)
+
+
+def exactly(claim: str, count: int, wanted: int) -> Evidence:
+    """Makes evidence that a count is right: ``claim = wanted``."""
+    return Evidence(f"{claim} = {wanted}", count, engaged=count == wanted)
+
+
+def none_of(claim: str, names: Iterable[str]) -> Evidence:
+    """Makes evidence that there are no names of a kind, ``claim = 0``; lists them otherwise."""
+    listed = list(names)
+    return Evidence(f"{claim} = 0", ", ".join(listed) or 0, engaged=not listed)
+
+
+def counted(counts: Mapping[str, int]) -> list[str]:
+    """Lists names with their counts, ``name x2``, sorted."""
+    return [f"{name} x{count}" for name, count in sorted(counts.items())]
+
+
 def operators(log: Log) -> OperatorLog:
-    """The log, checked to be an `OperatorLog`.
+    """Checks that the log is an `OperatorLog`, and returns it.
 
     Raises:
         TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
@@ -206,7 +227,7 @@ def operators(log: Log) -> OperatorLog:
 
 
 def memory_format(tensor: Tensor) -> str:
-    """``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
+    """Returns ``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
     dense = tensor.is_contiguous()
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return "both" if dense else "channels_last"

@@ -1,6 +1,7 @@
-"""What a compute platform is to have besides techniques: dtypes, modes, collectives, extensions, a profiler.
+"""Features of a compute platform besides techniques: dtypes, modes, collectives, extensions, a profiler.
 
-The items are those of PyTorch's Compute Platform Quality Levels that a machine can answer; `accelcheck.checks.platform` tries them.
+The items are those of PyTorch's Compute Platform Quality Levels that a machine can answer; `accelcheck.checks.platform`
+tries them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Platform(Technique):
-    """No acceleration: its cases try what the platform has, one item each, and change no program."""
+    """Technique without acceleration: its cases try one item of the platform each, and change no program."""
 
     name = NAME
     family = "platform"
@@ -35,7 +36,7 @@ class Platform(Technique):
         del program, mode, device
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        """None: the check of the item gives it."""
+        """Returns no evidence: the check of the item gives it."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""The FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
+"""FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accelcheck.devices.packages import release, version
 from accelcheck.techniques.attention.intercept import Call, count, count_from_zero, intercept, taken
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least
 from accelcheck.workloads.packed import Packed
 
 if TYPE_CHECKING:
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _KERNELS = r"(?i)(?!.*pytorch_flash)(?=.*(flash|fmha))(?=.*({})).*kernel.*"
-"""Pattern of the packages' device kernels. Those of torch's own flash attention are in the namespace ``pytorch_flash``."""
+"""Pattern of the packages' device kernels; those of torch's own are in the namespace ``pytorch_flash``."""
 _LOWER_RIGHT = (2, 1)
 """First flash-attn whose causal masks are aligned to the last key (bottom right); before, to the first (top left)."""
 
 
 @dataclass(frozen=True)
 class FlashGeneration:
-    """The differences between the generations of FlashAttention.
+    """Differences between the generations of FlashAttention.
 
     Attributes:
         module: Import name of the module with its functions.
         distribution: Name of the distribution, for its version.
         install: Command that installs it.
         capability: Lowest CUDA compute capability that it has kernels for.
-        rocm: Whether it has kernels for AMD GPUs.
-        dropout: Whether its functions take ``dropout_p``.
+        rocm: True if it has kernels for AMD GPUs.
+        dropout: True if its functions take ``dropout_p``.
         unbounded: Value in ``window_size`` that stands for no limit on that side.
         packed: Names of its functions that take query, key and value in one tensor, padded or jagged.
-        needs: Another module that is installed together with it; None if `module` alone shows whether it is installed.
+        needs: Module that is installed together with it; None if `module` alone shows whether it is installed.
     """
 
     module: str
@@ -72,11 +72,8 @@ class FlashAttention(Technique):
     """Replaces each call of torch's attention by the package's, or the whole module of a workload with packed tensors.
 
     Args:
-        name: As `Technique.name`.
-        package: The generation of FlashAttention.
-        promise: As `Technique.promise`.
-        jagged: Whether to use the functions for jagged sequences also where all have the same length.
-        excludes: As `Technique.excludes`.
+        package: Generation of FlashAttention.
+        jagged: True to use the functions for jagged sequences also where all have the same length.
     """
 
     family = "attention"
@@ -110,17 +107,14 @@ class FlashAttention(Technique):
             makers = "NVIDIA and AMD GPUs" if package.rocm else "NVIDIA GPUs"
             return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} only")
         if torch.version.hip is None and torch.cuda.get_device_capability() < package.capability:
-            wanted, found = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
+            wanted, actual = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
             return unsupported(
-                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {found}"
+                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {actual}"
             )
-        found = version(package.distribution)
-        if found and release(found) < _LOWER_RIGHT:
-            return unavailable(
-                Code.WRONG_VERSION,
-                f"{package.distribution} {found} aligns causal masks to the top left",
-                package.install,
-            )
+        present = version(package.distribution)
+        if present and release(present) < _LOWER_RIGHT:
+            reason = f"{package.distribution} {present} aligns causal masks to the top left"
+            return unavailable(Code.WRONG_VERSION, reason, package.install)
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -147,17 +141,16 @@ class FlashAttention(Technique):
             if mode not in {Mode.FORWARD, Mode.ACCURACY}:
                 directions["backward"] = "bwd|backward"
             for direction, names in directions.items():
-                kernels = log.count(_KERNELS.format(names))
-                yield Evidence(f"{direction} kernels of the package launched >= 1", kernels, engaged=kernels >= 1)
+                yield at_least(f"{direction} kernels of the package launched", log.count(_KERNELS.format(names)))
 
     def fixed(self, qkv: Tensor, *, causal: bool) -> Tensor:
-        """Self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""
+        """Computes self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""
         if "flash_attn_qkvpacked_func" in self.package.packed:
             return self.package.call("flash_attn_qkvpacked_func", qkv, causal=causal)
         return self.package.call("flash_attn_func", *qkv.unbind(2), causal=causal)
 
     def variable(self, jagged: Jagged, *, causal: bool) -> Tensor:
-        """Self-attention of each sequence of ``(tokens, 3, H, D)``, to ``(tokens, H, D)``."""
+        """Computes self-attention of each sequence of ``(tokens, 3, H, D)``, to ``(tokens, H, D)``."""
         offsets, longest = jagged.offsets.to(torch.int32), jagged.longest
         if "flash_attn_varlen_qkvpacked_func" in self.package.packed:
             return self.package.call(
@@ -174,7 +167,7 @@ class FlashAttention(Technique):
         )
 
     def attend(self, call: Call) -> Tensor:
-        """Attention for one call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
+        """Computes attention for a call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
 
         Raises:
             Unsupported: The call has a mask that is not causal, or dropout, which the package lacks.
@@ -210,7 +203,7 @@ class FlashAttention(Technique):
         return out.view(batch, queries, *out.shape[1:])
 
     def _options(self, call: Call) -> dict[str, Any]:
-        """Keyword arguments of the package for the call's mask and dropout."""
+        """Makes the package's keyword arguments for the call's mask and dropout."""
         options: dict[str, Any] = {}
         queries, keys = call.sizes[2:]
         mask = call.mask()

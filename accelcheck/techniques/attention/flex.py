@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ _CLEAR_REFUSAL = (2, 11)
 """First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
 _REFUSALS = ("FlexAttention does not support backward", "FlexAttention is only supported on")
 _SCORES = r"aten::_safe_softmax"
-"""Dispatched once per call that computes the whole score matrix: see `accelcheck.techniques.attention.sdpa`."""
+"""Operator dispatched once per call that computes the score matrix: see `accelcheck.techniques.attention.sdpa`."""
 _FOUND = "flex operators"
 """Key in `Program.extras` of the number of `flex_attention` operators in each compiled graph."""
 _TEMPLATE = r"triton_tem_fused.*"
@@ -44,7 +44,7 @@ _TEMPLATE = r"triton_tem_fused.*"
 
 
 class FlexEager(Technique):
-    """Replaces ``scaled_dot_product_attention`` by ``flex_attention`` without a compiler, which computes the score matrix."""
+    """Replaces ``scaled_dot_product_attention`` by uncompiled ``flex_attention``, which computes the score matrix."""
 
     name = "flex-attention-eager"
     family = "attention"
@@ -70,10 +70,8 @@ class FlexEager(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
-        scores = log.count(_SCORES)
-        yield Evidence("score matrices held >= 1", scores, engaged=scores >= 1)
-        compiled = log.count(INDUCTOR_GRAPH)
-        yield Evidence("inductor graphs called = 0", compiled, engaged=compiled == 0)
+        yield at_least("score matrices held", log.count(_SCORES))
+        yield exactly("inductor graphs called", log.count(INDUCTOR_GRAPH), 0)
 
     def finish(self) -> None:
         reset_compiler()
@@ -89,32 +87,29 @@ class FlexCompiled(FlexEager):
     modes = frozenset(Mode) - {Mode.RANDOM}
 
     def capability(self, device: Device) -> Capability:
-        found = super().capability(device)
-        return inductor_capability(device) if found.ok else found
+        flex = super().capability(device)
+        return inductor_capability(device) if flex.ok else flex
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         reset_compiler()
-        found: list[int] = []
-        program.extras[_FOUND] = found
-        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(found))))
+        counts: list[int] = []
+        program.extras[_FOUND] = counts
+        intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(counts))))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
-        found = sum(program.extras[_FOUND])
-        yield Evidence("flex_attention operators in compiled graphs >= 1", found, engaged=found >= 1)
-        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("flex_attention operators in compiled graphs", sum(program.extras[_FOUND]))
+        yield at_least("graphs compiled", graphs())
         patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
         if mode not in _INFERENCE:
             patterns["compiled backward graphs called"] = BACKWARD_GRAPH
         if device.has("inductor-triton"):
             patterns["kernels of Triton templates launched"] = _TEMPLATE
         for what, pattern in patterns.items():
-            seen = log.count(pattern)
-            yield Evidence(f"{what} >= 1", seen, engaged=seen >= 1)
-        scores = log.count(_SCORES)
-        yield Evidence("score matrices held = 0", scores, engaged=scores == 0)
+            yield at_least(what, log.count(pattern))
+        yield exactly("score matrices held", log.count(_SCORES), 0)
 
 
 _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
@@ -122,10 +117,10 @@ _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
 
 
 def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
-    """Attention for one call, computed by `flex`: `flex_attention`, compiled or not.
+    """Computes the attention of one call by `flex`: `flex_attention`, compiled or not.
 
     Raises:
-        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward pass.
+        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward.
     """
     if call.dropout_p:
         raise Unsupported(unsupported(Code.NO_FEATURE, "flex_attention has no dropout"))
@@ -151,12 +146,12 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Mask function: a query sees the keys up to its own position, aligned to the top left as in torch's causal attention."""
+    """Mask function: a query sees keys up to its own position, aligned to the top left as torch's causal attention."""
     return query >= key
 
 
 def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask function of a boolean mask ``(B, H, Sq, Sk)``."""
+    """Makes the mask function of a boolean mask ``(B, H, Sq, Sk)``."""
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask[batch, head, query, key]
@@ -165,7 +160,7 @@ def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The score function of a bias ``(B, H, Sq, Sk)`` that is added to the scores."""
+    """Makes the score function that adds a bias ``(B, H, Sq, Sk)`` to the scores."""
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return value + bias[batch, head, query, key]
@@ -173,14 +168,14 @@ def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], T
     return score
 
 
-def _counting(found: list[int]) -> Callable[..., Any]:
-    """Inductor as a backend that appends to `found`, for each graph, its number of `flex_attention` operators."""
+def _counting(counts: list[int]) -> Callable[..., Any]:
+    """Wraps inductor in a backend that appends each graph's number of `flex_attention` operators to `counts`."""
     from accelcheck.devices.torch_names import lookup_backend
 
     inductor = lookup_backend("inductor")
 
     def counting_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        found.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
+        counts.append(sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes))
         return inductor(graph, inputs)
 
     return counting_inductor

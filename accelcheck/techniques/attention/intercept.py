@@ -9,13 +9,14 @@ from unittest import mock
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.core.case import Evidence
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
+    from accelcheck.core.case import Evidence
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -26,7 +27,7 @@ _SDPA = r"aten::_?scaled_dot_product_\w+"
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of ``scaled_dot_product_attention``, by its names: q ``(B, H, Sq, D)``, k and v ``(B, H, Sk, D)``."""
+    """Arguments of ``scaled_dot_product_attention``: query ``(B, H, Sq, D)``, key and value ``(B, H, Sk, D)``."""
 
     query: Tensor
     key: Tensor
@@ -43,7 +44,7 @@ class Call:
         return self.query.size(0), self.query.size(1), self.query.size(2), self.key.size(2)
 
     def mask(self) -> Tensor | None:
-        """The mask expanded to ``(B, H, Sq, Sk)``, or None."""
+        """Expands the mask to ``(B, H, Sq, Sk)``; None if there is none."""
         return None if self.attn_mask is None else self.attn_mask.expand(self.sizes)
 
 
@@ -72,25 +73,23 @@ class _Intercept(TorchFunctionMode):
 
 
 def intercept(program: Program, attend: Callable[[Call], Tensor]) -> None:
-    """Make `attend` compute the attention of every forward pass."""
+    """Replaces the attention of every forward pass by `attend`."""
     count_from_zero(program)
     program.around = lambda: _Intercept(attend, program)
 
 
 def count_from_zero(program: Program) -> None:
-    """Begin to count the calls of each judged run."""
+    """Resets the count of calls, now and before each judged run."""
     program.extras[_CALLS] = 0
     program.resets.append(lambda: program.extras.update({_CALLS: 0}))
 
 
 def count(program: Program) -> None:
-    """Count one call of another implementation."""
+    """Counts one call of another implementation."""
     program.extras[_CALLS] = int(program.extras.get(_CALLS, 0)) + 1
 
 
 def taken(program: Program, log: Log, what: str) -> Iterable[Evidence]:
-    """Evidence that `what` was called, and torch's own attention was not."""
-    calls = int(program.extras.get(_CALLS, 0))
-    yield Evidence(f"calls of {what} >= 1", calls, engaged=calls >= 1)
-    own = log.count(_SDPA)
-    yield Evidence("torch's own attention dispatched = 0", own, engaged=own == 0)
+    """Yields evidence that `what` was called, and torch's own attention was not."""
+    yield at_least(f"calls of {what}", int(program.extras.get(_CALLS, 0)))
+    yield exactly("torch's own attention dispatched", log.count(_SDPA), 0)

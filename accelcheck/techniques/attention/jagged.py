@@ -17,9 +17,9 @@ class Jagged:
     """Sequences without their padding.
 
     Attributes:
-        rows: The tokens of all sequences, one after the other: ``(tokens, ...)``.
+        rows: Tokens of all sequences, one after the other: ``(tokens, ...)``.
         offsets: Index in `rows` at which each sequence begins, and the end of the last one: ``(B + 1,)``, int64.
-        within: Which positions of the padded batch hold a token: bool ``(B, S)``.
+        within: Positions of the padded batch that hold a token: bool ``(B, S)``.
     """
 
     rows: Tensor
@@ -28,7 +28,7 @@ class Jagged:
 
     @classmethod
     def of(cls, padded: Tensor, lengths: Tensor) -> Jagged:
-        """The first ``lengths (B,)`` tokens of each sequence of a padded batch ``(B, S, ...)``."""
+        """Takes the first ``lengths (B,)`` tokens of each sequence of a padded batch ``(B, S, ...)``."""
         within = torch.arange(padded.size(1), device=padded.device) < lengths.unsqueeze(-1)
         return cls(padded[within], functional.pad(lengths.cumsum(0), (1, 0)), within)
 
@@ -38,7 +38,7 @@ class Jagged:
         return int(self.offsets.diff().max())
 
     def padded(self, rows: Tensor) -> Tensor:
-        """`rows`, ``(tokens, ...)`` for the same sequences, as a padded batch ``(B, S, ...)`` with zeros for padding."""
+        """Pads `rows`, ``(tokens, ...)`` of the same sequences, with zeros to a batch ``(B, S, ...)``."""
         batch = rows.new_zeros(*self.within.shape, *rows.shape[1:])
         batch[self.within] = rows
         return batch

@@ -28,7 +28,7 @@ _REFUSAL = "No viable backend"
 
 
 class NestedAttention(Technique):
-    """``scaled_dot_product_attention`` of three jagged tensors, in place of that of a padded batch with a mask."""
+    """Replaces ``scaled_dot_product_attention`` of a padded batch with a mask by that of three jagged tensors."""
 
     name = "sdpa-nested"
     family = "attention"

@@ -11,13 +11,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import at_least, counted, none_of
 from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
@@ -28,7 +29,7 @@ _WRONG_DTYPE = "to all be of dtype"
 """Part of torch's warning that a backend does not compute in the dtype of the inputs."""
 _CPU_FLASH = r"aten::_scaled_dot_product_flash_attention_for_cpu"
 _MATH = r"aten::(_scaled_dot_product_attention_math|_safe_softmax)"
-"""The math backend is decomposed before it is dispatched; it alone uses ``_safe_softmax`` in torch."""
+"""Pattern of the math backend, which is decomposed before it is dispatched, and alone uses ``_safe_softmax``."""
 _FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
 """Pattern of the backends that are one fused operator."""
 
@@ -36,8 +37,8 @@ _FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
 class ForcedAttention(Technique):
     """Runs every forward pass under ``sdpa_kernel`` with a single backend.
 
-    Only the call itself shows whether the backend takes the inputs (CUDA's flash attention takes no explicit mask, for
-    example). If it does not, the case is `Unsupported`, with torch's own reasons.
+    Only the call shows whether the backend takes the inputs: CUDA's flash attention takes no explicit mask, for
+    example. If it does not, the case is `Unsupported`, with torch's own reasons.
     """
 
     family = "attention"
@@ -46,14 +47,14 @@ class ForcedAttention(Technique):
     requires = frozenset({"attention"})
 
     def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
-        """`operators` maps a feature of the device to the pattern of the backend's operator; ``*`` stands for any device."""
+        """Takes in `operators` the pattern of the backend's operator for each device feature; ``*`` is any device."""
         self.name = name
         self.backend = backend
         self.operators = operators
         self.promise = promise
 
     def capability(self, device: Device) -> Capability:
-        """Whether torch has a kernel of the backend for the device type, in this build.
+        """Tells whether this build of torch has a kernel of the backend for the device type.
 
         Device types without a choice of backends, such as xla, ignore `sdpa_kernel` and always run the math backend.
         """
@@ -84,14 +85,7 @@ class ForcedAttention(Technique):
             for name, count in log.names().items()
             if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
         }
-        return (
-            Evidence(f"{own} dispatched >= 1", hits, engaged=hits >= 1),
-            Evidence(
-                "other attention backends dispatched = 0",
-                ", ".join(f"{name} x{count}" for name, count in sorted(others.items())) or 0,
-                engaged=not others,
-            ),
-        )
+        return at_least(f"{own} dispatched", hits), none_of("other attention backends dispatched", counted(others))
 
     def _operator(self, device: Device) -> str | None:
         return next((own for feature, own in self.operators.items() if feature == "*" or device.has(feature)), None)
@@ -111,16 +105,15 @@ class ForcedAttention(Technique):
         self, error: RuntimeError, call: Callable[..., Any], inputs: tuple[Any, ...], device: Device
     ) -> Capability:
         # torch gives its reasons as warnings, each only once: call again, with all warnings on.
-        said: list[str] = []
+        messages: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 call(*inputs)
             except RuntimeError:
-                said = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
-        # A warning "... kernel not used because:" precedes the reasons of each backend. For disabled backends, the reason
-        # is "runtime disabled".
-        reasons = [text for text in said if not text.endswith("because:") and "runtime disabled" not in text]
+                messages = [str(warning.message).partition(" (Triggered")[0].strip() for warning in caught]
+        # "... kernel not used because:" precedes the reasons of each backend; disabled ones have "runtime disabled".
+        reasons = [text for text in messages if not text.endswith("because:") and "runtime disabled" not in text]
         code = Code.NO_DTYPE if any(_WRONG_DTYPE in text for text in reasons) else Code.NO_BACKEND
         because = "; ".join(dict.fromkeys(reasons)) or str(error).partition("\n")[0].strip()
         return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}", tried=True)
@@ -143,7 +136,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "sdpa-efficient",
         SDPBackend.EFFICIENT_ATTENTION,
         {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"},
-        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in FP32.",
+        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in "
+        "FP32.",
     ),
     ForcedAttention(
         "sdpa-cudnn",

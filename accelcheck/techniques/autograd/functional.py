@@ -1,7 +1,6 @@
 """``torch.func``: modules mapped over samples, and differentiated as functions of their parameters and inputs.
 
-Only private predicates of `torch._C._functorch` tell from inside a transform whether a tensor is mapped, or tracked by the
-transform rather than by the autograd graph.
+Only private predicates of `torch._C._functorch` tell inside a transform whether it maps or tracks a tensor.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import exactly
 from accelcheck.workloads.base import flatten, is_inexact
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-n
 """Workloads whose whole Jacobian has at most a million elements, and whose operators have forward derivatives."""
 
 MOST_ELEMENTS = 5 * 10**7
-"""Of a Jacobian that is computed whole."""
+"""Largest Jacobian that is computed whole, in elements."""
 
 _NOT_MAPPED = re.compile(r"vmap: .*(data-dependent control flow|randomness|\.item\(\))|Batching rule not implemented")
 """Pattern of torch's errors for a module that vmap does not support; see "Limitations" in its documentation."""
@@ -78,7 +78,7 @@ _SEEN = "what the module was given under a transform"
 
 
 class Transform(Technique):
-    """A transform of `torch.func` around the module, which counts the tensors that the module is called with."""
+    """Transform of `torch.func` around the module, which counts the tensors that the module is called with."""
 
     family = "autograd"
     source = "https://docs.pytorch.org/docs/stable/func.api.html"
@@ -103,7 +103,7 @@ class Mapped(Transform):
         program.call = self.over(program, seen)
 
     def over(self, program: Program, seen: Counter[str]) -> Callable[..., Any]:
-        """The program's module, mapped; `seen` counts what `evidence` reads."""
+        """Maps the program's module; the result counts in `seen` what `evidence` reads."""
         return mapped(program.module, seen)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -115,7 +115,7 @@ class Mapped(Transform):
 
 
 class MappedCopies(Mapped):
-    """``vmap`` over two copies of all inputs, of which the second one's results count: batching rules of each operator."""
+    """``vmap`` over two copies of all inputs; the results of the second copy are judged."""
 
     requires = frozenset()
     workloads = frozenset({"elementwise-5", "matmul", "mlp"})
@@ -132,15 +132,15 @@ class Differentiated(Transform):
     differentiates_twice = False
 
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        """All outputs by path, and the gradients of `leaves` by name."""
+        """Computes all outputs by path, and the gradients of `leaves` by name."""
         raise NotImplementedError(f"{type(self).__name__}.gradients: apply the transform")
 
     def idle(self, program: Program) -> frozenset[int]:
-        """Places of floating-point inputs that get no gradient, because no output depends on them."""
+        """Returns the places of floating-point inputs that no output depends on: they get no gradient."""
         return frozenset()
 
     def tracks(self, leaf: Tensor) -> bool:
-        """Whether the transform tracks a parameter or input, as the module sees it."""
+        """Returns whether the transform tracks a parameter or input, as the module sees it."""
         return bool(torch_names.functorch.is_gradtrackingtensor(leaf))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -169,16 +169,16 @@ class Differentiated(Transform):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[_SEEN]
         calls = program.steps if mode is Mode.TRAIN else 1
-        yield Evidence(f"calls of the module as a function = {calls}", seen["calls"], engaged=seen["calls"] == calls)
+        yield exactly("calls of the module as a function", seen["calls"], calls)
         yield Evidence(
             f"parameters and inputs tracked by the transform = {seen['leaves']}",
             seen["tracked"],
             engaged=seen["tracked"] == seen["leaves"] > 0,
         )
-        yield Evidence("parameters left replaced by a call = 0", seen["replaced"], engaged=seen["replaced"] == 0)
+        yield exactly("parameters left replaced by a call", seen["replaced"], 0)
         if mode is not Mode.TRAIN:
             left = sum(parameter.grad is not None for parameter in program.module.parameters())
-            yield Evidence("gradients that the tape left in parameters = 0", left, engaged=left == 0)
+            yield exactly("gradients that the tape left in parameters", left, 0)
 
 
 class Grad(Differentiated):
@@ -190,18 +190,12 @@ class Grad(Differentiated):
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
         transformed: Any = torch.func.vjp(function, leaves, has_aux=True)  # annotated without the auxiliary outputs
         floats, pull, others = transformed
-        (found,) = pull(function.cotangents(floats))
-        return floats | others, found
+        (gradients,) = pull(function.cotangents(floats))
+        return floats | others, gradients
 
 
 class Jacobian(Differentiated):
-    """The whole Jacobian, row by row or column by column, contracted with the output gradients of the plain run.
-
-    Args:
-        name: As `Technique.name`.
-        promise: As `Technique.promise`.
-        forward: True for its columns by forward-mode differentiation, False for its rows by reverse mode.
-    """
+    """Whole Jacobian, by columns (`forward`) or rows (reverse), contracted with the plain run's output gradients."""
 
     workloads = SMALL
 
@@ -218,15 +212,16 @@ class Jacobian(Differentiated):
             sum(tensor.numel() for tensor in tensors) for tensors in (outputs, [*program.module.parameters(), *leaves])
         )
         if rows * columns > MOST_ELEMENTS:
-            reason = f"the whole Jacobian has {rows:,} x {columns:,} elements, and is computed up to {MOST_ELEMENTS:,} of them"
-            raise Unsupported(unsupported(Code.TOO_LARGE, reason))
+            reason = f"the whole Jacobian has {rows:,} x {columns:,} elements"
+            most = f"and is computed up to {MOST_ELEMENTS:,} of them"
+            raise Unsupported(unsupported(Code.TOO_LARGE, f"{reason}, {most}"))
         super().prepare(program, mode, device)
 
     def idle(self, program: Program) -> frozenset[int]:
         return self._traced(program)[0]
 
     def _traced(self, program: Program) -> tuple[frozenset[int], list[Tensor]]:
-        """Places of the inputs that no output depends on, and the outputs that have gradients."""
+        """Returns the places of the inputs that no output depends on, and the outputs that have gradients."""
         program.switch(training=True)
         inputs = [value.detach().requires_grad_() if is_inexact(value) else value for value in program.inputs]
         call = program.module if program.call is None else program.call
@@ -255,28 +250,28 @@ class Jacobian(Differentiated):
             reason = f"torch has no forward derivative here: {str(error).splitlines()[0]}"
             raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
         cotangents = function.cotangents(floats)
-        found = {
+        gradients = {
             name: torch.stack(
                 [_contracted(given, jacobian[path][name]).to(leaf.dtype) for path, given in cotangents.items()]
             ).sum(0)
             for name, leaf in leaves.items()
         }
-        return floats | others, found
+        return floats | others, gradients
 
 
 def _contracted(cotangent: Tensor, jacobian: Tensor) -> Tensor:
-    """The product over the output's dimensions, in the wider dtype: a Jacobian has that of the inputs or of the output."""
+    """Multiplies over the output's dimensions, in the wider dtype: a Jacobian has that of the inputs or the output."""
     wider = torch.promote_types(cotangent.dtype, jacobian.dtype)
     product: Tensor = torch.tensordot(cotangent.to(wider), jacobian.to(wider), dims=cotangent.dim())
     return product
 
 
 class Function:
-    """A program as a function of a mapping: its parameters and floating-point inputs by name. Counts calls and tensors.
+    """Program as a function of a mapping: its parameters and floating-point inputs by name. Counts calls and tensors.
 
     Args:
-        program: Its call and inputs are read in each call of the function.
-        tracks: Whether the transform tracks a tensor.
+        program: Program whose call and inputs are read in each call of the function.
+        tracks: Predicate: the transform tracks a tensor.
     """
 
     def __init__(self, program: Program, tracks: Callable[[Tensor], bool]) -> None:
@@ -288,21 +283,21 @@ class Function:
         self._own = dict(program.module.named_parameters())
 
     def __call__(self, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
-        """Floating-point and complex outputs, and all other outputs, by path."""
+        """Computes the floating-point and complex outputs, and all other outputs, by path."""
         outputs = dict(flatten(self._called(leaves)))
         floats = {path: out for path, out in outputs.items() if is_inexact(out)}
         return floats, {path: out for path, out in outputs.items() if path not in floats}
 
     def parameters(self) -> dict[str, Tensor]:
-        """The module's parameters by name, detached from the autograd graph."""
+        """Returns the module's parameters by name, detached from the autograd graph."""
         return {name: parameter.detach() for name, parameter in self._own.items()}
 
     def cotangents(self, outputs: Result) -> Result:
-        """The output gradients of the plain run, by path."""
+        """Returns the output gradients of the plain run, by path."""
         return {path: self.program.cotangent(path, out) for path, out in outputs.items()}
 
     def backpropagate(self, step: int) -> Tensor:
-        """Set the parameters' gradients of the loss and return the loss, as `Program.backpropagate` requires."""
+        """Sets the parameters' gradients of the loss and returns the loss, as `Program.backpropagate` requires."""
         if step == 0:
             self.seen.clear()
         program = self.program
@@ -315,8 +310,8 @@ class Function:
         gradients, value = torch.func.grad_and_value(loss)(self.parameters())
         for name, parameter in self._own.items():
             parameter.grad = gradients[name]
-        found: Tensor = value
-        return found
+        result: Tensor = value
+        return result
 
     def _called(self, leaves: Mapping[str, Tensor]) -> Any:
         program = self.program
@@ -331,7 +326,7 @@ class Function:
         return out
 
     def _restore(self) -> None:
-        """Put back parameters that the call has left replaced, and count them, so that later runs use the module's own."""
+        """Puts back and counts parameters that the call has left replaced, so that later runs use the module's own."""
         for name, parameter in self._own.items():
             prefix, _, last = name.rpartition(".")
             owner = self.program.module.get_submodule(prefix)
@@ -341,14 +336,13 @@ class Function:
 
 
 class _ProgramModule(nn.Module):
-    """A module with the program's module as a child that calls what the program calls."""
+    """Module with the program's module as a child that calls what the program calls."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.module = program.module
-        self.program = (
-            program  # holds the call, which may be the module: registered as a child twice, it would not be restored
-        )
+        # Not the call, which may be the module: registered as a child twice, it would not be restored.
+        self.program = program
 
     def forward(self, *inputs: Any) -> Any:
         call = self.module if self.program.call is None else self.program.call
@@ -356,7 +350,7 @@ class _ProgramModule(nn.Module):
 
 
 def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
-    """`module` for batches of one sample, mapped over all inputs whose first size is that of the first input.
+    """Maps `module`, called with batches of one sample, over all inputs whose first size is that of the first input.
 
     `seen` counts calls, batches, inputs with a batch dimension, and how many of these are mapped inside.
     """
@@ -366,7 +360,7 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
         dims = tuple(0 if isinstance(v, Tensor) and v.dim() and v.size(0) == batch else None for v in inputs)
         seen["batches"] += 1
 
-        def one(*values: Any) -> Any:
+        def sample(*values: Any) -> Any:
             given = [value for value, dim in zip(values, dims, strict=True) if dim == 0]
             seen["calls"] += 1
             seen["inputs"] += len(given)
@@ -375,7 +369,7 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
             return pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
 
         try:
-            return torch.func.vmap(one, in_dims=dims)(*inputs)
+            return torch.func.vmap(sample, in_dims=dims)(*inputs)
         except RuntimeError as error:
             if _NOT_MAPPED.search(str(error)):
                 reason = f"torch.func.vmap cannot map the module: {str(error).splitlines()[0]}"
@@ -386,16 +380,16 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
 
 
 def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) -> Callable[..., Any]:
-    """`module` mapped over two copies of its inputs.
+    """Maps `module` over two copies of its inputs.
 
-    `seen` counts as for `mapped`; the inputs at the places `writes` become what the second copies become.
+    `seen` counts as for `mapped`; the inputs at the places `writes` get the values of their second copies.
     """
 
     def call(*inputs: Any) -> Any:
         dims = tuple(0 if isinstance(value, Tensor) else None for value in inputs)
         seen["batches"] += 1
 
-        def one(*values: Any) -> Any:
+        def copy(*values: Any) -> Any:
             given = [value for value in values if isinstance(value, Tensor)]
             seen["calls"] += 1
             seen["inputs"] += len(given)
@@ -403,7 +397,7 @@ def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) 
             return module(*values)
 
         copies = [torch.stack([value, value]) if isinstance(value, Tensor) else value for value in inputs]
-        out = torch.func.vmap(one, in_dims=dims)(*copies)
+        out = torch.func.vmap(copy, in_dims=dims)(*copies)
         for place in writes:
             inputs[place].copy_(copies[place][1])
         return pytree.tree_map_only(Tensor, lambda results: results[1], out)

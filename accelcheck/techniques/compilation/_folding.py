@@ -20,7 +20,7 @@ class FoldConstants(CustomGraphPass):
     For functional ATen graphs, as AOTAutograd makes them. Nodes that write to a tensor are declared so, and left alone.
 
     Attributes:
-        sizes: Number of nodes before and after the pass, for each graph.
+        sizes: Numbers of nodes before and after the pass, for each graph.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class FoldConstants(CustomGraphPass):
         self._identity = uuid.uuid4().hex
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Change a graph in place."""
+        """Changes a graph in place."""
         before = len(graph.nodes)
         self.change(graph)
         graph.lint()
         self.sizes.append((before, len(graph.nodes)))
 
     def change(self, graph: fx.Graph) -> None:
-        """Fold constants in a graph, in place.
+        """Folds constants in a graph, in place.
 
         Raises:
             ValueError: The graph has no owning module, which is needed to store constants.
@@ -58,26 +58,23 @@ class FoldConstants(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """Key of the pass in inductor's caches: its source and this instance.
-
-        With this instance in the key, no graph comes from a cache, which would bypass the pass and its evidence.
-        """
+        """Returns the key in inductor's caches: source and instance, so that no cached graph bypasses the pass."""
         return get_hash_for_files((__file__,)), type(self).__qualname__, self._identity
 
 
 def constants(nodes: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
-    """The values of all nodes that depend on constants alone, in graph order: real tensors on the nodes' devices."""
+    """Computes the values of all nodes that depend on constants alone, in graph order, as tensors on their devices."""
     values: dict[fx.Node, Tensor] = {}
     with disable_current_modes():  # the compiler traces with fake tensors, which have no values
         for node in nodes:
             if pure(node) and all(source in values for source in node.all_input_nodes):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # `pure` checked that it is an operator
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # `pure` found an operator
     return values
 
 
 def pure(node: fx.Node) -> bool:
-    """Whether a node only computes one tensor of a static size: it writes to none, and draws no random numbers."""
+    """Returns whether a node only computes one tensor of static size: it writes to none and draws no random numbers."""
     operator, value = node.target, node.meta.get("val")
     return (
         isinstance(operator, OpOverload)

@@ -1,9 +1,9 @@
-"""AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, and run without Python.
+"""AOTInductor: a program compiled ahead of time to a shared library, packaged in a file, loaded, run without Python.
 
-Observed behaviour of constants, with torch 2.9 and 2.13: The package holds a copy of every parameter and buffer, so that later
-changes of the module have no effect. ``load_constants`` replaces them by copies, or, with ``user_managed``, by the caller's
-own tensors, whose later changes do have an effect. One-dimensional tensors of up to 8 elements become literals in the code:
-``get_constant_fqns`` does not list them, and they cannot be replaced.
+Constants, as observed with torch 2.9 and 2.13: The package holds copies of all parameters and buffers, so that later
+changes of the module have no effect. ``load_constants`` replaces them by copies, or, with ``user_managed``, by the
+caller's own tensors, whose later changes take effect. One-dimensional tensors of up to 8 elements become literals in
+the code: ``get_constant_fqns`` does not list them, and they cannot be replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
+from accelcheck.techniques.observe import at_least, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,19 +32,19 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MAPS = Path("/proc/self/maps")
-"""Linux: one line for each memory mapping of this process; its sixth word is the mapped file."""
+"""File of Linux with a line for each memory mapping of this process; its sixth word is the mapped file."""
 
 
 class Package(Converted):
-    """A module that is compiled, packaged in a file and loaded.
+    """Module that is compiled, packaged in a file and loaded.
 
     Args:
-        program: Has the module, and inputs with the sizes to compile for.
-        folder: Where to write the file.
-        options: Inductor's configuration.
+        program: Program with the module, and inputs with the sizes to compile for.
+        folder: Folder to write the file to.
+        options: Configuration of inductor.
 
     Attributes:
-        size: Bytes of the file.
+        size: Size of the file in bytes.
         libraries: Names of the shared libraries in the file.
         mapped: Paths of the libraries that loading mapped into this process.
     """
@@ -51,10 +52,8 @@ class Package(Converted):
     kind = "package"
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
-        from accelcheck.devices.torch_names import (  # a second, which only this case owes
-            aoti_compile_and_package,
-            aoti_load_package,
-        )
+        # An import of a second, for this technique alone.
+        from accelcheck.devices.torch_names import aoti_compile_and_package, aoti_load_package
 
         exported = torch.export.export(program.module, program.inputs)
         path = aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2", inductor_configs=dict(options))
@@ -70,12 +69,12 @@ class Package(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         packed, mapped = len(self.libraries), len(self.mapped)
-        yield Evidence(f"shared libraries in the package of {self.size} bytes >= 1", packed, engaged=packed >= 1)
-        yield Evidence("of them mapped into the process >= 1", mapped, engaged=mapped >= 1)
+        yield at_least(f"shared libraries in the package of {self.size} bytes", packed)
+        yield at_least("of them mapped into the process", mapped)
 
 
 class Supplied(Package):
-    """A package without weights, into which the module's own are loaded."""
+    """Package without weights, into which the module's own are loaded."""
 
     def __init__(self, program: Program, folder: Path, options: Mapping[str, Any]) -> None:
         super().__init__(program, folder, options)
@@ -87,13 +86,11 @@ class Supplied(Package):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        yield Evidence(
-            "parameters that the package keeps for itself = 0", ", ".join(self.literals) or 0, engaged=not self.literals
-        )
+        yield none_of("parameters that the package keeps for itself", self.literals)
 
 
 class AotInductor(Conversion):
-    """A package that contains its weights."""
+    """Package that contains its weights."""
 
     name = "aot-inductor"
     family = "aot-inductor"
@@ -101,12 +98,11 @@ class AotInductor(Conversion):
         "A shared library that is compiled ahead of time and contains the weights computes what the module computes."
     )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_aot_inductor.html"
-    # A compilation takes 5 to 15 s of one core, and each draw of parameters needs one.
-    level = 3
+    level = 3  # a compilation takes 5 to 15 s of one core, and each draw of parameters needs one
     modes = frozenset({Mode.FORWARD})
     workloads = frozenset({"mlp"})
     options: Mapping[str, Any] = MappingProxyType({})
-    """Inductor's configuration."""
+    """Configuration of inductor."""
     package: type[Package] = Package
 
     def __init__(self) -> None:
@@ -124,7 +120,7 @@ class AotInductor(Conversion):
 
 
 class Constants(AotInductor):
-    """A package without weights, which uses the module's own."""
+    """Package without weights, which uses the module's own."""
 
     name = "aot-inductor-constants"
     promise = "A shared library that gets its weights after loading computes with them and follows their changes."
@@ -136,7 +132,7 @@ class Constants(AotInductor):
 
 
 def mapped_files() -> set[str]:
-    """Paths of the files that are mapped into this process."""
+    """Lists the paths of files that are mapped into this process."""
     lines = (line.split(maxsplit=5) for line in MAPS.read_text().splitlines())
     return {words[5] for words in lines if len(words) == 6}
 

@@ -1,4 +1,4 @@
-"""A custom Dynamo backend that captures each graph, prints it, and runs it or passes it to another backend."""
+"""Custom Dynamo backend that captures each graph, prints it, and runs it or passes it to another backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL = "captured {stage} graph"
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a graph: name in the printed code, name of what it calls, dtype of its result (None if no tensor)."""
+    """Operation of a graph: name in the printed code, name of its target, dtype of its result (None if no tensor)."""
 
     name: str
     target: str
@@ -31,13 +31,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Captured:
-    """A record of a graph, since backends change or free the graph itself.
+    """Record of a graph, since backends change or free the graph itself.
 
     Attributes:
         stage: ``dynamo``, or AOTAutograd's ``forward`` or ``backward``.
-        text: The graph's readable code.
-        nodes: Its operations in order, without placeholders and output.
-        fed: Whether there was one example input for each placeholder.
+        text: Readable code of the graph.
+        nodes: Operations in order, without placeholders and output.
+        fed: True if there was one example input for each placeholder.
     """
 
     stage: str
@@ -47,20 +47,16 @@ class Captured:
 
     @property
     def readable(self) -> bool:
-        """Whether the text names every operation."""
+        """True if the text names every operation."""
         return bool(self.text) and all(node.name in self.text for node in self.nodes)
 
 
 class Capture:
-    """The backend.
+    """Backend that records each graph in `graphs`, in order.
 
     Args:
-        differentiates: True to run AOTAutograd's forward and backward graphs, which are captured too; False to run Dynamo's
-            graphs.
-        inner: Name of another backend that compiles Dynamo's graphs after they are captured. Overrides `differentiates`.
-
-    Attributes:
-        graphs: The captured graphs, in order.
+        differentiates: True to run AOTAutograd's forward and backward graphs, captured too; False to run Dynamo's.
+        inner: Name of a backend that compiles Dynamo's graphs after they are captured. Overrides `differentiates`.
     """
 
     def __init__(self, *, differentiates: bool = False, inner: str | None = None) -> None:
@@ -83,7 +79,7 @@ class Capture:
         return made
 
     def compiler(self, stage: str) -> Runnable:
-        """The compiler of a stage's graphs, for AOTAutograd."""
+        """Makes the compiler of a stage's graphs, for AOTAutograd."""
         from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # torch leaves it untyped
 
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Runnable:
@@ -94,7 +90,7 @@ class Capture:
         return compile_graph
 
     def running(self, stage: str, graph: fx.GraphModule) -> Runnable:
-        """A function that runs a captured graph inside a profiler event."""
+        """Makes a function that runs a captured graph inside a profiler event."""
         name = CALL.format(stage=stage)
 
         def run(*args: Any) -> Any:
@@ -104,7 +100,7 @@ class Capture:
         return run
 
     def keep(self, stage: str, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-        """Append a record of a graph to `graphs`."""
+        """Appends a record of a graph to `graphs`."""
         calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
         nodes = tuple(Node(node.name, called(node), _dtype(node)) for node in calls)
         placeholders = len(graph.graph.find_nodes(op="placeholder"))
@@ -112,12 +108,12 @@ class Capture:
         self.graphs.append(Captured(stage, text, nodes, placeholders == len(inputs)))
 
     def of(self, stage: str) -> list[Captured]:
-        """The captured graphs of a stage."""
+        """Returns the captured graphs of a stage."""
         return [graph for graph in self.graphs if graph.stage == stage]
 
 
 def called(node: fx.Node) -> str:
-    """Name of what a node calls, such as ``linear``, ``_enter_autocast`` or ``addmm.default``."""
+    """Returns the name of a node's target, such as ``linear``, ``_enter_autocast`` or ``addmm.default``."""
     if isinstance(node.target, str):
         return node.target
     return str(getattr(node.target, "__name__", node.target))

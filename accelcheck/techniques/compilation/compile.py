@@ -15,7 +15,7 @@ import torch
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -39,20 +39,15 @@ GRAPH_LAUNCH = r"(cuda|hip)GraphLaunch"
 _XLA_RUNS = "cached graph runs"
 
 CAPTURE_WARMUPS = 3
-"""Warm-up runs where graphs are captured. CUDA graph trees run eagerly first, then capture, and replay from the third run."""
+"""Warm-up runs before captured graphs are judged: CUDA graph trees run eagerly, then capture, then replay."""
 
 
 class Compiled(Technique):
-    """The module under ``torch.compile``, with graph breaks allowed, as most users call it.
+    """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     Args:
-        name: As `Technique.name`.
-        promise: As `Technique.promise`.
-        level: As `Technique.level`.
-        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed package
-            may have set.
-        dtypes: As `Technique.dtypes`.
-        early: As `Technique.early`.
+        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed
+            package may have set.
     """
 
     family = "compile"
@@ -104,11 +99,11 @@ class Compiled(Technique):
 
 
 AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
-"""Beginnings of the claims that one graph serves all sizes, which a user-owned model with a loop over its rows does not allow."""
+"""Beginnings of the claims that one graph serves all sizes; a user-owned model that loops over rows breaks them."""
 
 
 class DynamicCompile(Compiled):
-    """One graph for all sizes: each warm-up run has another size."""
+    """Single graph for all sizes: each warm-up run has another size."""
 
     requires = frozenset({"resizable"})
     # A branch on data may need another graph, which would be a legitimate recompilation.
@@ -118,23 +113,20 @@ class DynamicCompile(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        again = recompilations()
-        yield Evidence(f"{AGAIN} {self.warmups + 1} sizes = 0", again, engaged=again == 0)
+        yield exactly(f"{AGAIN} {self.warmups + 1} sizes", recompilations(), 0)
         if graph_breaks() == 0:
-            yield Evidence(f"{GRAPHS} {self.warmups + 1} sizes = 1", graphs(), engaged=graphs() == 1)
+            yield exactly(f"{GRAPHS} {self.warmups + 1} sizes", graphs(), 1)
 
 
 class CudaGraphs(Compiled):
-    """A variant that captures kernels in CUDA graphs and replays them."""
+    """Variant that captures kernels in CUDA graphs and replays them."""
 
     warmups = CAPTURE_WARMUPS
 
     def capability(self, device: Device) -> Capability:
         if not device.has("cuda-graphs"):
-            return unsupported(
-                Code.NO_FEATURE,
-                f"{device.name} does not declare cuda-graphs: the compiler would skip the capture and run the plain graph",
-            )
+            fact = "the compiler would skip the capture and run the plain graph"
+            return unsupported(Code.NO_FEATURE, f"{device.name} does not declare cuda-graphs: {fact}")
         return super().capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -143,16 +135,16 @@ class CudaGraphs(Compiled):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        yield at_least(log, "captured graphs replayed", GRAPH_LAUNCH, 1)
+        yield at_least("captured graphs replayed", log.count(GRAPH_LAUNCH))
         yield declined_captures()
 
 
 class MaxAutotune(Compiled):
     """Inductor times its own templates and the library's kernels for contractions, and uses the fastest.
 
-    What it tunes depends on the device. On a CPU this is little: C++ templates need constant weights (freezing), so that in
-    plain modules only batched products are tuned, or, in torch 2.9, library calls among themselves. Where nothing was timed,
-    the case is ``unsupported`` with the code ``no-effect``. Each case starts with empty inductor caches, because kernels whose
+    On a CPU it tunes little: C++ templates need constant weights (freezing), so that in plain modules only batched
+    products are tuned, or, in torch 2.9, library calls among themselves. If nothing was timed, the case is
+    ``unsupported`` with the code ``no-effect``. Each case starts with empty inductor caches, because kernels whose
     timings are cached are not timed again. On a GPU the mode also captures CUDA graphs.
     """
 
@@ -174,15 +166,10 @@ class MaxAutotune(Compiled):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         tuned = _counters()["inductor"]["select_algorithm_autotune"]
         if tuned == 0:
-            raise Unsupported(
-                unsupported(
-                    Code.NO_EFFECT,
-                    f"inductor had no choice of kernels to time for this workload on {device.name}: max-autotune does "
-                    f"the same as compile-static",
-                )
-            )
+            reason = f"inductor had no choice of kernels to time for this workload on {device.name}"
+            raise Unsupported(unsupported(Code.NO_EFFECT, f"{reason}: max-autotune does the same as compile-static"))
         yield from super().evidence(program, log, mode, device)
-        yield Evidence("contractions whose kernels were timed >= 1", tuned, engaged=tuned >= 1)
+        yield at_least("contractions whose kernels were timed", tuned)
         own = _counters()["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
         if device.has("cuda-graphs"):  # not what the mode promises: for information only
@@ -194,7 +181,7 @@ class MaxAutotune(Compiled):
 
 
 class OpenXla(Compiled):
-    """torch_xla's backend: the graph is compiled once, and later calls run the cached executable."""
+    """Backend of torch_xla: the graph is compiled once, and later calls run the cached executable."""
 
     source = "https://docs.pytorch.org/xla/master/perf/dynamo.html"
 
@@ -213,28 +200,28 @@ class OpenXla(Compiled):
 
 
 def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
-    """Evidence that a backend compiled graphs through AOTAutograd, and that they ran."""
-    yield at_least(log, "compiled regions entered", REGION, 1)
-    yield at_least(log, "AOTAutograd graphs called", AOT_GRAPH, 1)
+    """Yields evidence that a backend compiled graphs through AOTAutograd, and that they ran."""
+    yield at_least("compiled regions entered", log.count(REGION))
+    yield at_least("AOTAutograd graphs called", log.count(AOT_GRAPH))
     backward = mode is not Mode.FORWARD
     if backward:
-        yield at_least(log, "compiled backward graphs called", BACKWARD_GRAPH, 1)
+        yield at_least("compiled backward graphs called", log.count(BACKWARD_GRAPH))
     if backend == "inductor":
         # A backward pass without kernels (that of an addition only passes gradients on) gives no inductor graph.
         least = 2 if backward and inductor_graphs() >= 2 else 1
-        yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, least)
-    yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), least)
+    yield at_least("graphs compiled", graphs())
 
 
 def default_backend() -> str:
-    """Name of the backend that ``torch.compile`` uses by default; inductor, in versions where it cannot be set."""
+    """Returns the name of ``torch.compile``'s default backend; inductor, in versions where it cannot be set."""
     getter = getattr(torch.compiler, "get_default_backend", None)
     backend = "inductor" if getter is None else getter()
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
 
 
 def resolved_backend(call: Any) -> str:
-    """Name of the backend that a compiled module really uses; ``unknown`` where torch does not show it.
+    """Returns the name of the backend that a compiled module really uses; ``unknown`` where torch does not show it.
 
     Dynamo wraps the backend in callbacks, each with a reference to the next; the innermost has the `compiler_name`.
     """
@@ -245,11 +232,9 @@ def resolved_backend(call: Any) -> str:
 
 
 def inductor_capability(device: Device) -> Capability:
-    """Whether inductor generates code for the device, and the compiler that it needs is installed."""
+    """Tells whether inductor generates code for the device, and the compiler that it needs is installed."""
     if not device.has("inductor"):
-        fact = (
-            " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" if device.has("torch-xla") else ""
-        )
+        fact = " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" * device.has("torch-xla")
         return unsupported(
             Code.NO_BACKEND, f"inductor has no code generator registered for device type {device.type!r}{fact}"
         )
@@ -269,7 +254,7 @@ def inductor_capability(device: Device) -> Capability:
 
 
 def reset_compiler() -> None:
-    """Drop all compiled code, and reset Dynamo's counters and records."""
+    """Drops all compiled code, and resets Dynamo's counters and records."""
     torch.compiler.reset()
     _counters().clear()
     from accelcheck.devices.torch_names import clear_compilation_metrics
@@ -278,28 +263,28 @@ def reset_compiler() -> None:
 
 
 def graphs() -> int:
-    """Number of graphs compiled since `reset_compiler`, including recompilations."""
+    """Counts the graphs compiled since `reset_compiler`, including recompilations."""
     return int(_counters()["stats"]["unique_graphs"])
 
 
 def inductor_graphs() -> int:
-    """Number of graphs that inductor compiled or took from its cache since `reset_compiler`."""
+    """Counts the graphs that inductor compiled or took from its cache since `reset_compiler`."""
     kinds = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
     return sum(int(_counters()["inductor"][kind]) for kind in kinds)
 
 
 def graph_breaks() -> int:
-    """Number of graph breaks since `reset_compiler`: the larger of two counts, neither of which is complete.
+    """Counts the graph breaks since `reset_compiler`: the larger of two counts, neither of which is complete.
 
-    One counts compiled continuations, and misses breaks that no tensor code follows. The other is Dynamo's counter of breaks
-    with a reason, which misses branches on data.
+    Compiled continuations miss breaks that no tensor code follows; Dynamo's counter of breaks with a reason misses
+    branches on data.
     """
     resumed = sum(1 for metric in compilations() if str(metric.co_name).startswith("torch_dynamo_resume_in"))
     return max(resumed, int(sum(_counters()["graph_break"].values())))
 
 
 def recompilations() -> int:
-    """Number of compilations since `reset_compiler` of code that had been compiled before.
+    """Counts the compilations since `reset_compiler` of code that had been compiled before.
 
     The id of a compilation is frame/attempt, as in the profiler's region names; the first attempt has the number 0.
     """
@@ -308,18 +293,19 @@ def recompilations() -> int:
 
 
 def declined_captures() -> Evidence:
-    """Evidence that no graph compiled since `reset_compiler` was left out of the capture: such a graph runs, launch by launch.
+    """Makes evidence that every graph compiled since `reset_compiler` was captured.
 
-    Torch counts and warns of them, and goes on (``log_cudagraph_skip_and_bump_counter`` in torch/_inductor/cudagraph_utils.py).
+    For others torch counts, warns and launches kernels one by one: ``log_cudagraph_skip_and_bump_counter`` in
+    torch/_inductor/cudagraph_utils.py.
     """
     skips = int(_counters()["inductor"]["cudagraph_skips"])
-    said = dict.fromkeys(str(metric.cudagraph_skip_reason) for metric in compilations() if metric.cudagraph_skip_reason)
-    why = "; ".join(said) or "no reason recorded; TORCH_LOGS=cudagraphs shows it"
+    reasons = [str(metric.cudagraph_skip_reason) for metric in compilations() if metric.cudagraph_skip_reason]
+    why = "; ".join(dict.fromkeys(reasons)) or "no reason recorded; TORCH_LOGS=cudagraphs shows it"
     return Evidence("graphs that were not captured = 0", f"{skips}: {why}" if skips else 0, engaged=skips == 0)
 
 
 def count_xla_runs(program: Program) -> None:
-    """Count, in each judged run, the runs of graphs that ``openxla`` compiled; `xla_ran` reads the count."""
+    """Counts, in each judged run, the runs of graphs that ``openxla`` compiled; `xla_ran` reads the count."""
 
     def start() -> None:
         program.extras[_XLA_RUNS] = _cached_graph_runs()
@@ -329,13 +315,12 @@ def count_xla_runs(program: Program) -> None:
 
 
 def xla_ran(program: Program, graphs: int = 1) -> Evidence:
-    """Evidence that XLA executed at least `graphs` cached graphs in the judged run; see `count_xla_runs`."""
-    seen = _cached_graph_runs() - int(program.extras[_XLA_RUNS])
-    return Evidence(f"runs of cached XLA graphs >= {graphs}", seen, engaged=seen >= graphs)
+    """Makes evidence that XLA executed at least `graphs` cached graphs in the judged run; see `count_xla_runs`."""
+    return at_least("runs of cached XLA graphs", _cached_graph_runs() - int(program.extras[_XLA_RUNS]), graphs)
 
 
 def mark_step(program: Program) -> None:
-    """Tell CUDA graph trees before each forward pass that a new iteration begins and old outputs may be overwritten."""
+    """Tells CUDA graph trees before each forward pass that a new iteration begins and may overwrite old outputs."""
     around = program.around
 
     def marked() -> Any:
@@ -343,9 +328,8 @@ def mark_step(program: Program) -> None:
         return around()
 
     program.around = marked
-    program.overwrites = (
-        "outputs of a captured graph are overwritten once the next iteration begins (docs of torch.compiler)"
-    )
+    reason = "outputs of a captured graph are overwritten once the next iteration begins (docs of torch.compiler)"
+    program.overwrites = reason
 
 
 def _counters() -> Any:
@@ -355,7 +339,7 @@ def _counters() -> Any:
 
 
 def compilations() -> list[Any]:
-    """Dynamo's records of all compilations since `reset_compiler`, including failed ones."""
+    """Returns Dynamo's records of all compilations since `reset_compiler`, including failed ones."""
     from accelcheck.devices.torch_names import get_compilation_metrics
 
     return list(get_compilation_metrics())
@@ -365,12 +349,6 @@ def _cached_graph_runs() -> int:
     metrics = importlib.import_module("torch_xla.debug.metrics")
     data = metrics.metric_data("RunCachedGraphInputData")
     return 0 if data is None else int(data[0])
-
-
-def at_least(log: Log, what: str, pattern: str, least: int) -> Evidence:
-    """Evidence that at least `least` events match `pattern`; `what` names them."""
-    seen = log.count(pattern)
-    return Evidence(f"{what} >= {least}", seen, engaged=seen >= least)
 
 
 _ONE_OF_EACH_KIND = frozenset(
@@ -388,8 +366,8 @@ _ONE_OF_EACH_KIND = frozenset(
         "dynamic-depth",
     ]
 )
-"""Workloads that compile-static runs one level earlier. Inductor takes 5 to 15 s per case on a CPU: three small workloads run
-at level 1, one more of each kind at level 2."""
+"""Workloads that compile-static runs one level earlier: three small ones at level 1, one more of each kind at level 2.
+Inductor takes 5 to 15 s per case on a CPU."""
 
 TECHNIQUES: tuple[Technique, ...] = (
     Compiled(

@@ -1,4 +1,4 @@
-"""What all conversions share: techniques that convert the module ahead of time and run the result in its place."""
+"""Base of conversions: techniques that convert the module ahead of time and run the result in its place."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
+from accelcheck.techniques.observe import at_least, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,18 +39,18 @@ RUNTIME_WORKLOADS = frozenset(
         "digits-vit",
     ]
 )
-"""Workloads that runtimes of other projects are tried with: one of each kind, and three on which runtimes are known to differ
-(NaN in a maximum, subnormal numbers, a query that sees no key). Few, since a conversion takes a second or more."""
+"""Workloads of runtimes of other projects: one of each kind, and three on which runtimes are known to differ (NaN in a
+maximum, subnormal numbers, a query that sees no key). Few, since a conversion takes a second or more."""
 RUNTIME_EARLY = frozenset({"elementwise-bound", "elementwise-product", "attention-empty-row"})
-"""Those of `RUNTIME_WORKLOADS` that would otherwise run at level 4."""
+"""Members of `RUNTIME_WORKLOADS` that would otherwise run at level 4."""
 
 
 class Converted:
-    """Replaces a module by what it was converted to. Counts calls, and calls of the module's own Python code.
+    """Replaces a module by its converted form. Counts calls, and calls of the module's own Python code.
 
     Args:
-        module: The original. Make the instance after the conversion, which may call the module's forward.
-        run: Called with the module's inputs.
+        module: Original module. Make the instance after the conversion, which may call the module's forward.
+        run: Function of the module's inputs.
 
     Attributes:
         calls: Number of calls.
@@ -57,7 +58,7 @@ class Converted:
     """
 
     kind = "converted module"
-    """Name for it in evidence."""
+    """Name of the converted form in evidence."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
         self.run = run
@@ -70,19 +71,18 @@ class Converted:
         return self.run(*inputs)
 
     def reset(self) -> None:
-        """Count from 0, for a run that is judged."""
+        """Resets the counts, for a run that is judged."""
         self.calls = 0
         self.entries.clear()
 
     def evidence(self) -> Iterable[Evidence]:
-        """Evidence that it ran, and that the module's own code did not."""
-        yield Evidence(f"calls of the {self.kind} >= 1", self.calls, engaged=self.calls >= 1)
-        entered = ", ".join(sorted(set(self.entries)))
-        yield Evidence("Python forwards entered = 0", entered or 0, engaged=not entered)
+        """Yields evidence that it ran, and that the module's own code did not."""
+        yield at_least(f"calls of the {self.kind}", self.calls)
+        yield none_of("Python forwards entered", sorted(set(self.entries)))
 
 
 class Conversion(Technique):
-    """A technique whose `prepare` converts the module, in evaluation mode and with its weights, for the sizes of its inputs."""
+    """Technique that converts the module, in evaluation mode and with its weights, for the sizes of its inputs."""
 
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
     # Converters refuse Python control flow on data, as documented: it cannot be captured in one graph.
@@ -90,12 +90,12 @@ class Conversion(Technique):
     bakes = True
 
     def admits(self, probe: Probe) -> bool:
-        """No probe with other sizes: the conversion is for fixed ones."""
+        """Refuses probes with other sizes: the conversion is for fixed ones."""
         return not probe.reshapes
 
     @abstractmethod
     def converted(self, program: Program, device: Device) -> Converted:
-        """Convert `program.module`, which is in evaluation mode, for the sizes of `program.inputs`."""
+        """Converts `program.module`, which is in evaluation mode, for the sizes of `program.inputs`."""
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         program.module.eval()
@@ -113,7 +113,7 @@ class Conversion(Technique):
 
 
 class RuntimeConversion(Conversion):
-    """A conversion for a runtime with arrays of its own: its results have no gaps, and its inputs stay as they are."""
+    """Conversion for a runtime with its own arrays: its results have no gaps, and its inputs stay as they are."""
 
     keeps_strides = False
     own_memory = True

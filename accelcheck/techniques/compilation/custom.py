@@ -10,14 +10,13 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import CALL, Capture
 from accelcheck.techniques.compilation.compile import (
-    at_least,
     compiled,
     inductor_capability,
     inductor_graphs,
     reset_compiler,
 )
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +38,7 @@ _ONE_OF_EACH_KIND = frozenset(
 
 
 class UserBackend(Technique):
-    """A short backend that captures each graph, prints it, and runs it with eager kernels.
+    """User's backend that captures each graph, prints it, and runs it with eager kernels.
 
     In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
     """
@@ -58,7 +57,7 @@ class UserBackend(Technique):
     differentiates_twice = False
 
     def backend(self, mode: Mode) -> Capture:
-        """The user's backend."""
+        """Makes the user's backend."""
         return Capture(differentiates=mode is not Mode.FORWARD)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -71,20 +70,18 @@ class UserBackend(Technique):
         runs = program.steps if mode is Mode.TRAIN else 1
         stages = ("dynamo",) if mode is Mode.FORWARD else ("forward", "backward")
         for stage in dict.fromkeys(("dynamo", *stages)):
-            found = backend.of(stage)
-            yield Evidence(f"{stage} graphs captured >= 1", len(found), engaged=len(found) >= 1)
-            least = min((len(graph.nodes) for graph in found), default=0)
-            yield Evidence(f"operations in the smallest {stage} graph >= 1", least, engaged=least >= 1)
+            captured = backend.of(stage)
+            yield at_least(f"{stage} graphs captured", len(captured))
+            least = min((len(graph.nodes) for graph in captured), default=0)
+            yield at_least(f"operations in the smallest {stage} graph", least)
         for stage in stages:
-            yield at_least(log, f"calls of captured {stage} graphs", CALL.format(stage=stage), runs)
+            yield at_least(f"calls of captured {stage} graphs", log.count(CALL.format(stage=stage)), runs)
         printed = sum(len(graph.text.splitlines()) for graph in backend.graphs)
         unread = sum(not graph.readable for graph in backend.graphs)
-        yield Evidence("lines printed >= 1", printed, engaged=printed >= 1)
-        yield Evidence("printed graphs that lack an operation = 0", unread, engaged=unread == 0)
-        unfed = sum(not graph.fed for graph in backend.graphs)
-        yield Evidence("graphs without an example of each input = 0", unfed, engaged=unfed == 0)
-        ran = entered(log).total()
-        yield Evidence(f"compiled regions entered >= {runs}", ran, engaged=ran >= runs)
+        yield at_least("lines printed", printed)
+        yield exactly("printed graphs that lack an operation", unread, 0)
+        yield exactly("graphs without an example of each input", sum(not graph.fed for graph in backend.graphs), 0)
+        yield at_least("compiled regions entered", entered(log).total(), runs)
 
     def finish(self) -> None:
         reset_compiler()
@@ -110,7 +107,7 @@ class FxPass(Technique):
         return inductor_capability(device)
 
     def make(self) -> FoldConstants:
-        """The user's pass."""
+        """Makes the user's pass."""
         from accelcheck.techniques.compilation._folding import FoldConstants
 
         return FoldConstants()

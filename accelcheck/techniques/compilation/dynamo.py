@@ -1,4 +1,4 @@
-"""When Dynamo compiles again: guards, streams of sizes, branches on data, and values that change between calls.
+"""Recompilation by Dynamo: guards, streams of sizes, branches on data, and values that change between calls.
 
 The graphs of each call are counted exactly, and the result of every call is judged.
 """
@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
     resolved_backend,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.workloads import stream
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ LIMIT = 2
 """Limit of compilations of one function in `dynamo-stream-limit`; torch's own is 8."""
 
 RECOMPILATIONS = 64
-"""Limit of compilations of one function in `dynamo-stale`, which may compile once for each pair of a size and a value."""
+"""Limit of compilations of one function in `dynamo-stale`, which may compile for each pair of a size and a value."""
 
 
 class CountedCalls:
     """Calls a compiled network for one input after the other, and counts the graphs that each call compiles.
 
     Attributes:
-        network: The compiled network.
-        runs: For each run, the number of graphs that each of its calls compiled.
+        network: Compiled network.
+        runs: Numbers of graphs that each call compiled, by run.
     """
 
     def __init__(self, network: Callable[..., Any]) -> None:
@@ -61,12 +61,12 @@ class CountedCalls:
         return tuple(self.call(number, x) for number, x in enumerate(inputs))
 
     def one(self, x: Tensor) -> Any:
-        """The output for one input, for modules that are no streams."""
+        """Computes the output for one input, for modules that are no streams."""
         (out,) = self(x)
         return out
 
     def call(self, number: int, x: Tensor) -> Any:
-        """Make the call with this number, counted from 0 in each run."""
+        """Makes the call with this number, counted from 0 in each run."""
         before = graphs()
         out = self.network(x)
         self.runs[-1].append(graphs() - before)
@@ -74,14 +74,10 @@ class CountedCalls:
 
 
 class Streamed(Technique):
-    """The network of a stream under ``torch.compile``: called for one input after the other, as in a server.
+    """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
     Args:
-        name: As `Technique.name`.
-        promise: As `Technique.promise`.
         arguments: Keyword arguments of ``torch.compile``. Without ``backend``, that of `backend_for` is used.
-        workloads: Names of the workloads that the technique is tried with.
-        early: As `Technique.early`.
         settings: Values for ``torch._dynamo.config`` during a case.
     """
 
@@ -117,7 +113,7 @@ class Streamed(Technique):
         return SUPPORTED if "backend" in self.arguments else compiler_capability(device)
 
     def backend(self, device: Device) -> str:
-        """Name of the backend on a device."""
+        """Returns the name of the backend on a device."""
         return str(self.arguments.get("backend") or backend_for(device))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -129,7 +125,7 @@ class Streamed(Technique):
         program.call = feed if hasattr(program.module, "net") else feed.one
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
-        """The object that calls the compiled network."""
+        """Makes the object that calls the compiled network."""
         return CountedCalls(network)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -141,18 +137,17 @@ class Streamed(Technique):
         yield Evidence(claim, ran, engaged=ran == wanted_entries)
         yield from self.counts(program, feed.runs[0])
         if self.settled:
-            again = sum(feed.runs[-1])
-            yield Evidence("graphs compiled when the same kinds came again = 0", again, engaged=again == 0)
+            yield exactly("graphs compiled when the same kinds came again", sum(feed.runs[-1]), 0)
 
     settled = True
-    """Whether a later run with inputs of the same kinds must compile no graph."""
+    """True if a later run with inputs of the same kinds must compile no graph."""
 
     def entries(self, program: Program) -> int:
-        """Number of compiled regions that a run must enter: one per call, unless overridden."""
+        """Returns the number of compiled regions that a run must enter: one per call, unless overridden."""
         return len(program.inputs)
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        """Evidence from the number of graphs that each call of the first run compiled."""
+        """Yields evidence from the number of graphs that each call of the first run compiled."""
         raise NotImplementedError(f"{type(self).__name__}.counts: say how many graphs the calls may compile")
 
     def finish(self) -> None:
@@ -164,17 +159,18 @@ class StaticStream(Streamed):
     """Exactly one graph for each kind of input."""
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        found = ", ".join(map(str, compiled))
-        wanted = ", ".join(str(int(what != "known")) for what in news(program.inputs))
-        told = ", ".join(f"{what} {count}" for what, count in zip(news(program.inputs), compiled, strict=True))
-        yield Evidence(f"graphs compiled by each call = {wanted}", told, engaged=found == wanted)
+        kinds = news(program.inputs)
+        wanted = [int(kind != "known") for kind in kinds]
+        told = ", ".join(f"{kind} {count}" for kind, count in zip(kinds, compiled, strict=True))
+        claim = f"graphs compiled by each call = {', '.join(map(str, wanted))}"
+        yield Evidence(claim, told, engaged=compiled == wanted)
 
 
 class BoundedStream(Streamed):
-    """A number of graphs that does not grow with the number of sizes.
+    """Number of graphs that does not grow with the number of sizes.
 
     Args:
-        specialises: Whether the first size has its own graph.
+        specialises: True if the first size has its own graph.
     """
 
     def __init__(self, *args: Any, specialises: bool, **kwargs: Any) -> None:
@@ -201,7 +197,7 @@ class BoundedStream(Streamed):
 
 
 class LimitedStream(StaticStream):
-    """At the limit Dynamo stops compiling: known kinds of input run compiled, others eagerly."""
+    """Dynamo stops compiling at its limit: known kinds of input run compiled, others eagerly."""
 
     def entries(self, program: Program) -> int:
         compiled = list(dict.fromkeys(map(_kind, program.inputs)))[:LIMIT]
@@ -210,12 +206,11 @@ class LimitedStream(StaticStream):
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         made = sum(compiled)
         yield Evidence(f"graphs compiled = {LIMIT}, the limit", made, engaged=made == LIMIT)
-        reached = at_limit()
-        yield Evidence("functions at the limit of recompilation = 1", reached, engaged=reached == 1)
+        yield exactly("functions at the limit of recompilation", at_limit(), 1)
 
 
 class BranchStream(Streamed):
-    """A branch on data breaks the graph; the code before it and both sides after it are compiled."""
+    """Branch on data that breaks the graph; the code before it and both sides after it are compiled."""
 
     settled = False  # other data may take a side that has not been compiled
 
@@ -223,23 +218,21 @@ class BranchStream(Streamed):
         return 2 * len(program.inputs)  # before the branch, and after it
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        broken = graph_breaks()
-        yield Evidence("graph breaks >= 1", broken, engaged=broken >= 1)
-        made = sum(compiled)
-        yield Evidence("graphs compiled >= 2", made, engaged=made >= 2)
+        yield at_least("graph breaks", graph_breaks())
+        yield at_least("graphs compiled", sum(compiled), 2)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         sides = len(entered(log, lambda record: str(record.co_name).startswith("torch_dynamo_resume_in")))
         wanted = paths(program)
-        yield Evidence(f"continuations entered = {wanted}", sides, engaged=sides == wanted)
+        yield exactly("continuations entered", sides, wanted)
 
 
 class StaleStream(Streamed):
-    """The module changes between the calls of a stream, and changes back; every result must follow.
+    """Changes the module between the calls of a stream, and back; every result must follow.
 
-    In every second call one of these has changed: a Python attribute, a global, the values of a parameter, or the parameter
-    object. Each change doubles the output exactly; half of it is compared with the unchanged module's output.
+    In every second call one of these has changed: a Python attribute, a global, the values of a parameter, or the
+    parameter object. Each change doubles the output exactly; half of it is compared with the unchanged module's output.
     """
 
     modes = frozenset({Mode.FORWARD})  # gradients would belong to another parameter, or fail
@@ -260,8 +253,8 @@ class ChangingCalls(CountedCalls):
     """Changes the module for every second call.
 
     Args:
-        network: The compiled network.
-        module: The module that was compiled, a `accelcheck.workloads.stream.Centred`.
+        network: Compiled network.
+        module: Module that was compiled, a `accelcheck.workloads.stream.Centred`.
 
     Raises:
         TypeError: `module` is of another class.
@@ -290,7 +283,7 @@ class ChangingCalls(CountedCalls):
 
 @contextmanager
 def doubled(owner: Any, name: str) -> Iterator[None]:
-    """Context in which a number is doubled: an attribute of a module, or a global of a file."""
+    """Doubles a number inside the context: an attribute of a module, or a global of a file."""
     setattr(owner, name, getattr(owner, name) * 2)
     try:
         yield
@@ -300,7 +293,7 @@ def doubled(owner: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def in_place(module: stream.Centred) -> Iterator[None]:
-    """Context in which a parameter is doubled in place."""
+    """Doubles a parameter in place inside the context."""
     module.head.data.mul_(2)
     try:
         yield
@@ -310,7 +303,7 @@ def in_place(module: stream.Centred) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: stream.Centred) -> Iterator[None]:
-    """Context in which a parameter is replaced by another one with doubled values."""
+    """Replaces a parameter by another one with doubled values inside the context."""
     kept = module.head
     module.head = nn.Parameter(2 * kept.detach())
     try:
@@ -320,7 +313,7 @@ def replaced(module: stream.Centred) -> Iterator[None]:
 
 
 def network_of(program: Program) -> nn.Module:
-    """The module that is compiled: the network of a stream, or the workload's module if it is no stream."""
+    """Returns the module that is compiled: the network of a stream, or the workload's module if it is no stream."""
     network = getattr(program.module, "net", program.module)
     if not isinstance(network, nn.Module):
         raise TypeError(f"expected a module as the network of the stream, got {type(network).__name__}")
@@ -328,30 +321,30 @@ def network_of(program: Program) -> nn.Module:
 
 
 def paths(program: Program) -> int:
-    """Number of branches that inputs can choose from, which the network declares as ``paths``; 1 if it does not."""
+    """Returns the number of branches that inputs can take, which the network declares as ``paths``; 1 by default."""
     return int(getattr(network_of(program), "paths", 1))
 
 
 def news(inputs: tuple[Tensor, ...]) -> list[str]:
-    """What is new in each input: ``first``, ``known`` (its kind came before), or what differs from the first input.
+    """Tells the news of each input: ``first``, ``known`` (its kind came before), or its difference from the first.
 
     The latter is ``dtype``, ``rank`` or ``shape``.
     """
-    found: list[str] = []
+    names: list[str] = []
     for number, x in enumerate(inputs):
         if any(_kind(x) == _kind(earlier) for earlier in inputs[:number]):
-            found.append("known")
+            names.append("known")
         elif not number:
-            found.append("first")
+            names.append("first")
         elif x.dtype != inputs[0].dtype:
-            found.append("dtype")
+            names.append("dtype")
         else:
-            found.append("shape" if x.dim() == inputs[0].dim() else "rank")
-    return found
+            names.append("shape" if x.dim() == inputs[0].dim() else "rank")
+    return names
 
 
 def at_limit() -> int:
-    """Number of compilations since `reset_compiler` that Dynamo refused because of the limit of recompilations."""
+    """Counts the compilations since `reset_compiler` that Dynamo refused because of the limit of recompilations."""
     reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
     return sum("limit" in reason for reason in reasons)
 
@@ -365,8 +358,7 @@ def _configured(settings: Mapping[str, Any]) -> Iterator[AbstractContextManager[
 
     # At the limit of recompilations Dynamo silently runs eagerly: make it an error, unless `settings` say otherwise.
     yield dynamo_config.patch(**{"fail_on_recompile_limit_hit": True, **settings})
-    # A cached graph brings the guards of the program that it was compiled for, and with them further graphs
-    # (https://github.com/pytorch/pytorch/issues/194001).
+    # A cached graph brings the guards of its program, and so further graphs: github.com/pytorch/pytorch/issues/194001.
     yield inductor_config.patch(force_disable_caches=True)
 
 

@@ -1,4 +1,4 @@
-"""``torch.export``: the whole module as one graph, made ahead of time; for fixed sizes, and with dynamic ones via a file."""
+"""``torch.export``: the whole module as one graph, made ahead of time, for fixed sizes or, via a file, dynamic ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import Converted
+from accelcheck.techniques.observe import at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,19 +47,11 @@ WORKLOADS = RESIZED | {
     "digits-cnn",
     "digits-vit",
 }
-"""One or two workloads of each kind. The graph runs eager's operators, so that workloads differ only in what is traced."""
+"""One or two workloads of each kind: the graph runs eager's operators, so that only tracing differs."""
 
 
 class Exported(Converted):
-    """Runs the graph of an exported program.
-
-    Args:
-        program: The exported or loaded program.
-        module: The module that was exported.
-
-    Attributes:
-        graph: The module that runs the program.
-    """
+    """Runs the graph of an exported or loaded program of a module, as the module `graph`."""
 
     kind = "exported program"
 
@@ -71,10 +64,10 @@ class Exported(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         operators = sum(node.op == "call_function" for node in self.program.graph.nodes)
-        yield Evidence("operators in the exported graph >= 1", operators, engaged=operators >= 1)
+        yield at_least("operators in the exported graph", operators)
         graphs_own = {id(parameter) for parameter in self.graph.parameters()}
         shared = sum(id(parameter) in graphs_own for parameter in self.own)
-        yield Evidence(f"parameters shared with the module = {len(self.own)}", shared, engaged=shared == len(self.own))
+        yield exactly("parameters shared with the module", shared, len(self.own))
 
 
 class Saved:
@@ -83,11 +76,11 @@ class Saved:
     The first call is a warm-up run, so that the judged run has sizes that were not traced.
 
     Attributes:
-        module: The original, whose parameters and buffers the loaded graph uses.
-        loaded: The loaded program; None before the first call.
-        size: Bytes of the saved program.
+        module: Original module, whose parameters and buffers the loaded graph uses.
+        loaded: Loaded program; None before the first call.
+        size: Size of the saved program in bytes.
         unlike: Names of parameters and buffers that were loaded with other bits, or not at all.
-        sizes: The input shapes of all calls.
+        sizes: Input shapes of all calls.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -121,7 +114,7 @@ class Saved:
 
     @property
     def dynamic(self) -> int:
-        """Number of sizes of the loaded program's inputs that are symbolic."""
+        """Number of symbolic sizes of the loaded program's inputs."""
         nodes = () if self.loaded is None else self.loaded.program.graph.nodes
         values = (node.meta.get("val") for node in nodes if node.op == "placeholder")
         return sum(isinstance(size, torch.SymInt) for v in values if isinstance(v, Tensor) for size in v.shape)
@@ -140,7 +133,7 @@ class Export(Technique):
     workloads = WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
-        """No probe with other sizes: programs for fixed sizes refuse these, and dynamic ones sizes of 0 and 1, as documented."""
+        """Refuses probes with other sizes: fixed programs refuse these, and dynamic ones 0 and 1, as documented."""
         return not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -149,7 +142,7 @@ class Export(Technique):
         program.call = self.exported(program)
 
     def exported(self, program: Program) -> Exported | Saved:
-        """The object that is called in place of the module."""
+        """Makes the object that is called in place of the module."""
         return Exported(torch.export.export(program.module, program.inputs), program.module)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -174,7 +167,7 @@ class DecomposedExport(Export):
 
 
 class DynamicExport(Export):
-    """One program for all sizes, saved to a file and loaded again."""
+    """Single program for all sizes, saved to a file and loaded again."""
 
     name = "export-dynamic"
     promise = "One exported program for all sizes, saved and loaded, computes the module's outputs and gradients."
@@ -192,21 +185,20 @@ class DynamicExport(Export):
         saved = program.call
         if not isinstance(saved, Saved):
             return
-        yield Evidence("dynamic sizes of the inputs >= 1", saved.dynamic, engaged=saved.dynamic >= 1)
+        yield at_least("dynamic sizes of the inputs", saved.dynamic)
         least = self.warmups + 1
-        yield Evidence(f"sizes served by one program >= {least}", len(saved.sizes), engaged=len(saved.sizes) >= least)
+        yield at_least("sizes served by one program", len(saved.sizes), least)
         weights = sum(tensor.nbytes for tensor in program.module.state_dict().values())
         yield Evidence(
             f"bytes of the saved program > {weights}, its weights'", saved.size, engaged=saved.size > weights
         )
-        unlike = ", ".join(saved.unlike)
-        yield Evidence("weights read back with other bits = 0", unlike or 0, engaged=not unlike)
+        yield none_of("weights read back with other bits", saved.unlike)
 
 
 def exported_graph(call: Any) -> Exported | None:
-    """The exported program that a `Program.call` runs; None if it is something else."""
-    found = call.loaded if isinstance(call, Saved) else call
-    return found if isinstance(found, Exported) else None
+    """Returns the exported program that a `Program.call` runs; None if it is something else."""
+    program = call.loaded if isinstance(call, Saved) else call
+    return program if isinstance(program, Exported) else None
 
 
 TECHNIQUES: tuple[Technique, ...] = (Export(), DecomposedExport(), DynamicExport())

@@ -1,4 +1,4 @@
-"""The compiler that a device has for `torch.compile`, and how often its compiled regions were entered."""
+"""Compiler that a device has for `torch.compile`, and the number of entries into its compiled regions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _REGION = re.compile(r"Torch-Compiled Region: (\S+)")
 
 
 def backend_for(device: Device) -> str:
-    """Name of the backend that generates code for a device; ``aot_eager`` where no backend is known to.
+    """Returns the name of the backend that generates code for a device; ``aot_eager`` where none is known to.
 
-    ``openxla`` for xla; else the default of `torch.compile`, unless this is inductor and the device does not declare it.
+    ``openxla`` for xla; else `torch.compile`'s default, unless this is inductor and the device does not declare it.
     """
     if device.has("torch-xla"):
         return "openxla"
@@ -32,16 +32,16 @@ def backend_for(device: Device) -> str:
 
 
 def compiler_capability(device: Device) -> Capability:
-    """Whether the backend that `backend_for` names runs on this machine."""
+    """Tells whether the backend that `backend_for` names runs on this machine."""
     return inductor_capability(device) if backend_for(device) == "inductor" else SUPPORTED
 
 
 def entered(log: Log, test: Callable[[Any], bool] = lambda _: True) -> Counter[str]:
-    """Number of entries into compiled code, by compile id, for compilations that made a graph and pass a test.
+    """Counts entries into compiled code, by compile id, for compilations that made a graph and pass a test.
 
     Args:
-        log: A `ProfilerLog`.
-        test: Called with a record of `compilations`.
+        log: `ProfilerLog` of the run.
+        test: Predicate of a record of `compilations`.
     """
     wanted = {str(record.compile_id) for record in compilations() if record.graph_op_count and test(record)}
     seen: Counter[str] = Counter()

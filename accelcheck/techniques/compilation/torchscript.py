@@ -16,7 +16,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree, recursive
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,32 +56,29 @@ class TorchScript(Technique):
 
     @abstractmethod
     def scripted(self, program: Program) -> Any:
-        """The script module, made from `program.module`, which is in the mode (training or evaluation) of the run."""
+        """Makes the script module from `program.module`, which is in the mode (training or evaluation) of the run."""
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         script = script_of(program.call)
         kind = type(program.call).__name__ if script is None else type(script).__name__
         yield Evidence("the call is a ScriptModule", kind, engaged=script is not None)
         # Includes the warm-up runs: none of them may fall back to Python.
-        entries: list[str] = program.extras[ENTRIES]
-        yield Evidence("Python forwards entered = 0", ", ".join(sorted(set(entries))) or 0, engaged=not entries)
-        calls = log.count("forward")
-        yield Evidence("calls of the interpreter >= 1", calls, engaged=calls >= 1)
+        yield none_of("Python forwards entered", sorted(set(program.extras[ENTRIES])))
+        yield at_least("calls of the interpreter", log.count("forward"))
         if script is None:
             return
-        plans = execution_plans(script)
-        yield Evidence("optimised execution plans >= 1", plans, engaged=plans >= 1)
+        yield at_least("optimised execution plans", execution_plans(script))
         training = mode is not Mode.FORWARD and program.module.training  # some modules stay in evaluation mode
         flag = getattr(script, "training", False)  # freezing removes the attribute, which is then False
         yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
         if mode is not Mode.FORWARD:
             shared = shared_parameters(program.module, script)
             total = len(list(program.module.parameters()))
-            yield Evidence(f"parameters shared with the original = {total}", shared, engaged=shared == total)
+            yield exactly("parameters shared with the original", shared, total)
 
     def finish(self) -> None:
-        # Scripts of one class share compiled methods, and with them the profiles of earlier cases. With a new store, a case's
-        # plan, and the last bits of its results, do not depend on the cases that ran before it.
+        # Scripts of one class share compiled methods and earlier cases' profiles. With a new store, a case's plan, and
+        # the last bits of its results, do not depend on the cases before it.
         recursive.concrete_type_store = recursive.ConcreteTypeStore()
 
 
@@ -113,7 +110,8 @@ class Trace(TorchScript):
             if isinstance(value, Tensor)
         )
         buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
-        traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]  # not annotated
+        # mypy: torch does not annotate it.
+        traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name, buffer in program.module.named_buffers():
                 buffer.copy_(buffers[name])
@@ -136,10 +134,7 @@ class Frozen(TorchScript):
         yield from super().evidence(program, log, mode, device)
         script = script_of(program.call)
         if script is not None:
-            left = [*dict.fromkeys(attributes(script))]
-            yield Evidence(
-                "parameters read from the module (prim::GetAttr) = 0", ", ".join(left) or 0, engaged=not left
-            )
+            yield none_of("parameters read from the module (prim::GetAttr)", dict.fromkeys(attributes(script)))
 
 
 class Optimized(Frozen):
@@ -153,7 +148,7 @@ class Optimized(Frozen):
 
 
 class BoundModule(nn.Module):
-    """A module with its non-tensor arguments fixed: a function of tensors alone."""
+    """Module with its non-tensor arguments fixed: a function of tensors alone."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         super().__init__()
@@ -169,7 +164,7 @@ class BoundModule(nn.Module):
 
 
 class Traced:
-    """A traced module, called with all arguments of the original; its results are put into the original's structure."""
+    """Traced module, called with all arguments of the original; restores the structure of the original's results."""
 
     def __init__(self, script: torch.jit.ScriptModule, structure: pytree.TreeSpec) -> None:
         self.script = script
@@ -181,13 +176,13 @@ class Traced:
 
 
 def script_of(call: Any) -> torch.jit.ScriptModule | None:
-    """The script module that a `Program.call` runs; None if it is something else."""
-    found = call.script if isinstance(call, Traced) else call
-    return found if isinstance(found, torch.jit.ScriptModule) else None
+    """Returns the script module that a `Program.call` runs; None if it is something else."""
+    script = call.script if isinstance(call, Traced) else call
+    return script if isinstance(script, torch.jit.ScriptModule) else None
 
 
 def execution_plans(script: torch.jit.ScriptModule) -> int:
-    """Number of optimised plans of the executor of ``forward``: 0 until its profiling runs are complete."""
+    """Counts the optimised plans of the executor of ``forward``: 0 until its profiling runs are complete."""
     try:
         return len(script.get_debug_state().execution_plans)
     except RuntimeError:  # raised while no plan exists
@@ -195,13 +190,13 @@ def execution_plans(script: torch.jit.ScriptModule) -> int:
 
 
 def shared_parameters(module: nn.Module, script: torch.jit.ScriptModule) -> int:
-    """Number of the module's parameters that the script uses, and that therefore get its gradients."""
+    """Counts the module's parameters that the script uses, and that therefore get its gradients."""
     addresses = {parameter.data_ptr() for parameter in script.parameters()}
     return sum(1 for parameter in module.parameters() if parameter.data_ptr() in addresses)
 
 
 def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
-    """Names of tensor attributes that the graph still reads from the module."""
+    """Yields the names of tensor attributes that the graph still reads from the module."""
     graph: Any = script.inlined_graph  # bound from C++; the stub lacks most of it
     for node in graph.findAllNodes("prim::GetAttr"):
         if node.output().type().isSubtypeOf(torch_names.TensorType.get()):
@@ -209,7 +204,10 @@ def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
 
 
 def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle]:
-    """Append the class name of any submodule whose Python forward is called. Script modules made before have no such hooks."""
+    """Appends to `entries` the class name of any submodule whose Python forward is called, in calls from now on.
+
+    Script modules made before do not call these hooks.
+    """
 
     def entered(part: nn.Module, inputs: Any) -> None:
         entries.append(type(part).__name__)
@@ -219,11 +217,12 @@ def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
-    """Context without the warnings that TorchScript is deprecated, and that tracing fixes Python values."""
+    """Silences the warnings that TorchScript is deprecated, and that tracing fixes Python values."""
+    # mypy: torch documents TracerWarning at this address, and does not export it.
+    tracer: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # type: ignore[attr-defined]  # public by its address in the documentation
+        for category in (DeprecationWarning, FutureWarning, tracer):
+            warnings.filterwarnings("ignore", category=category)
         yield
 
 

@@ -14,7 +14,6 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import Capture
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
-    at_least,
     compiled,
     count_xla_runs,
     graphs,
@@ -22,7 +21,7 @@ from accelcheck.techniques.compilation.compile import (
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
@@ -38,8 +37,8 @@ CAPTURE = "capture"
 """Key in `Program.extras` of the `Capture` backend."""
 
 RECOMPILATIONS = 64
-"""Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and with
-its state. With torch's limit of 8, meant for one optimizer, the fifth training would run eagerly."""
+"""Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and
+with its state. With torch's limit of 8, meant for one optimizer, the fifth training would run eagerly."""
 
 CONTRACTIONS = frozenset(
     {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "scaled_dot_product_attention"}
@@ -50,8 +49,8 @@ CONTRACTIONS = frozenset(
 class TrainingStep(Technique):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
-    This gives three graphs per step: forward pass and loss; the backward pass with the accumulation of gradients, captured
-    by compiled autograd; the optimizer step. Dynamo breaks the graph at ``backward`` and at the optimizer.
+    Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
+    loss; backward pass and accumulation of gradients, captured by compiled autograd; optimizer step.
     """
 
     name = "compile-training-step"
@@ -104,10 +103,10 @@ class TrainingStep(Technique):
             yield Evidence(f"compiled {what} run = {steps}, one a step", ran, engaged=ran == steps)
         backend = backend_for(device)
         if backend == "inductor":
-            yield at_least(log, "inductor graphs called", INDUCTOR_GRAPH, 3 * steps)
+            yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), 3 * steps)
         elif backend == "openxla":
             yield xla_ran(program, 3 * steps)
-        yield Evidence("graphs compiled >= 3", graphs(), engaged=graphs() >= 3)
+        yield at_least("graphs compiled", graphs(), 3)
 
     def finish(self) -> None:
         self._held.close()
@@ -119,7 +118,7 @@ def _forward(record: Any) -> bool:
 
 
 def _autograd(record: Any) -> bool:
-    """Ids of compiled autograd's compilations begin with an exclamation mark: ``!0/1/0``."""
+    # Such as ``!0/1/0``.
     return str(record.compile_id).startswith("!")
 
 
@@ -128,7 +127,7 @@ def _optimizer(record: Any) -> bool:
 
 
 class AutocastInside(nn.Module):
-    """A module with autocast inside, as users compile it."""
+    """Module with autocast inside, as users compile it."""
 
     def __init__(self, inner: nn.Module, device_type: str) -> None:
         super().__init__()
@@ -156,8 +155,8 @@ class CompiledAutocast(Technique):
     differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
-        found = self.needs(device, "autocast-bfloat16")
-        return compiler_capability(device) if found.ok else found
+        autocast = self.needs(device, "autocast-bfloat16")
+        return compiler_capability(device) if autocast.ok else autocast
 
     def precision(self, dtype: str) -> str:
         return "bfloat16"
@@ -176,12 +175,11 @@ class CompiledAutocast(Technique):
         if backend_for(device) == "openxla":
             yield xla_ran(program)
         nodes = [node for graph in backend.graphs for node in graph.nodes]
-        regions = sum(node.target == "_enter_autocast" for node in nodes)
-        yield Evidence("autocast regions captured >= 1", regions, engaged=regions >= 1)
+        yield at_least("autocast regions captured", sum(node.target == "_enter_autocast" for node in nodes))
         dtypes = [node.dtype for node in nodes if node.target in CONTRACTIONS]
         half, full = dtypes.count(torch.bfloat16), dtypes.count(torch.float32)
-        yield Evidence("captured contractions in bfloat16 >= 1", half, engaged=half >= 1)
-        yield Evidence("captured contractions in float32 = 0", full, engaged=full == 0)
+        yield at_least("captured contractions in bfloat16", half)
+        yield exactly("captured contractions in float32", full, 0)
         yield stored_in_float32(program)
 
     def finish(self) -> None:

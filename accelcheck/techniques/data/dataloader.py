@@ -1,4 +1,4 @@
-"""Rows of tensors, read by a DataLoader's worker processes, with a record of the rows and of the workers that read them."""
+"""Rows of tensors, read by a DataLoader's worker processes, with a record of the rows and of their readers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ UNREADABLE = "this row cannot be read"
 
 
 class Rows(Dataset[tuple[Any, ...]]):
-    """A data set whose items are a row's number, the id of the process that reads it, and that row of each tensor.
+    """Data set whose items are a row's number, the id of the process that reads it, and that row of each tensor.
 
     All tensors have the same first size. They are in shared memory, so that persistent workers see later `fill` calls.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = [tensor.clone().share_memory_() for tensor in tensors]  # type: ignore[no-untyped-call]  # untyped in torch
+        copies = (tensor.clone() for tensor in tensors)
+        self.tensors = [copy.share_memory_() for copy in copies]  # type: ignore[no-untyped-call]  # untyped in torch
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -40,18 +41,18 @@ class Rows(Dataset[tuple[Any, ...]]):
         return row, os.getpid(), *(tensor[row] for tensor in self.tensors)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether `fill` accepts these tensors."""
+        """Returns whether `fill` accepts these tensors."""
         return [(own.shape, own.dtype) for own in self.tensors] == [(new.shape, new.dtype) for new in tensors]
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Replace the content by that of tensors with the same shapes and dtypes."""
+        """Replaces the content by that of tensors with the same shapes and dtypes."""
         for own, new in zip(self.tensors, tensors, strict=True):
             own.copy_(new)
 
 
 @dataclass
 class Delivery:
-    """What a pass over a loader delivered.
+    """Record of a pass over a loader.
 
     Attributes:
         batches: Number of batches.
@@ -68,7 +69,7 @@ class Delivery:
     places: set[str] = field(default_factory=set)
 
     def take(self, batch: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Record a collated batch of `Rows`; returns its row numbers and tensors."""
+        """Records a collated batch of `Rows`; returns its row numbers and tensors."""
         rows, workers, *tensors = batch
         self.batches += 1
         self.rows += rows.tolist()
@@ -79,12 +80,12 @@ class Delivery:
 
 
 class Feed:
-    """A DataLoader whose workers persist from pass to pass.
+    """DataLoader whose workers persist from pass to pass.
 
     Args:
-        tensors: On the CPU, with the same first size.
-        sampler: Yields the row numbers of each batch; iterated again for each pass.
-        pinned: Whether batches are copied to page-locked memory.
+        tensors: Tensors on the CPU, with the same first size.
+        sampler: Row numbers of each batch; iterated again for each pass.
+        pinned: True to copy batches to page-locked memory.
     """
 
     def __init__(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], *, pinned: bool) -> None:
@@ -97,31 +98,30 @@ class Feed:
             persistent_workers=True,
             pin_memory=pinned,
             timeout=TIMEOUT,
-            # Otherwise each pass would draw a seed for its workers from torch's global generator, which the training uses too.
-            generator=torch.Generator(),
+            generator=torch.Generator(),  # each pass draws a seed, which must not come from the training's generator
         )
 
     def __iter__(self) -> Iterator[Sequence[Tensor]]:
-        """Start a new pass; one that has not ended is abandoned."""
+        """Starts a new pass; one that has not ended is abandoned."""
         return iter(self.loader)
 
     def close(self) -> None:
-        """End the workers."""
+        """Ends the workers."""
         _end(self.loader)
 
 
 def kill_self() -> None:
-    """Kill this process with SIGKILL, as the kernel does when memory runs out."""
+    """Kills this process with SIGKILL, as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def raise_unreadable() -> None:
-    """Raise the OSError of an unreadable file."""
+    """Raises the OSError of an unreadable file."""
     raise OSError(UNREADABLE)
 
 
 class FaultyRows(Rows):
-    """Rows with a fault: reading row `FAULTY_ROW` calls `fault` in the worker. Other rows repeat those of the tensors."""
+    """Rows with a fault: reading `FAULTY_ROW` calls `fault` in the worker. Other rows repeat those of the tensors."""
 
     def __init__(self, tensors: Sequence[Tensor], fault: Callable[[], None]) -> None:
         super().__init__(tensors)
@@ -138,7 +138,7 @@ class FaultyRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class PassEnd:
-    """How a pass with a fault in the middle ended.
+    """End of a pass with a fault in the middle.
 
     Attributes:
         worker: Id of the process with the fault; 0 if too few rows arrived to tell.
@@ -156,16 +156,16 @@ def faulty_pass(
     fault: Callable[[], None],
     through: Callable[[Any], Iterable[Sequence[Tensor]]] = lambda loader: loader,
 ) -> PassEnd:
-    """Iterate over rows, one of which causes a fault in the worker that reads it.
+    """Iterates over rows, one of which causes a fault in the worker that reads it.
 
     Workers read one row ahead, so that the worker with the fault has sent everything before. A batch arrives as a file
-    descriptor, which its sender must pass on: if the sender is dead by then, the program may get a ConnectionResetError that
-    names no worker.
+    descriptor, which its sender must pass on: if the sender is dead by then, the program may get a ConnectionResetError
+    that names no worker.
 
     Args:
-        tensors: With the same first size.
-        fault: Called in the worker that reads row `FAULTY_ROW`; picklable.
-        through: Returns the iterable that the program uses, given the DataLoader.
+        tensors: Tensors with the same first size.
+        fault: Picklable function, called in the worker that reads row `FAULTY_ROW`.
+        through: Function of the DataLoader that returns the iterable for the program.
     """
     loader = DataLoader(
         FaultyRows(tensors, fault),
@@ -180,7 +180,7 @@ def faulty_pass(
         for batch in through(loader):
             seen.take(batch)
     except (RuntimeError, OSError) as raised:  # torch's SIGCHLD handler may raise a RuntimeError at any point
-        messages = [f"{type(one).__name__}: {one}".strip() for one in (raised, raised.__cause__) if one is not None]
+        messages = [f"{type(e).__name__}: {e}".strip() for e in (raised, raised.__cause__) if e is not None]
         error = ", because of ".join(messages)
     finally:
         _end(loader)
@@ -190,7 +190,7 @@ def faulty_pass(
 
 
 def _end(loader: DataLoader[Any]) -> None:
-    """End a loader's persistent workers now. Torch would end them when the last reference to them is gone."""
+    """Ends a loader's persistent workers now. Torch would end them when the last reference to them is gone."""
     keeper: Any = loader._iterator  # noqa: SLF001 - torch has no public way
     if keeper is not None:
         keeper._shutdown_workers()  # noqa: SLF001 - as above

@@ -1,4 +1,4 @@
-"""Long trainings with mini-batches from worker processes: in the training's own order, and resumable."""
+"""Long trainings with mini-batches from worker processes, in the training's own order and resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Ahead:
-    """A sampler of the row numbers of all future mini-batches, from the position of `loader` when it is iterated."""
+    """Sampler of the row numbers of all future mini-batches, from the position of `loader` when it is iterated."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -37,12 +37,12 @@ class Ahead:
 
 
 class FedLoader(Loader):
-    """A loader whose mini-batches come from a `Feed`.
+    """Loader whose mini-batches come from a `Feed`.
 
     Its position, and so its saved state, is that of the training, however far ahead the workers read.
 
     Attributes:
-        seen: What the feed has delivered.
+        seen: Record of the feed's deliveries.
         astray: Number of mini-batches whose rows are not those that this loader draws.
     """
 
@@ -54,7 +54,7 @@ class FedLoader(Loader):
         self._pass: Iterator[Sequence[Tensor]] | None = None
 
     def batch(self) -> list[Tensor]:
-        """The next mini-batch, on the CPU."""
+        """Takes the next mini-batch, on the CPU."""
         if self._pass is None:
             self.ahead.loader = self
             self._pass = iter(self.feed)
@@ -68,11 +68,11 @@ class FedLoader(Loader):
 
 
 class FedTrainer(Trainer):
-    """A trainer with a `FedLoader`.
+    """Trainer with a `FedLoader`.
 
     Args:
-        recipe: As in `Trainer`.
-        feeder: ``feeder(tensors, sampler)`` makes a feed of tensors on the CPU.
+        recipe: Recipe of the `Trainer`.
+        feeder: Function ``feeder(tensors, sampler)`` that makes a feed of tensors on the CPU.
         place: Device that mini-batches are moved to.
     """
 

@@ -1,4 +1,4 @@
-"""Data loading: a program's inputs are moved as batches of a training are, and must arrive unchanged."""
+"""Data loading: a program's inputs are moved like batches of a training, and must arrive unchanged."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from accelcheck.techniques.data.dataloader import (
 )
 from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
 from accelcheck.techniques.memory.host import page_locked
+from accelcheck.techniques.observe import exactly
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Log
 
 BATCH = 3
-"""Rows per batch: few enough that both workers get batches, and that the last one is smaller for most workloads."""
+"""Rows per batch: both workers get batches, and the last one is smaller for most workloads."""
 
 _FEED = "loader"
 _DELIVERY = "what the last pass delivered"
@@ -48,9 +49,9 @@ _PINNED = "counts of moved and pinned tensors"
 
 
 class ReloadedInputs(Technique):
-    """Before each run, moves inputs and target to the host and back, so that each run has new tensors with the same bits.
+    """Moves inputs and target to the host and back before each run, which gets new tensors with the same bits.
 
-    The check of unchanged inputs compares the program's inputs after a run with those before, and so finds any difference.
+    The check of unchanged inputs compares the program's inputs after a run with those before, and finds any difference.
     """
 
     family = "loading"
@@ -62,12 +63,12 @@ class ReloadedInputs(Technique):
     early = frozenset({"deep-blocks"})
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        """Move tensors to the device.
+        """Moves tensors to the device.
 
         Args:
-            program: Its `extras` can keep what `evidence` needs.
-            tensors: On the CPU: the tensors among the inputs, and the target.
-            device: The device to move to.
+            program: Program whose `extras` can keep what `evidence` needs.
+            tensors: Tensors on the CPU: those among the inputs, and the target.
+            device: Device to move to.
         """
         raise NotImplementedError(f"{type(self).__name__}.move: move the tensors to the device")
 
@@ -99,7 +100,7 @@ class ReloadedInputs(Technique):
 
 @dataclass
 class Pinning:
-    """Number of tensors that were moved, and of those that were in page-locked memory."""
+    """Numbers of tensors that were moved, and of those that were in page-locked memory."""
 
     tensors: int = 0
     pinned: int = 0
@@ -117,8 +118,7 @@ class PinnedMemory(ReloadedInputs):
         return page_locked(device)
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        seen = Pinning()
-        program.extras[_PINNED] = seen
+        seen = program.extras[_PINNED] = Pinning()
         moved = []
         for tensor in tensors:
             pinned = tensor.pin_memory()
@@ -137,7 +137,7 @@ class PinnedMemory(ReloadedInputs):
 
 
 class PrefetchLoader(ReloadedInputs):
-    """A `torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
+    """`torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
 
     In trajectory mode it delivers the training's mini-batches.
     """
@@ -152,13 +152,13 @@ class PrefetchLoader(ReloadedInputs):
         self._held = ExitStack()
 
     def feed(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], device: Device) -> Feed:
-        """A loader whose workers are ended by `finish`."""
+        """Makes a loader whose workers are ended by `finish`."""
         made = Feed(tensors, sampler, pinned=page_locked(device).ok)
         self._held.callback(made.close)
         return made
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
-        """The collated batches of a pass over a loader."""
+        """Returns the collated batches of a pass over a loader."""
         return feed
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -187,10 +187,8 @@ class PrefetchLoader(ReloadedInputs):
         if mode is Mode.TRAJECTORY:
             trainer, loader = _fed(program)
             seen, due = loader.seen, program.steps * trainer.recipe.accumulation
-            yield Evidence(f"mini-batches delivered = {due}", seen.batches, engaged=seen.batches == due)
-            yield Evidence(
-                "mini-batches with other rows than the training draws = 0", loader.astray, engaged=loader.astray == 0
-            )
+            yield exactly("mini-batches delivered", seen.batches, due)
+            yield exactly("mini-batches with other rows than the training draws", loader.astray, 0)
         else:
             seen = program.extras[_DELIVERY]
             rows = len(program.extras[_FEED].rows)
@@ -206,14 +204,14 @@ class PrefetchLoader(ReloadedInputs):
             engaged=len(workers) == WORKERS and os.getpid() not in workers,
         )
         pinned = seen.batches if page_locked(device).ok else 0
-        yield Evidence(f"batches in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        yield exactly("batches in page-locked memory", seen.pinned, pinned)
 
     def finish(self) -> None:
         self._held.close()
 
 
 class XlaDeviceLoader(PrefetchLoader):
-    """``torch_xla``'s ``MpDeviceLoader`` around a DataLoader: threads move batches to the device ahead of the program."""
+    """``MpDeviceLoader`` of torch_xla around a DataLoader: threads move batches to the device ahead of the program."""
 
     name = "xla-device-loader"
     promise = "Batches that threads move to the device ahead of time arrive once and in order."
@@ -243,16 +241,16 @@ class XlaDeviceLoader(PrefetchLoader):
 
 
 class FaultyLoader(PrefetchLoader):
-    """A fault in the middle of a pass, which must raise an error in the program; a new loader then delivers the batch."""
+    """Fault in the middle of a pass, which must raise an error in the program; a new loader then delivers the batch."""
 
     modes = frozenset({Mode.FORWARD})
 
     def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
-        """Run the pass with the fault."""
+        """Runs the pass with the fault."""
         raise NotImplementedError(f"{type(self).__name__}.run_faulty: run a pass with a fault in the middle")
 
     def check_error(self, end: PassEnd) -> tuple[str, bool]:
-        """The error that the program must get, in words, and whether it got it."""
+        """Returns the error that the program must get, in words, and whether it got it."""
         raise NotImplementedError(f"{type(self).__name__}.check_error: say which error must have been raised")
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
@@ -268,7 +266,7 @@ class FaultyLoader(PrefetchLoader):
 
 
 class WorkerKilled(FaultyLoader):
-    """A worker process is killed with SIGKILL."""
+    """Worker process killed with SIGKILL."""
 
     name = "loader-worker-killed"
     promise = "A worker's death raises an error that names it, without a hang, and a new loader works."
@@ -283,7 +281,7 @@ class WorkerKilled(FaultyLoader):
 
 
 class XlaUnreadable(FaultyLoader, XlaDeviceLoader):
-    """A row cannot be read, with `MpDeviceLoader`'s threads between the loader and the program."""
+    """Unreadable row, with `MpDeviceLoader`'s threads between the loader and the program."""
 
     name = "xla-device-loader-error"
     promise = "An error in the loader is raised in the program."

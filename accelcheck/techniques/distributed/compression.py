@@ -23,7 +23,7 @@ LEVELS = 127
 
 
 class HalfPrecision(Exchange):
-    """torch's hooks that round to 16 bits, divide by the number of ranks, and add up in 16 bits."""
+    """Hooks of torch that round to 16 bits, divide by the number of ranks, and add up in 16 bits."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -40,33 +40,33 @@ class HalfPrecision(Exchange):
 
 
 class Account:
-    """The gradients that one rank should have sent, and what it sent: FP64 on the CPU, independent of the codec."""
+    """Sums of the gradients that a rank should send, and of its sent tensors: FP64 on the CPU, without the codec."""
 
     def __init__(self, elements: int) -> None:
         self.true, self.sent, self.size = (torch.zeros(elements, dtype=torch.float64) for _ in range(3))
 
     def add(self, gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
-        """One step: the gradient, the residual before it, and the sent tensor."""
+        """Adds a step: the gradient, the residual before it, and the sent tensor."""
         true = gradient.cpu().double()
         self.true += true
         self.sent += sent.cpu().double()
         self.size += true.abs() + residual.cpu().double().abs()
 
     def unbalanced(self, residual: Tensor | None) -> Tensor:
-        """Elements for which sent parts and residual do not add up to the gradients: bool, of the gradient's shape.
+        """Marks elements for which sent parts and residual do not add up to the gradients: bool, flat.
 
         A step adds gradient and residual in FP32, which rounds by at most 2**-24 of their sizes; twice that is
-        allowed. Where the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
+        allowed. If the codec's rounding error is no FP32 number, `size` counts the sent part too: see `Books`.
         """
         left = torch.zeros_like(self.true) if residual is None else residual.cpu().double()
         return (self.sent + left - self.true).abs() > 2 * 2.0**-24 * self.size
 
 
 class Books:
-    """An `Account` of each parameter: the gradients that a rank should have sent, and what it sent.
+    """`Account` of each parameter.
 
     Args:
-        rounding: Whether the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
+        rounding: True if the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
     """
 
     def __init__(self, *, rounding: bool = False) -> None:
@@ -74,7 +74,7 @@ class Books:
         self._accounts: dict[Tensor, Account] = {}
 
     def add(self, parameters: Sequence[Tensor], gradient: Tensor, residual: Tensor, sent: Tensor) -> None:
-        """One step of a bucket: its content, flat, and the previous residual."""
+        """Adds a step of a bucket: gradient, previous residual and sent tensor, all flat."""
         pieces = (split(tensor, parameters) for tensor in (gradient, residual, sent))
         for parameter, *noted in zip(parameters, *pieces, strict=True):
             account = self._accounts.setdefault(parameter, Account(parameter.numel()))
@@ -83,7 +83,7 @@ class Books:
                 account.size += noted[-1].cpu().double().abs()
 
     def lost(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> dict[str, int]:
-        """By parameter, the number of elements for which sent parts and residual do not add up to the gradients; where it is not 0."""
+        """Counts, by parameter, the `unbalanced` elements, where there are any."""
         counts = {
             names[parameter]: int(account.unbalanced(residuals.get(parameter)).sum())
             for parameter, account in self._accounts.items()
@@ -91,7 +91,7 @@ class Books:
         return {name: count for name, count in counts.items() if count}
 
     def facts(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> Mapping[str, Any]:
-        """The lost elements, and the number of parameters with an account."""
+        """Returns the lost elements, and the number of parameters with an account."""
         return {"lost": self.lost(names, residuals), "accounts": len(self._accounts)}
 
 
@@ -99,16 +99,16 @@ class Codec(Protocol):
     """Encodes a flat FP32 tensor as tensors that have the same sizes in all ranks, and decodes them."""
 
     def encode(self, wanted: Tensor) -> Sequence[Tensor]:
-        """What is sent."""
+        """Returns the tensors to send."""
         ...
 
     def decode(self, parts: Sequence[Tensor], size: int) -> Tensor:
-        """What was sent, as FP32, flat, of that many elements."""
+        """Restores the sent values as a flat FP32 tensor of `size` elements."""
         ...
 
 
 class TopK:
-    """The largest elements with their indices, 8 bytes each; the other elements become 0.
+    """Codec of the largest elements with their indices, 8 bytes each; the other elements become 0.
 
     Args:
         share: Part of the elements that is sent, at least one.
@@ -127,7 +127,7 @@ class TopK:
 
 
 class Int8:
-    """Integer multiples of a scale that maps the largest element to 127: one byte an element, and the scale."""
+    """Codec of integer multiples of a scale that maps the largest element to 127: a byte an element, and the scale."""
 
     def encode(self, wanted: Tensor) -> Sequence[Tensor]:
         scale = (wanted.abs().amax() / LEVELS).clamp(min=torch.finfo(wanted.dtype).tiny)
@@ -161,7 +161,7 @@ class ErrorFeedback(Exchange):
         return self._gathered(parts, wanted.numel())
 
     def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
-        """What was not sent."""
+        """Keeps the unsent parts as residuals."""
         self.residuals.update(zip(parameters, dropped, strict=True))
 
     def _gathered(self, parts: Sequence[Tensor], size: int) -> Future:
@@ -180,12 +180,12 @@ class ErrorFeedback(Exchange):
 
 
 class PowerSgd(Exchange):
-    """torch's PowerSGD: a product of two thin matrices approximates each gradient that is large enough.
+    """PowerSGD of torch: a product of two thin matrices approximates each gradient that is large enough.
 
     Args:
-        rank: Of the product.
-        rate: A matrix is compressed when it has more than this many times the elements of the two thin ones.
-        feedback: Whether the error of the product is added to the next gradient.
+        rank: Rank of the product.
+        rate: Ratio of a matrix's elements to those of the two thin ones, above which it is compressed.
+        feedback: True to add the error of the product to the next gradient.
     """
 
     def __init__(self, rank: int, rate: float, *, feedback: bool = True) -> None:
@@ -221,7 +221,7 @@ class PowerSgd(Exchange):
         return power.powerSGD_hook(self.state, bucket).then(note)
 
     def _begin(self, bucket: Bucket) -> None:
-        """Set the first columns of matrices, as a warm start does: torch's own depend on the order in the bucket."""
+        """Sets the first columns of matrices, as a warm start does: torch's own depend on the order in the bucket."""
         thin = [p.shape for p in bucket.parameters() if worthwhile(p.shape, self.rank, self.rate)]
         groups = list(dict.fromkeys(map(matrix, thin)))  # the hook keeps matrices of one shape together
         bases = [first_basis(shape, self.rank) for shape in sorted(thin, key=lambda s: groups.index(matrix(s)))]
@@ -243,24 +243,24 @@ class PowerSgd(Exchange):
 
 
 def split(flat: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The pieces of a bucket, by parameter, flat."""
+    """Splits a flat bucket into the flat pieces of its parameters."""
     return torch.split(flat, [parameter.numel() for parameter in parameters])
 
 
 def largest(share: float, size: int) -> int:
-    """Number of elements in a share of `size`; at least 1."""
+    """Returns the number of elements in a share of `size`; at least 1."""
     return max(1, int(share * size))
 
 
 def matrix(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a gradient as PowerSGD sees it."""
+    """Returns rows and columns of a gradient as PowerSGD sees it."""
     return shape[0], shape[1:].numel()
 
 
 def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
-    """Elements of the two thin matrices that PowerSGD sends for a gradient; 0 where it sends the gradient whole.
+    """Counts the elements of the two thin matrices that PowerSGD sends for a gradient; 0 if it sends the gradient.
 
-    The rule of torch's ``_should_compress``, documented with ``min_compression_rate``.
+    Follows torch's ``_should_compress``, documented with ``min_compression_rate``.
     """
     rows, columns = matrix(shape)
     thin = (rows + columns) * min(rows, columns, rank)
@@ -268,7 +268,7 @@ def worthwhile(shape: torch.Size, rank: int, rate: float) -> int:
 
 
 def first_basis(shape: torch.Size, rank: int) -> Tensor:
-    """PowerSGD's first random columns, ``(columns, rank)``, FP32; the same for all matrices of one shape."""
+    """Draws PowerSGD's first columns, ``(columns, rank)``, FP32; the same for all matrices of one shape."""
     rows, columns = matrix(shape)
     generator = torch.Generator().manual_seed(POWER_SEED)
     return torch.randn(columns, min(rows, columns, rank), generator=generator)

@@ -1,6 +1,6 @@
 """Training by several processes, equal to that of one process on the joined batch: DistributedDataParallel and FSDP2.
 
-`torchrun` starts the ranks. They use gloo on the CPU, and the device's own collectives, with one device a rank, elsewhere.
+`torchrun` starts the ranks. They use gloo on the CPU, elsewhere the device's own collectives, with one device a rank.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Re
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import TrainingJob
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
 
 if TYPE_CHECKING:
@@ -47,13 +48,11 @@ Size = Callable[[Sequence[torch.Size], int], int]
 
 
 class RankedTraining(Technique):
-    """A training by several processes.
+    """Training by several processes.
 
     Args:
-        name: Of the variant.
         world: Number of ranks.
-        strategy: Makes the ranks' strategy.
-        promise, source: As for any technique.
+        strategy: Function that makes the ranks' strategy.
     """
 
     family = "distributed"
@@ -61,8 +60,8 @@ class RankedTraining(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    # Batch norm: each rank normalises by its own part of the batch, so that results differ by design. Data-dependent control
-    # flow: ranks run different operators; DDP then lacks gradients that it waits for, and FSDP's collectives deadlock.
+    # Batch norm: each rank normalises by its own part of the batch, so that results differ by design. Branches on data:
+    # ranks run different operators; DDP then lacks gradients that it waits for, and FSDP's collectives deadlock.
     excludes = frozenset({"batchnorm", "branching"})
 
     def __init__(
@@ -76,20 +75,19 @@ class RankedTraining(Technique):
 
     @property
     def parts(self) -> int:
-        """Into so many a batch is divided."""
+        """Number of parts of a batch."""
         return self.world
 
     def capability(self, device: Device) -> Capability:
-        """Whether torch has a library of collectives for the device, and this process sees a device for each rank."""
+        """Tells whether torch has collectives for the device, and this process sees a device for each rank."""
         if not distributed.is_available():
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed")
-        found = library(device)
-        return _enough(device, self.world) if found.ok else found
+        collectives = library(device)
+        return _enough(device, self.world) if collectives.ok else collectives
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         program.extras[STRATEGY] = self.strategy()
         program.resets.append(lambda: program.extras.pop(ANSWERS, None))
-
         self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
@@ -100,18 +98,17 @@ class RankedTraining(Technique):
         program.elsewhere = elsewhere
 
     def check_batches(self, program: Program) -> None:
-        """See before processes start that every batch can be divided.
+        """Checks, before processes start, that every batch can be divided.
 
         Raises:
-            Unsupported: One cannot.
+            Unsupported: A batch cannot.
         """
         for batch in ((program.inputs, program.target), *program.further):
             shards(*batch, self.parts)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        processes = len({answer.pid for answer in answers} - {os.getpid()})
-        yield Evidence(f"processes that trained = {self.world}", processes, engaged=processes == self.world)
+        yield exactly("processes that trained", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
         if not answers:
             return
         unlike = [
@@ -125,21 +122,21 @@ class RankedTraining(Technique):
         yield from self.exchanged(program, answers)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
-        """Evidence of how the ranks exchanged gradients and parameters."""
+        """Yields evidence that the ranks exchanged gradients and parameters."""
         raise NotImplementedError(f"{type(self).__name__}.exchanged: say what shows that gradients were exchanged")
 
 
 def whole(width: int) -> Size:
-    """Bytes of all gradients, with so many bytes an element."""
+    """Makes the `Size` of all gradients, with `width` bytes an element."""
     return lambda shapes, _: width * sum(shape.numel() for shape in shapes)
 
 
 class DataParallel(RankedTraining):
-    """DistributedDataParallel.
+    """Training with DistributedDataParallel.
 
     Args:
         size: Bytes that each rank has to send; None for all its gradients in FP32.
-        buckets: Whether a step must use several buckets.
+        buckets: True if a step must use several buckets.
     """
 
     def __init__(
@@ -163,12 +160,12 @@ class DataParallel(RankedTraining):
         sent = [sum(answer.sent) for answer in answers]
         yield Evidence(f"bytes sent by each rank = {expected}", listed(sent), engaged=set(sent) == {expected})
         if self.buckets:
-            # torch makes one bucket of all parameters until the first step has shown in which order gradients are ready.
+            # torch makes one bucket of all parameters until the first step has shown the order of ready gradients.
             least = min(sum(calls.values()) for answer in answers for calls in answer.calls[1:])
             sizes = [whole(4)([shape], 0) for shape in shapes]
-            # A bucket is closed once it is full: what is left without the largest parameter opens another one for sure.
+            # A bucket is closed once it is full: the rest, without the largest parameter, opens another one for sure.
             wanted = 2 if sum(sizes) - max(sizes) > SMALL_BUCKET * 2**20 else 1
-            yield Evidence(f"all-reduces of a step, after the first, >= {wanted}", least, engaged=least >= wanted)
+            yield at_least("all-reduces of a step, after the first,", least, wanted)
 
 
 class BucketViews(DataParallel):
@@ -208,8 +205,7 @@ class Sharded(RankedTraining):
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         parameters = trained(program)
-        sharded = min(answer.facts["sharded"] for answer in answers)
-        yield Evidence(f"sharded parameters = {len(parameters)}", sharded, engaged=sharded == len(parameters))
+        yield exactly("sharded parameters", min(answer.facts["sharded"] for answer in answers), len(parameters))
         total = sum(parameter.nbytes for parameter in parameters)
         held = [answer.facts["bytes held"] for answer in answers]
         yield Evidence(
@@ -219,7 +215,7 @@ class Sharded(RankedTraining):
         )
         for name in ("_allgather_base_", "_reduce_scatter_base_"):
             least = min(calls.get(name, 0) for answer in answers for calls in answer.calls)
-            yield Evidence(f"{name.strip('_')} of each step >= 1", least, engaged=least >= 1)
+            yield at_least(f"{name.strip('_')} of each step", least)
         sent = [sum(answer.sent) for answer in answers]
         # Parameters are gathered in parts at least once, in the forward pass; gradients are sent whole.
         floor = program.steps * total
@@ -227,18 +223,18 @@ class Sharded(RankedTraining):
 
 
 def trained(program: Program) -> list[nn.Parameter]:
-    """Parameters that get gradients."""
+    """Returns the parameters that get gradients."""
     return [parameter for parameter in program.module.parameters() if parameter.requires_grad]
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Numbers as text."""
+    """Joins numbers by commas."""
     return ", ".join(map(str, numbers))
 
 
 @torch.no_grad()
 def _taken(program: Program, result: Result) -> Result:
-    """The ranks' result, copied into the program's parameters and buffers."""
+    """Copies the ranks' result into the program's parameters and buffers, and returns it on their device."""
     state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
     state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
     device = next(iter(state.values())).device
@@ -248,7 +244,7 @@ def _taken(program: Program, result: Result) -> Result:
 
 
 def library(device: Device) -> Capability:
-    """Whether torch has collectives between processes for such devices."""
+    """Tells whether torch has collectives between processes for such devices."""
     if device.has("torch-xla"):
         return _on_xla(getattr(device, "client", "CPU"))
     try:
@@ -264,18 +260,14 @@ def library(device: Device) -> Capability:
 
 def _on_xla(client: str) -> Capability:
     if client == "CPU":
-        return unsupported(
-            Code.NO_BACKEND,
-            "torch_xla has no collectives between processes on PJRT's CPU client: https://github.com/pytorch/xla/issues/9089",
-        )
-    return unavailable(
-        Code.NO_HARDWARE,
-        f"PJRT gives a chip to one process, and this one holds its {client} chips: none is free for ranks",
-    )
+        fact = "torch_xla has no collectives between processes on PJRT's CPU client"
+        return unsupported(Code.NO_BACKEND, f"{fact}: https://github.com/pytorch/xla/issues/9089")
+    fact = f"PJRT gives a chip to one process, and this one holds its {client} chips: none is free for ranks"
+    return unavailable(Code.NO_HARDWARE, fact)
 
 
 def _enough(device: Device, world: int) -> Capability:
-    """Whether ranks see a device each; the CPU is shared."""
+    """Tells whether ranks see a device each; the CPU is shared."""
     count = world if device.has("host") else devices_of_ranks(device)
     if count >= world:
         return SUPPORTED

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 in the ranks: buckets, views, accumulation of gradients, communication hooks, parameters in parts."""
+"""DistributedDataParallel and FSDP2 in the ranks: buckets, views, accumulation, communication hooks, shards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     Future: TypeAlias = torch.futures.Future[Tensor]
     Bucket: TypeAlias = Any  # torch.distributed.GradBucket, which torch's annotations leave out
 
-    from torch import Tensor
-
 
 class Exchange:
-    """A communication hook with its state: called in place of DistributedDataParallel's all-reduce.
+    """Communication hook with its state, called in place of DistributedDataParallel's all-reduce.
 
     Attributes:
         calls: Number of buckets that it has received.
@@ -34,16 +32,16 @@ class Exchange:
     calls = 0
 
     def __call__(self, bucket: Bucket) -> Future:
-        """The mean of all ranks' buckets, or an approximation, flat."""
+        """Starts the exchange; its result is the mean of all ranks' buckets, or an approximation, flat."""
         raise NotImplementedError(f"{type(self).__name__}: exchange the bucket's gradients")
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
-        """Facts about a training, from the name of each parameter."""
+        """Returns facts about a training; `names` has the name of each parameter."""
         return {"hook calls": self.calls}
 
 
 class HookedAveraging(Exchange):
-    """A user's hook: it starts an all-reduce, and divides the sum when the all-reduce is done.
+    """User's hook: it starts an all-reduce, and divides the sum when the all-reduce is done.
 
     Attributes:
         averaged: Number of buckets that were divided.
@@ -69,22 +67,18 @@ class HookedAveraging(Exchange):
 
 
 class Replicated(Strategy):
-    """Each rank has the whole module, and DistributedDataParallel averages their gradients.
+    """Strategy of ranks with the whole module each, whose gradients DistributedDataParallel averages.
 
     Args:
         bucket_mb: Size at which a bucket is full, in MiB; None for torch's default.
-        views: Whether gradients are views into their buckets.
+        views: True if gradients are views into their buckets.
         exchange: Communication hook; None for the all-reduce in C++.
     """
 
     ddp: DistributedDataParallel
 
     def __init__(
-        self,
-        *,
-        bucket_mb: float | None = None,
-        views: bool = False,
-        exchange: Exchange | None = None,
+        self, *, bucket_mb: float | None = None, views: bool = False, exchange: Exchange | None = None
     ) -> None:
         self.bucket_mb = bucket_mb
         self.views = views
@@ -98,14 +92,12 @@ class Replicated(Strategy):
                 for parameter in program.module.parameters():
                     parameter.zero_()
         self.ddp = DistributedDataParallel(
-            program.module,
-            bucket_cap_mb=self.bucket_mb,
-            gradient_as_bucket_view=self.views,
+            program.module, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=self.views
         )
         exchange = self.exchange
         if exchange is not None:
-            # By a function of no name: torch refuses bf16_compress_hook by name where it was not built for a GPU, though
-            # gloo adds bfloat16 numbers too.
+            # A lambda, since torch refuses bf16_compress_hook by name where it was not built for a GPU, though gloo
+            # adds bfloat16 numbers too.
             self.ddp.register_comm_hook(None, lambda _, bucket: exchange(bucket))
         program.call = self.ddp
 
@@ -142,7 +134,7 @@ class Accumulating(Replicated):
         return torch.stack(losses).sum()
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which ranks do not exchange gradients."""
+        """Makes a context in which ranks do not exchange gradients."""
         return self.ddp.no_sync()
 
     def facts(self, program: Program) -> Mapping[str, Any]:
@@ -150,7 +142,7 @@ class Accumulating(Replicated):
 
 
 class FullySharded(Strategy):
-    """`fully_shard` over the module's blocks where it has some, else over its layers, and over the rest."""
+    """Strategy of `fully_shard` over the module's blocks where it has some, else over its layers, and over the rest."""
 
     def prepare(self, program: Program) -> None:
         from torch.distributed.fsdp import fully_shard

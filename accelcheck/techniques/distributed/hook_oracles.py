@@ -1,9 +1,9 @@
 """FP64 oracles of the communication hooks: the results of ranks that compress their gradients.
 
 Every scheme takes decisions about a gradient (which 16-bit number, which 8-bit integer, which elements). A correct
-implementation has FP32 rounding errors before it decides, so that a close decision may go either way. The oracle's runs with
-rounding errors therefore decide about gradients that are off by `OFF` of the largest element (an element is a sum, and its
-error depends on the size of its terms, not on its own). The runs are pairs with opposite errors: each close decision goes both
+implementation has FP32 rounding errors before it decides, so that a close decision may go either way. The oracle's runs
+with rounding errors therefore decide about gradients that are off by `OFF` of the largest element: an element is a sum,
+whose error depends on the size of its terms. The runs are pairs with opposite errors: each close decision goes both
 ways in each pair, and six runs leave little to chance.
 """
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 OFF = 4 * RELATIVE
-"""Error of the gradients before a decision, relative to the largest element: as allowed for FP32 activations, because earlier
-decisions have changed the parameters."""
+"""Error of the gradients before a decision, relative to the largest element: that allowed for FP32 activations, because
+earlier decisions have changed the parameters."""
 
 
 class Scheme:
-    """The gradient of all ranks, from each rank's own.
+    """Exchange that computes the gradient of all ranks from each rank's own.
 
     Attributes:
-        flips: Whether close decisions may go either way.
+        flips: True if close decisions may go either way.
     """
 
     flips = False
@@ -53,20 +53,20 @@ class Scheme:
         self.begin()
 
     def begin(self) -> None:
-        """A training begins: the exact one is number 1, the pairs are 2 and 3, 4 and 5, 6 and 7."""
+        """Begins a training: the exact one is number 1, the pairs are 2 and 3, 4 and 5, 6 and 7."""
         self._run += 1
         self._noise = torch.Generator().manual_seed(self._run // 2)
 
     def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
-        """By parameter.
+        """Computes the gradients by parameter.
 
         Args:
-            ranks: By rank and parameter, FP64: each the gradient of the mean loss of as large a batch.
+            ranks: Gradients of the mean loss by rank and parameter, FP64, from batches of equal size.
         """
         raise NotImplementedError(f"{type(self).__name__}: give the mean of what the ranks send")
 
     def near(self, x: Tensor) -> Tensor:
-        """`x` with the rounding error that an implementation may have before it decides."""
+        """Adds to `x` the rounding error that an implementation may have before it decides."""
         if not self.flips:
             return x
         drawn = torch.rand(x.shape, generator=self._noise, dtype=x.dtype) - 0.5
@@ -75,7 +75,7 @@ class Scheme:
 
 
 class Halves(Scheme):
-    """Rounded to 16 bits, divided by the number of ranks, added up in 16 bits."""
+    """Exchange of gradients rounded to 16 bits, divided by the number of ranks, and added up in 16 bits."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Halves(Scheme):
         return [self._mean([self.near(gradient).float() for gradient in of_all]) for of_all in zip(*ranks, strict=True)]
 
     def _mean(self, gradients: Gradients) -> Tensor:
-        # Sums of two 16-bit numbers are ties more often than not, and ties go to even everywhere: nothing may disturb them.
+        # Most sums of two 16-bit numbers are ties, which go to even everywhere: nothing may disturb them.
         with disable_current_modes():
             first, *rest = [gradient.to(self.dtype).div(len(gradients)) for gradient in gradients]
             for part in rest:
@@ -94,7 +94,7 @@ class Halves(Scheme):
 
 
 class ErrorFeedbackOracle(Scheme):
-    """A codec of all gradients of a rank together; its error is added to the next gradients."""
+    """Codec of all gradients of a rank together; its error is added to the next gradients."""
 
     def begin(self) -> None:
         super().begin()
@@ -112,12 +112,12 @@ class ErrorFeedbackOracle(Scheme):
         return [piece.view_as(gradient) for piece, gradient in zip(pieces, ranks[0], strict=True)]
 
     def coded(self, wanted: Tensor) -> Tensor:
-        """What is sent, decoded again."""
+        """Encodes `wanted` as the codec does, and decodes it."""
         raise NotImplementedError(f"{type(self).__name__}.coded: say what is sent")
 
 
 class Largest(ErrorFeedbackOracle):
-    """The largest elements: see `accelcheck.techniques.distributed.compression.TopK`. Ties may be broken in any way."""
+    """Oracle of `accelcheck.techniques.distributed.compression.TopK`. Ties may be broken in any way."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Largest(ErrorFeedbackOracle):
 
 
 class Integers(ErrorFeedbackOracle):
-    """Multiples of a scale: see `accelcheck.techniques.distributed.compression.Int8`."""
+    """Oracle of `accelcheck.techniques.distributed.compression.Int8`."""
 
     def coded(self, wanted: Tensor) -> Tensor:
         near = self.near(wanted)
@@ -164,7 +164,7 @@ class LowRank(Scheme):
             return mean
         if worthwhile(mean.shape, self.rank, self.rate):
             mean = self._product(index, mean.view(matrix(mean.shape))).view_as(mean)
-        self._residuals |= {(rank, index): one - mean for rank, one in enumerate(wanted)}
+        self._residuals |= {(rank, index): own - mean for rank, own in enumerate(wanted)}
         return mean
 
     def _product(self, index: int, mean: Tensor) -> Tensor:
@@ -176,12 +176,12 @@ class LowRank(Scheme):
 
 
 def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
-    """The module with gradients as ranks exchange them: it divides its batch among ranks, and joins the outputs.
+    """Copies the module to one with exchanged gradients: it divides its batch among ranks, and joins the outputs.
 
     Args:
-        module: FP64; copied. Inputs and outputs have the batch in their first dimension.
+        module: FP64 module. Inputs and outputs have the batch in their first dimension.
         world: Number of ranks.
-        scheme: Of the exchange of gradients. It is reset when the module's state is loaded.
+        scheme: Scheme of the exchange. It is reset when the module's state is loaded.
     """
     inner = copy.deepcopy(module)
     outer = copy.copy(inner)  # of the same parameters, under the same names
@@ -190,7 +190,7 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
     def forward(*inputs: Any) -> Any:
         scheme.flips = getattr(outer, "flips", None) is not None
         batch = next(value for value in inputs if isinstance(value, Tensor))
-        replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+        replicas = _Replicas.apply(scheme, world, *inner.parameters())  # type: ignore[no-untyped-call]  # torch's
         outs, sizes = [], []
         for rank, (part, share) in enumerate(shards(inputs, batch, world)):
             own = replicas[rank * len(names) : (rank + 1) * len(names)]
@@ -200,12 +200,12 @@ def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
 
     outer.forward = forward
     outer.flips = None  # type: ignore[assignment]  # the oracle puts a generator here: it is no tensor or module
-    outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # untyped in torch
+    outer.register_load_state_dict_post_hook(lambda *_: scheme.begin())  # type: ignore[no-untyped-call]  # torch's
     return outer
 
 
 def _joined(outs: Sequence[Any], weights: Sequence[float]) -> Any:
-    """One output of those of the ranks: batches are joined, and means over a batch, such as a loss, averaged with these weights."""
+    """Joins the outputs of the ranks: batches are concatenated, means over a batch (losses) averaged with `weights`."""
     first = outs[0]
     if isinstance(first, Mapping):
         return {key: _joined([out[key] for out in outs], weights) for key in first}
@@ -217,7 +217,7 @@ def _joined(outs: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 class _Replicas(torch.autograd.Function):
-    """A copy of all parameters for each rank; the scheme exchanges their gradients."""
+    """Copies all parameters for each rank; the scheme exchanges their gradients."""
 
     @staticmethod
     def forward(ctx: Any, scheme: Scheme, world: int, *parameters: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""DistributedDataParallel's communication hooks, in real processes: a user's own, 16 bits, PowerSGD, top-k, 8 bits.
+"""Communication hooks of DistributedDataParallel, in real processes: a user's own, 16 bits, PowerSGD, top-k, 8 bits.
 
-Hooks that compress give other results than plain averaging, by design. Each is judged by an FP64 oracle that compresses in the
-same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's budget. That error feedback loses nothing is an invariant,
+Hooks that compress give other results than plain averaging, by design. Each is judged by an FP64 oracle that compresses
+in the same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's budget. Error feedback loses nothing,
 which is checked exactly.
 """
 
@@ -47,7 +47,7 @@ RATE = 2.0
 
 
 class Hooked(DataParallel):
-    """A communication hook is called in place of the all-reduce."""
+    """Communication hook that is called in place of the all-reduce."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Hooked(DataParallel):
 
 
 class Asynchronous(Hooked):
-    """The hook divides when the all-reduce is done."""
+    """Hook that divides when the all-reduce is done."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
@@ -84,7 +84,7 @@ class Asynchronous(Hooked):
 
 
 class Lossless(Hooked):
-    """An invariant: for each rank and parameter, sent parts and residual add up to the sum of the gradients."""
+    """Hook with the invariant that sent parts and residual of each rank and parameter add up to the gradients."""
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
@@ -102,10 +102,10 @@ class Lossless(Hooked):
 
 
 class Compressed(Hooked):
-    """A hook that rounds or drops, and an FP64 oracle that does the same.
+    """Hook that rounds or drops, and an FP64 oracle that does the same.
 
     Args:
-        scheme: Makes the oracle's exchange.
+        scheme: Function that makes the oracle's exchange.
     """
 
     level = 3  # each has an oracle of its own, which computes every rank's part
@@ -137,21 +137,21 @@ class Compressed(Hooked):
 
 
 class FedBack(Lossless, Compressed):
-    """Compressed, with error feedback."""
+    """Hook that compresses with error feedback."""
 
 
 def top_k(shapes: Sequence[torch.Size], step: int) -> int:
-    """Bytes of a top-k step: 4 for an element, and 4 for its index."""
+    """Returns the bytes of a top-k step: 4 for an element, and 4 for its index."""
     return 8 * largest(SHARE, sum(shape.numel() for shape in shapes))
 
 
 def eight_bits(shapes: Sequence[torch.Size], step: int) -> int:
-    """Bytes of an 8-bit step: one an element, and the scale of the bucket."""
+    """Returns the bytes of an 8-bit step: one an element, and the scale of the bucket."""
     return sum(shape.numel() for shape in shapes) + 4
 
 
 def low_rank(rank: int, rate: float) -> Size:
-    """Bytes of PowerSGD's steps."""
+    """Makes the `Size` of PowerSGD's steps."""
 
     def size(shapes: Sequence[torch.Size], step: int) -> int:
         thin = [0 if step < PLAIN_STEPS else worthwhile(shape, rank, rate) for shape in shapes]
@@ -165,7 +165,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "ddp-async",
         HookedAveraging,
         whole(4),
-        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel does.",
+        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel "
+        "does.",
         bucket_mb=SMALL_BUCKET,
     ),
     *(
@@ -174,9 +175,9 @@ TECHNIQUES: tuple[Technique, ...] = (
             partial(HalfPrecision, dtype),
             partial(Halves, dtype),
             whole(2),
-            f"Gradients are rounded to {str(dtype).removeprefix('torch.')}, divided, and added up in it: half the bytes.",
+            f"Gradients are rounded to {name}, divided, and added up in it: half the bytes.",
         )
-        for word, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+        for word, name, dtype in (("fp16", "float16", torch.float16), ("bf16", "bfloat16", torch.bfloat16))
     ),
     FedBack(
         "ddp-powersgd",

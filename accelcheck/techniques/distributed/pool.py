@@ -1,4 +1,4 @@
-"""A pool of ranks: processes under ``torchrun`` that are started once, and do one training after the other."""
+"""Pool of ranks: processes under ``torchrun`` that are started once, and do one training after the other."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PATIENCE = 120.0
 """Seconds that a job may take, and that a rank waits for the others. A training takes less than one."""
 
 _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
-"""In torchrun's report: a failed rank and its exit code, which is negative for a signal."""
+"""Pattern of torchrun's report: a failed rank and its exit code, which is negative for a signal."""
 
 
 class RankPool:
     """Ranks on this machine, each with a device of its own; on the CPU they share it.
 
     Args:
-        device: Where they compute; sent to them as a pickle.
+        device: Device on which they compute; sent to them as a pickle.
         world: Number of ranks.
 
     Attributes:
-        pids: Process of each rank.
+        pids: Process id of each rank.
 
     Raises:
         ChildError: They did not start; the message has their output.
@@ -58,11 +58,11 @@ class RankPool:
 
     @property
     def running(self) -> bool:
-        """Whether it can take a job."""
+        """True if it can take a job."""
         return self._torchrun.running
 
     def train(self, job: TrainingJob) -> list[RankReport]:
-        """Each rank's report, by rank.
+        """Runs a job and returns the reports, by rank.
 
         Raises:
             ChildError: A rank raised, ended or was too slow; the message says which. The pool is closed then.
@@ -80,19 +80,19 @@ class RankPool:
         return answers
 
     def close(self) -> None:
-        """End the ranks, and remove their files."""
+        """Ends the ranks, and removes their files."""
         self._held.close()
 
     def _awaited(self, names: Sequence[str]) -> list[Any]:
-        """The values that ranks put under these names.
+        """Waits for the values that ranks put under these names.
 
         Raises:
             ChildError: A rank ended or raised, or the time is over.
         """
         box = self._mailbox
-        found = box.wait(names, PATIENCE, lambda: not self.running or bool(box.errors()))
-        if found is not None:
-            return found
+        values = box.wait(names, PATIENCE, lambda: not self.running or bool(box.errors()))
+        if values is not None:
+            return values
         if self.running and not box.errors():
             missing = ", ".join(name for name in names if not box.has(name))
             raise ChildError(f"no {missing} after {PATIENCE:g} s; torchrun's output:\n{self._torchrun.last()}")
@@ -102,7 +102,7 @@ class RankPool:
         )
 
     def _killed(self) -> str:
-        """Which rank a signal ended, and its last output; empty where none was. Others may have raised because of it."""
+        """Names the rank that a signal ended, with its last output; empty if none. Others may raise because of it."""
         report = _FAILURE.findall(self._torchrun.output())
         signals = [(rank, -int(code)) for rank, code in report if int(code) < 0 and -int(code) != signal.SIGTERM]
         if not signals:
@@ -114,7 +114,7 @@ class RankPool:
         return "\n".join([head, *(printed or ["(none)"])])
 
     def _raised(self) -> str:
-        """What ranks raised, the first one first, with its traceback; empty where none did."""
+        """Lists the exceptions of ranks, the first one with its traceback; empty if there are none."""
         errors = self._mailbox.errors()
         lines = [f"rank {rank} of {self.world} raised {brief}" for rank, brief, _ in errors]
         return "\n".join([*lines, *(trace for *_, trace in errors[:1])])
@@ -124,7 +124,7 @@ _pools: dict[tuple[str, int], RankPool] = {}
 
 
 def rank_pool(device: Device, world: int) -> RankPool:
-    """The rank pool of this process for a device: started at first use, restarted after a failure, ended at exit.
+    """Returns this process's rank pool for a device: started at first use, restarted after a failure, ended at exit.
 
     Raises:
         ChildError: The ranks did not start.
@@ -139,6 +139,6 @@ def rank_pool(device: Device, world: int) -> RankPool:
 
 
 def close_all() -> None:
-    """End all rank pools of this process."""
+    """Ends all rank pools of this process."""
     while _pools:
         _pools.popitem()[1].close()

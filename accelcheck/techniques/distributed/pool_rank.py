@@ -1,4 +1,4 @@
-"""The program of each rank of a `RankPool`."""
+"""Program of each rank of a `RankPool`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Join the other ranks, then do one job after the other, until the process is ended.
+    """Joins the other ranks, then does one job after the other, until the process is ended.
 
-    What a job raises is reported, and ends the process: the other ranks cannot go on without this one.
+    An exception is reported, and ends the process: the other ranks cannot go on without this one.
 
     Args:
-        arguments: The folder of the mailbox.
+        arguments: Folder of the mailbox.
     """
     mailbox = Mailbox(Path(arguments[0]))
     rank = int(os.environ["RANK"])
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _joined(device: Device) -> Device:
-    """The device, opened, with this rank's own chip selected, and all ranks in one process group."""
+    """Opens the device, selects this rank's own chip, and joins all ranks in one process group."""
     device.open()
     if not device.has("host"):
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))

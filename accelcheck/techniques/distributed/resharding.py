@@ -16,6 +16,7 @@ from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTrain
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Resharded
 from accelcheck.techniques.distributed.strategy import Strategy
+from accelcheck.techniques.observe import exactly
 from accelcheck.techniques.snapshots.stepwise import adopted
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Reshard(RankedTraining):
-    """A training by two ranks, then three, then one, with a sharded checkpoint before each change."""
+    """Training by two ranks, then three, then one, with a sharded checkpoint before each change."""
 
     family = "snapshot"
     excludes = RankedTraining.excludes | {"batches"}  # the sharded training takes the same batch in each step
@@ -61,8 +62,7 @@ class Reshard(RankedTraining):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        processes = len({answer.pid for answer in answers} - {os.getpid()})
-        yield Evidence(f"processes that took part = {self.world}", processes, engaged=processes == self.world)
+        yield exactly("processes that took part", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
         if not answers:
             return
         loads: Sequence[Loaded] = answers[0].facts["loads"]

@@ -1,6 +1,6 @@
-"""A training whose number of ranks changes at every checkpoint. It runs in the ranks of a pool.
+"""Training whose number of ranks changes at every checkpoint. It runs in the ranks of a pool.
 
-The parts of torch.distributed for sharding and checkpoints are imported in the ranks, because that takes most of a second.
+Torch's modules for sharding and checkpoints are imported in the ranks, because that takes most of a second.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor, distributed
 
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
-from accelcheck.techniques.processes.evidence import unlike
-from accelcheck.workloads.base import Program
+from accelcheck.techniques.processes.evidence import program_on, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Program
 
 WORLD = 3
 RANKS = (2, 3, 1)
-"""Number of ranks in each phase: two and three hold shards, one holds everything. In the last phase two only load the checkpoint."""
+"""Number of ranks in each phase: two and three hold shards, one holds everything. At the end two only load."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Loaded:
         files: Number of files with shards in the checkpoint.
         shards: Placement of each parameter on the ranks that saved it.
         tensors: Number of tensors of module and optimizer that were loaded.
-        differing: The ones of them that, joined from all shards, are not bitwise equal to what was saved.
+        differing: Names of loaded tensors that, joined from all shards, are not bitwise equal to the saved ones.
     """
 
     files: int
@@ -52,11 +52,11 @@ class Loaded:
 
 
 class Phase:
-    """A training that is sharded over some of the ranks.
+    """Training that is sharded over some of the ranks.
 
     Args:
-        program: With the whole module and the whole batch.
-        mesh: The ranks.
+        program: Program with the whole module and the whole batch.
+        mesh: Mesh of these ranks.
     """
 
     def __init__(self, program: Program, mesh: DeviceMesh) -> None:
@@ -81,20 +81,20 @@ class Phase:
         return mean / self.mesh.size()
 
     def state(self) -> dict[str, Any]:
-        """State of module and optimizer for a checkpoint: this rank's shard of each tensor."""
+        """Returns the state of module and optimizer for a checkpoint: this rank's shard of each tensor."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         module, optimizer = get_state_dict(self.program.module, self.optimizer)
         return {"module": module, "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
+        """Writes a checkpoint."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self.state(), checkpoint_id=folder, process_group=self.mesh.get_group())
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint of any ranks."""
+        """Continues from a checkpoint of any ranks."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -108,11 +108,11 @@ class Phase:
         )
 
     def whole(self) -> dict[str, Tensor]:
-        """All tensors of the state, unsharded, on the CPU; called by all ranks of the mesh."""
+        """Gathers all tensors of the state, unsharded, on the CPU; called by all ranks of the mesh."""
         return {path: _whole(value).cpu() for path, value in _leaves(self.state()) if isinstance(value, Tensor)}
 
     def shards(self) -> tuple[str, ...]:
-        """Placement of each parameter on the ranks."""
+        """Returns the placement of each parameter on the ranks."""
         return tuple(_placed(parameter) for parameter in self.program.module.parameters())
 
 
@@ -121,19 +121,19 @@ class Resharded(TrainingJob):
     """Phases with different numbers of ranks, each from the checkpoint of the previous one; the last one only loads.
 
     Attributes:
-        folder: For the checkpoints; empty at the beginning.
+        folder: Folder for the checkpoints; empty at the beginning.
     """
 
     folder: Path = Path()
 
     @classmethod
     def within(cls, folder: Path, program: Program) -> Resharded:
-        """A program's training, from its parameters as they are now."""
+        """Makes the job of a program's training, from its current parameters."""
         job = TrainingJob.of(program, Strategy())
         return cls(job.problem, job.dtype, job.seed, job.strategy, folder)
 
     def run(self, device: Device) -> RankReport:
-        """This rank's part. Rank 0 takes part in every phase; other ranks wait where a phase does not need them."""
+        """Does this rank's part. Rank 0 takes part in every phase; other ranks wait in phases that do not need them."""
         device.seed(self.seed)
         total = self.problem.steps
         steps = (range(total - 2), range(total - 2, total - 1), range(total - 1, total), range(0))
@@ -153,7 +153,7 @@ class Resharded(TrainingJob):
         return RankReport(os.getpid(), distributed.get_backend(), result, digests={}, calls=(), sent=(), facts=facts)
 
     def _phase(self, device: Device, ranks: int, *, fresh: bool) -> Phase | None:
-        """The program sharded over the first `count` ranks, with its parameters or empty; None where this rank is not one of them."""
+        """Shards the program over the first ranks, with its parameters or, unless `fresh`, NaN; None on other ranks."""
         mesh = _mesh(device.type, ranks)
         if distributed.get_rank() >= ranks:
             return None
@@ -162,18 +162,12 @@ class Resharded(TrainingJob):
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.fill_(math.nan)
-        program = Program.of(
-            replace(self.problem, module=module),
-            device=device.torch_device(),
-            dtype=self.dtype,
-            seed=self.seed,
-            synchronize=device.synchronize,
-        )
-        return Phase(program, mesh)
+        problem = replace(self.problem, module=module)
+        return Phase(program_on(device, problem, self.dtype, self.seed), mesh)
 
 
 def _hand_over(before: Phase | None, after: Phase | None, folder: Path) -> Loaded:
-    """Some ranks save, others load; every rank does one of the two at least, and calls this."""
+    """Saves on some ranks and loads on others; every rank does at least one of the two, and calls this."""
     saved: Mapping[str, Tensor] = {}
     if before is not None:
         before.save(folder)
@@ -193,7 +187,7 @@ def _hand_over(before: Phase | None, after: Phase | None, folder: Path) -> Loade
 
 @functools.cache
 def _mesh(device_type: str, ranks: int) -> DeviceMesh:
-    """The mesh of the first `count` ranks; called by all. Cached, so that process groups are not made for every training."""
+    """Makes the mesh of the first ranks; called by all. Cached, since each mesh makes process groups."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh(device_type, list(range(ranks)))

@@ -1,4 +1,4 @@
-"""How ranks share a batch, and what each rank's mean counts for."""
+"""Division of a batch among ranks, and the weight of each rank's mean."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Any]]:
-    """Inputs and target of each rank: nearly equal parts of the batch, the first dimension of every tensor; None where there is no target.
+    """Divides the first dimension of every tensor into nearly equal parts: inputs and target (or None) of each rank.
 
     Raises:
         Unsupported: There are fewer samples than ranks, or tensors of different first dimensions.
     """
     sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
     if len(sizes) != 1 or min(sizes) < world:
-        reason = f"a batch for {world} ranks: expected inputs and a target of one first size, at least {world}; got {sorted(sizes)}"
+        wanted = f"expected inputs and a target of one first size, at least {world}"
+        reason = f"a batch for {world} ranks: {wanted}; got {sorted(sizes)}"
         raise Unsupported(unsupported(Code.NO_FEATURE, reason))
     parts = [
         value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in (*inputs, target)
@@ -30,5 +31,5 @@ def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[t
 
 
 def by_samples(sizes: Sequence[int]) -> list[float]:
-    """Each rank's share of the samples: the mean over all is then the mean of the joined batch, of uneven shards too."""
+    """Returns each rank's share of the samples, the weight of its mean in the mean of the joined batch."""
     return [size / sum(sizes) for size in sizes]

@@ -1,4 +1,4 @@
-"""A training that ranks share: the job, each rank's part in it, and its report. It runs in the ranks."""
+"""Training that ranks share: the job, each rank's part in it, and its report. It runs in the ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
 from accelcheck.techniques.distributed.shards import shards
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.workloads.base import Problem, Program, Result, batches_to, to
 
 if TYPE_CHECKING:
@@ -22,23 +23,18 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
 
-HANDED = {
-    "allreduce_": 0,
-    "allgather_": 1,
-    "_allgather_base_": 1,
-    "_reduce_scatter_base_": 1,
-}
+HANDED = {"allreduce_": 0, "allgather_": 1, "_allgather_base_": 1, "_reduce_scatter_base_": 1}
 """Collectives that carry gradients and parameters (``c10d::``), and the index of the argument that a rank sends."""
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Counts the collectives that Python and DistributedDataParallel's C++ call while the context is active.
 
-    Callbacks of hooks may run in threads of the process group, where no dispatch mode is active: in these threads, calls
-    of `torch.distributed.all_reduce` are counted.
+    Callbacks of hooks may run in threads of the process group, without a dispatch mode: calls of
+    `torch.distributed.all_reduce` are counted there.
 
     Attributes:
-        calls: Number of calls, by name.
+        calls: Numbers of calls, by name.
         sent: Bytes that this rank sent by them.
     """
 
@@ -78,16 +74,16 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's report on a training.
+    """Report of one rank on a training.
 
     Attributes:
-        pid: Of its process.
-        backend: Of its collectives, as torch.distributed names it.
-        result: The whole result of the training, on the CPU, from rank 0; empty from the other ranks.
-        digests: Of each parameter's bytes after the training.
-        calls: Collectives of each step, by name.
+        pid: Process id.
+        backend: Backend of its collectives, in torch.distributed's spelling.
+        result: Whole result of the training, on the CPU, from rank 0; empty from the other ranks.
+        digests: Digests of each parameter's bytes after the training.
+        calls: Numbers of collectives of each step, by name.
         sent: Bytes that it sent by collectives, by step.
-        facts: The strategy's `facts`.
+        facts: Facts of the strategy.
     """
 
     pid: int
@@ -100,20 +96,20 @@ class RankReport:
 
 
 class Strategy:
-    """How ranks share a training. Each rank has a copy for each training, which may hold state.
+    """Division of a training among ranks. Each rank has a copy for each training, which may hold state.
 
     It is sent as a pickle: its class must be at the top of a module.
     """
 
     def prepare(self, program: Program) -> None:
-        """Change a rank's program, which has the whole module and the rank's own part of the batch."""
+        """Changes a rank's program, which has the whole module and the rank's own part of the batch."""
         raise NotImplementedError(f"{type(self).__name__}.prepare: say how the module is shared")
 
     def backpropagate(self, program: Program, weight: float) -> Tensor:
-        """The backward pass of a step, or several. Returns the loss of the rank's part of the batch, times `weight`.
+        """Runs the backward pass of a step; returns the loss of the rank's part of the batch, times `weight`.
 
         Args:
-            program: The rank's.
+            program: Program of the rank.
             weight: Factor with which the mean over ranks is the mean over the joined batch, also for uneven parts.
         """
         loss = program.training_loss(program.inputs, program.target) * weight
@@ -121,23 +117,23 @@ class Strategy:
         return loss.detach()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A whole tensor of the result, from each rank's part of it; called by all ranks."""
+        """Joins a tensor of the result from each rank's part; called by all ranks."""
         return tensor
 
     def facts(self, program: Program) -> Mapping[str, Any]:
-        """Evidence after the training that it was shared in this way: plain numbers and words."""
+        """Returns evidence after the training that it was shared in this way: plain numbers and words."""
         return {}
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training for all ranks.
+    """Training for all ranks.
 
     Attributes:
-        problem: On the CPU, in the storage dtype, with the whole batch.
-        dtype: Of storage.
-        seed: Of the generators of each rank.
-        strategy: How the ranks share it.
+        problem: Problem on the CPU, in the storage dtype, with the whole batch.
+        dtype: Storage dtype.
+        seed: Seed of the generators of each rank.
+        strategy: Strategy by which the ranks share it.
     """
 
     problem: Problem
@@ -147,7 +143,7 @@ class TrainingJob:
 
     @classmethod
     def of(cls, program: Program, strategy: Strategy) -> TrainingJob:
-        """A program's training, from its parameters as they are now."""
+        """Makes the job of a program's training, from its current parameters."""
         dtype = next((p.dtype for p in program.module.parameters() if p.is_floating_point()), torch.float32)
         target = None if program.target is None else to(program.target, "cpu", dtype)
         problem = Problem(
@@ -162,7 +158,7 @@ class TrainingJob:
         return cls(problem, dtype, program.seed, strategy)
 
     def run(self, device: Device) -> RankReport:
-        """This rank's part.
+        """Does this rank's part.
 
         Raises:
             ValueError: The batch cannot be divided: see `accelcheck.techniques.distributed.shards.shards`.
@@ -172,13 +168,8 @@ class TrainingJob:
         inputs, target = parts[rank]
         weight = world * len(target) / sum(len(part) for _, part in parts)
         further = tuple(shards(*batch, world)[rank] for batch in self.problem.further)
-        program = Program.of(
-            replace(self.problem, inputs=inputs, target=target, further=further),
-            device=device.torch_device(),
-            dtype=self.dtype,
-            seed=self.seed,
-            synchronize=device.synchronize,
-        )
+        problem = replace(self.problem, inputs=inputs, target=target, further=further)
+        program = program_on(device, problem, self.dtype, self.seed)
         traffic: list[Traffic] = []
 
         def step(number: int) -> Tensor:
@@ -206,6 +197,6 @@ class TrainingJob:
 
 
 def digest(tensor: Tensor) -> str:
-    """A digest of a tensor's bits."""
+    """Computes a digest of a tensor's bits."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()

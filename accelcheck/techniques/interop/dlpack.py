@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -20,6 +21,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +47,7 @@ WORKLOADS = frozenset(
         "train-mlp",
     }
 )
-"""One workload for each kind of tensor memory, since an exchange does not depend on what is computed."""
+"""One workload for each kind of tensor memory, since an exchange does not depend on the computation."""
 
 
 class _Exchange(torch.autograd.Function):
@@ -63,13 +65,13 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange(value: Tensor, through_library: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor after an exchange there and back, differentiable; `through_library` gets tensors that require no gradient."""
-    out: Tensor = _Exchange.apply(value, through_library)  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+    """Exchanges a tensor there and back, differentiably; `through_library` gets tensors that require no gradient."""
+    out: Tensor = _Exchange.apply(value, through_library)  # type: ignore[no-untyped-call]  # not annotated in torch
     return out
 
 
 def exchange_all(program: Program, through_library: Callable[[Tensor], Tensor]) -> None:
-    """Exchange every input and output of the program."""
+    """Exchanges every input and output of the program."""
     module = program.module
 
     def call(*inputs: Any) -> Any:
@@ -84,13 +86,13 @@ def _each(values: Any, through_library: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRecord:
-    """One exchange of a tensor.
+    """Record of an exchange of a tensor.
 
     Attributes:
         here: Address of the first element in torch.
         there: Address of the first element in the other library.
         back: Address of the first element of the tensor that came back.
-        shareable: Whether the library promises to share this tensor's memory, so that the addresses must be equal.
+        shareable: True if the library promises to share this tensor's memory, so that the addresses must be equal.
     """
 
     here: int
@@ -100,7 +102,7 @@ class ExchangeRecord:
 
     @property
     def shared(self) -> bool:
-        """Whether all three addresses are equal: nothing was copied."""
+        """True if all three addresses are equal: nothing was copied."""
         return self.here == self.there == self.back
 
 
@@ -113,38 +115,38 @@ class ArrayExchange(Technique):
     """Import name of the library."""
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     limits = "they are empty"
-    """Why the library cannot share some tensors, for evidence."""
+    """Reasons for which the library cannot share some tensors, for evidence."""
 
     def give(self, tensor: Tensor) -> Any:
-        """The library's array over a tensor's memory."""
+        """Makes the library's array over a tensor's memory."""
         return self.module().from_dlpack(tensor)
 
     def take(self, array: Any) -> Tensor:
-        """The tensor over an array's memory."""
+        """Makes the tensor over an array's memory."""
         return from_dlpack(array)
 
     def address(self, array: Any) -> int:
-        """Address of an array's first element."""
+        """Returns the address of an array's first element."""
         raise NotImplementedError(f"{type(self).__name__}.address: return the address of an array's first element")
 
     def fill(self, array: Any, value: Any) -> None:
-        """Write a value to all elements of an array. Not called for libraries with immutable arrays."""
+        """Writes a value to all elements of an array. Not called for libraries with immutable arrays."""
         array[...] = value
 
     def first(self, array: Any) -> float:
-        """The first element of an array."""
+        """Reads the first element of an array."""
         return float(array.reshape(-1)[0])
 
     def exchangeable(self, tensor: Tensor) -> bool:
-        """Whether the library has the tensor's dtype."""
+        """Returns whether the library has the tensor's dtype."""
         return True
 
     def shareable(self, tensor: Tensor) -> bool:
-        """Whether the library promises to share the tensor's memory."""
+        """Returns whether the library promises to share the tensor's memory."""
         return tensor.numel() > 0  # each library has its own address for empty arrays
 
     def module(self) -> Any:
-        """The library, imported."""
+        """Imports the library."""
         return import_module(self.library)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -166,25 +168,25 @@ class ArrayExchange(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         exchanges: list[ExchangeRecord] = program.extras[EXCHANGES]
-        yield Evidence(f"tensors through {self.library} >= 2", len(exchanges), engaged=len(exchanges) >= 2)
+        yield at_least(f"tensors through {self.library}", len(exchanges), 2)
         copied = [record for record in exchanges if not record.shared]
         wrongly = sum(record.shareable for record in copied)
-        yield Evidence("shareable tensors that were copied = 0", wrongly, engaged=wrongly == 0)
+        yield exactly("shareable tensors that were copied", wrongly, 0)
         # For information: where a library documents that it cannot share, it may copy.
         yield Evidence(f"others that were copied: {self.limits} (any number)", len(copied) - wrongly, engaged=True)
         yield from self.writes(program)
 
     def writes(self, program: Program) -> Iterable[Evidence]:
-        """Evidence that each side sees what the other one writes."""
+        """Yields evidence that each side sees the writes of the other one."""
         here = torch.zeros(16, device=program.inputs[0].device)
         there = self.give(here)
         back = self.take(there)
         here.fill_(1.0)
         seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield Evidence("views that see a write by torch = 2", seen, engaged=seen == 2)
+        yield exactly("views that see a write by torch", seen, 2)
         self.fill(there, 2.0)
         seen = int(float(here[0]) == 2.0) + int(float(back[0]) == 2.0)
-        yield Evidence("views that see a write by the library = 2", seen, engaged=seen == 2)
+        yield exactly("views that see a write by the library", seen, 2)
 
 
 class NumpyExchange(ArrayExchange):
@@ -214,25 +216,20 @@ class NumpyExchange(ArrayExchange):
         yield from super().evidence(program, log, mode, device)
         array = self.module().zeros(1)
         array.flags.writeable = False
-        try:
+        let_out = 0
+        with contextlib.suppress(BufferError):
             array.__dlpack__()
-        except BufferError:
-            let_out = 0
-        else:
             let_out = 1
-        yield Evidence(
-            "read-only arrays given to consumers that cannot know it (DLPack before 1.0) = 0",
-            let_out,
-            engaged=not let_out,
-        )
+        claim = "read-only arrays given to consumers that cannot know it (DLPack before 1.0) = 0"
+        yield Evidence(claim, let_out, engaged=not let_out)
 
 
 class JaxExchange(ArrayExchange):
     """``jax.dlpack.from_dlpack`` and ``torch.from_dlpack``.
 
-    JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies tensors that are not
-    aligned, and refuses those that are not dense, which are therefore made contiguous first. 64-bit types are left out, since
-    JAX narrows them unless its 64-bit mode is on.
+    JAX shares tensors that are dense in some order of their dimensions and aligned to 64 bytes. It copies unaligned
+    tensors, and refuses those that are not dense, which are made contiguous first. 64-bit types are left out, since JAX
+    narrows them unless its 64-bit mode is on.
     """
 
     name = "dlpack-jax"
@@ -254,9 +251,8 @@ class JaxExchange(ArrayExchange):
         plugins = {entry.name for entry in metadata.entry_points(group="jax_plugins")}
         kind = "cuda" if torch.version.hip is None else "rocm"
         if not any(kind in plugin for plugin in plugins):
-            command = (
-                "pip install 'jax[cuda13]'" if kind == "cuda" else "https://docs.jax.dev/en/latest/installation.html"
-            )
+            guide = "https://docs.jax.dev/en/latest/installation.html"
+            command = "pip install 'jax[cuda13]'" if kind == "cuda" else guide
             return unavailable(Code.NO_PACKAGE, f"no JAX plugin for {kind} is installed", command)
         return SUPPORTED
 
@@ -303,7 +299,7 @@ class CupyExchange(ArrayExchange):
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in some order of the dimensions."""
+    """Returns whether the elements fill their memory without gaps or overlaps, in some order of the dimensions."""
     order = sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), tensor.size(i)))
     sizes = [tensor.size(i) for i in order if tensor.size(i) != 1]
     strides = [tensor.stride(i) for i in order if tensor.size(i) != 1]

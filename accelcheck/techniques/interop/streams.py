@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.interop.dlpack import CupyExchange, exchange_all
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 DELAY = 10**7
-"""Clock cycles for which a producer waits before it writes: 5 ms at 2 GHz. A consumer that does not wait reads earlier."""
+"""Clock cycles for which a producer waits before it writes: 5 ms at 2 GHz. A hasty consumer reads earlier."""
 GIVE = "give"
 """Key in `Program.extras` of the function that gives CuPy a tensor; a fault can replace it."""
 SEEN = "streams"
@@ -30,11 +31,11 @@ WORKLOADS = frozenset({"matmul", "mlp", "train-mlp"})
 
 
 class CupyStreams(CupyExchange):
-    """Torch writes each tensor on one stream after a delay, CuPy copies it on a second, and torch reads the copy on a third.
+    """Torch writes a tensor on one stream after a delay, CuPy copies it on a second, torch reads the copy on a third.
 
-    Only the exchange itself orders the streams: in DLPack's protocol the producer makes the consumer's stream wait for its
-    own. A side that reads too early gets NaN. Memory returns to a pool only after the reading stream waits for the other two,
-    and every later use of these pools first waits for the reading stream.
+    Only the exchange itself orders the streams: in DLPack's protocol the producer makes the consumer's stream wait for
+    its own. A side that reads too early gets NaN. Memory returns to a pool only after the reading stream waits for the
+    other two, and every later use of these pools first waits for the reading stream.
     """
 
     name = "cupy-stream"
@@ -53,7 +54,7 @@ class CupyStreams(CupyExchange):
         exchange_all(program, lambda tensor: self.through(tensor, program) if self.exchangeable(tensor) else tensor)
 
     def through(self, tensor: Tensor, program: Program) -> Tensor:
-        """The tensor, passed through two other streams."""
+        """Passes the tensor through two other streams."""
         give, seen = program.extras[GIVE], program.extras[SEEN]
         cuda: Any = torch.cuda  # its streams are not annotated
         reader, writer = cuda.current_stream(), cuda.Stream()
@@ -75,8 +76,8 @@ class CupyStreams(CupyExchange):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Counter[str] = program.extras[SEEN]
-        yield Evidence("streams of reader, writer and copier = 3", seen["streams"], engaged=seen["streams"] == 3)
-        yield Evidence("tensors handed over before they were written >= 1", seen["early"], engaged=seen["early"] >= 1)
+        yield exactly("streams of reader, writer and copier", seen["streams"], 3)
+        yield at_least("tensors handed over before they were written", seen["early"])
 
 
 TECHNIQUES = (CupyStreams(),)

@@ -1,4 +1,4 @@
-"""Views share memory with their base: nothing is copied, and writes through a view change the base."""
+"""Views that share memory with their base: nothing is copied, and writes through a view change the base."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import OperatorLog, counted, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 MARK = 17.0
-"""The value that is written: exact in every dtype, and 17 standard deviations away from the inputs of workloads."""
+"""Value that is written: exact in every dtype, and 17 standard deviations away from the inputs of workloads."""
 
 _CALLS = "inputs and outputs of the calls"
 
 
 class CopyLog(OperatorLog):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Also counts, by operator, the calls whose result is in memory that belongs to no argument.
+    """Log that also counts, by operator, the calls whose result is in memory that belongs to no argument.
 
     For devices that show no storage addresses, torch's schema of the operator decides.
     """
@@ -44,19 +44,19 @@ class CopyLog(OperatorLog):  # type: ignore[no-untyped-call]  # torch leaves __i
         out = super().__torch_dispatch__(func, types, args, kwargs)
         places, origins = _places(out), _places((args, kwargs))
         if places is None or origins is None:
-            fresh = any(result.alias_info is None for result in func._schema.returns)  # noqa: SLF001 - torch has no other way to ask
+            fresh = any(result.alias_info is None for result in func._schema.returns)  # noqa: SLF001 - no public way
         else:
             fresh = not places <= origins
         self.copies[func.name().partition(".")[0]] += fresh
         return out
 
     def copied(self, pattern: str = ".*") -> Counter[str]:
-        """Number of copies by operator, for operators whose whole name matches the regular expression `pattern`."""
+        """Counts copies by operator, for operators whose whole name matches the regular expression `pattern`."""
         return Counter({name: n for name, n in self.copies.items() if n and re.fullmatch(pattern, name)})
 
 
 def copy_log(log: Log) -> CopyLog:
-    """The log, checked to be a `CopyLog`.
+    """Checks that the log is a `CopyLog`, and returns it.
 
     Raises:
         TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
@@ -67,7 +67,7 @@ def copy_log(log: Log) -> CopyLog:
 
 
 def _places(values: Any) -> set[int] | None:
-    """Storage addresses of the tensors in nested containers; None where the device shows none (it raises, or returns 0)."""
+    """Returns the storage addresses of nested tensors; None if the device shows none (raises, or returns 0)."""
     tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
     try:
         places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -78,29 +78,29 @@ def _places(values: Any) -> set[int] | None:
 
 @torch.no_grad()
 def written_through(program: Program) -> list[tuple[int, int]]:
-    """For each output, its number of elements, and that of elements of the first input that change when it is overwritten.
+    """Counts, for each output, its elements, and those of the first input that change when the output is overwritten.
 
-    The program is called with copies of its inputs. Needs no storage addresses, so it works on every device.
+    Calls the program with copies of its inputs. Needs no storage addresses, so it works on every device.
     """
     call = program.module if program.call is None else program.call
     inputs = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in program.inputs)
     with program.around():
         outs = [out for _, out in flatten(call(*inputs))]
-    found = []
+    counts = []
     for out in outs:
         before = inputs[0].clone()
         out.fill_(MARK)
         same = (inputs[0] == before) | (inputs[0].isnan() & before.isnan())
-        found.append((out.numel(), int((~same).sum())))
+        counts.append((out.numel(), int((~same).sum())))
         inputs[0].copy_(before)
-    return found
+    return counts
 
 
 class SharedViews(Technique):
     """Runs the program unchanged, which must copy nothing.
 
-    Devices without strides show no storage, since torch's functionalization represents a view by the operations that made it.
-    There, only the effect of writes is checked.
+    Devices without strides show no storage, since torch's functionalization represents a view by the operations that
+    made it: only the effect of writes is checked there.
     """
 
     name = "views-shared"
@@ -136,18 +136,11 @@ class SharedViews(Technique):
         if device.has("strided"):
             shared = sum(_places(tensor) == _places(inputs[0]) for tensor in outs)
             yield Evidence(f"outputs in the input's storage = {len(outs)}", shared, engaged=shared == len(outs) >= 1)
-            made = copy_log(log).copied()
-            yield Evidence(
-                "results in memory of their own = 0",
-                ", ".join(f"{name} x{count}" for name, count in sorted(made.items())) or 0,
-                engaged=not made,
-            )
+            yield none_of("results in memory of their own", counted(copy_log(log).copied()))
         written = written_through(program)
-        yield Evidence(
-            f"elements of the input that change when an output is overwritten = {[size for size, _ in written]}, all of it",
-            str([changed for _, changed in written]),
-            engaged=bool(written) and all(size == changed for size, changed in written),
-        )
+        sizes, changed = [size for size, _ in written], [count for _, count in written]
+        claim = f"elements of the input that change when an output is overwritten = {sizes}, all of it"
+        yield Evidence(claim, str(changed), engaged=bool(written) and sizes == changed)
 
 
 TECHNIQUES: tuple[Technique, ...] = (SharedViews(),)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
-from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, exactly, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log, Operator
     from accelcheck.workloads.base import Program
@@ -49,8 +49,8 @@ class ChannelsLast(Technique):
         convolutions = [operator for operator in operators(log).operators if _CONVOLUTION.fullmatch(operator.name)]
         given = sum(1 for operator in convolutions if "channels_last" in operator.formats_in)
         lost = sum(1 for operator in convolutions if not _gives_channels_last(operator))
-        yield Evidence("convolutions that took a channels-last input or weight >= 1", given, engaged=given >= 1)
-        yield Evidence(f"of {len(convolutions)} convolutions, outputs not channels-last = 0", lost, engaged=lost == 0)
+        yield at_least("convolutions that took a channels-last input or weight", given)
+        yield exactly(f"of {len(convolutions)} convolutions, outputs not channels-last", lost, 0)
 
 
 class Contiguous(Technique):
@@ -89,8 +89,8 @@ class Contiguous(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         made = program.extras[_COPIES]
         copies = log.count("aten::clone|aten::contiguous|aten::_to_copy")
-        yield Evidence("non-contiguous tensors given to modules, made contiguous >= 1", made, engaged=made >= 1)
-        yield Evidence("copies dispatched >= 1", copies, engaged=copies >= 1)
+        yield at_least("non-contiguous tensors given to modules, made contiguous", made)
+        yield at_least("copies dispatched", copies)
 
     @staticmethod
     def _answering(call: Callable[..., Any], program: Program) -> Callable[..., Any]:

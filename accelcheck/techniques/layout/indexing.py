@@ -44,13 +44,10 @@ class Indexing(Technique):
     """Replaces all indexing of one kind by the other.
 
     Args:
-        name: As `Technique.name`.
-        source: As `Technique.source`.
-        promise: As `Technique.promise`.
-        trait: The trait of workloads that index in the way to be replaced.
+        trait: Trait of workloads that index in the way to be replaced.
         replaced: Pattern of the operators that must not be dispatched any more.
         used: Pattern of the operators that replace them.
-        functions: Maps functions of torch to their replacements.
+        functions: Replacements of torch's functions.
     """
 
     family = "indexing"
@@ -92,18 +89,17 @@ class Indexing(Technique):
 
 
 def _by_selection(x: Tensor, key: Any) -> Tensor:
-    """``x[key]`` by index_select and gather. Indices must not be negative, since index_select refuses these.
+    """Computes ``x[key]`` by index_select and gather. Indices must not be negative, since index_select refuses these.
 
     Raises:
         Unsupported: The key is not one of the combinations that are implemented.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    places = [place for place, one in enumerate(keys) if isinstance(one, Tensor)]
+    places = [place for place, part in enumerate(keys) if isinstance(part, Tensor)]
     if not places:
         return x[key]
-    rest = [one for one in keys if not isinstance(one, Tensor)]
     first, *others = (keys[place] for place in places)
-    whole = all(one == slice(None) for one in rest)
+    whole = all(part == slice(None) for part in keys if not isinstance(part, Tensor))
     if whole and not others and first.dim() == 1:
         return x.index_select(places[0], first)
     if whole and places == [0, 1]:
@@ -111,7 +107,7 @@ def _by_selection(x: Tensor, key: Any) -> Tensor:
             return x.index_select(0, first.flatten()).index_select(1, others[0])
         if first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
             return x.index_select(0, first).gather(1, others[0].unsqueeze(1)).squeeze(1)
-    shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in keys]
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else part for part in keys]
     raise Unsupported(
         unsupported(Code.NO_FEATURE, f"no combination of index_select and gather is implemented for the key {shapes}")
     )
@@ -123,7 +119,7 @@ def _select_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _gather_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """``torch.gather`` by brackets: the other dimensions are indexed by their own positions, in tensors of the same shape.
+    """Gathers by brackets: tensors of positions, in the shape of `index`, index the other dimensions.
 
     These positions are made on the host. If they were made on the device, XLA would fold them into the backward pass's
     scatter while compiling, which takes seconds for a thousand elements.

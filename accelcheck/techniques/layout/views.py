@@ -12,7 +12,7 @@ from torch import Tensor
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,13 @@ _VIEWS = "views"
 
 @dataclass(frozen=True)
 class View:
-    """An input as a window into a larger, poisoned tensor.
+    """Input as a window into a larger, poisoned tensor.
 
     Attributes:
         index: Position among the program's inputs.
-        base: The whole storage, 1-D.
-        outside: Which elements of `base` are not part of the window: bool, of its shape.
-        contiguous: Whether the window is nevertheless contiguous.
+        base: Whole storage, 1-D.
+        outside: Elements of `base` that are not part of the window: bool, of its shape.
+        contiguous: True if the window is nevertheless contiguous.
     """
 
     index: int
@@ -46,7 +46,7 @@ class View:
     contiguous: bool
 
     def intact(self) -> bool:
-        """Whether all elements around the window still hold the poison."""
+        """Returns whether all elements around the window still hold the poison."""
         around = self.base[self.outside]
         poison = _poison(self.base.dtype)
         whole = around.isnan() if math.isnan(poison) else around == poison
@@ -65,7 +65,7 @@ class Viewed(Technique):
     dtypes = ("float32", "bfloat16", "float16")
 
     def __init__(self, name: str, promise: str, strides: Callable[[Sequence[int]], Strides], *, dense: bool) -> None:
-        """`strides` maps a shape to strides in elements, without overlap; `dense` tells whether these are contiguous."""
+        """Takes `strides`, a map from a shape to strides without overlap, and `dense`: True if these are contiguous."""
         self.name = name
         self.promise = promise
         self.strides = strides
@@ -75,7 +75,7 @@ class Viewed(Technique):
         return self.needs(device, "strided")
 
     def admits(self, probe: Probe) -> bool:
-        """No inputs of another shape: they have no window, and would run as they are."""
+        """Refuses inputs of another shape: they have no window, and would run unchanged."""
         return super().admits(probe) and not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -88,11 +88,8 @@ class Viewed(Technique):
         program.inputs = tuple(inputs)
         program.extras[_VIEWS] = views
         if not any(view.contiguous is self.dense for view in views):
-            raise Unsupported(
-                unsupported(
-                    Code.NO_EFFECT, f"{self.name} changes the strides of no input: their shapes do not allow it"
-                )
-            )
+            reason = f"{self.name} changes the strides of no input: their shapes do not allow it"
+            raise Unsupported(unsupported(Code.NO_EFFECT, reason))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         views: list[View] = program.extras[_VIEWS]
@@ -101,12 +98,11 @@ class Viewed(Technique):
         yield Evidence(f"inputs that are windows into poison = {len(views)}", len(shared), engaged=shared == views)
         if self.dense:
             odd = sum(1 for value in taken if value.data_ptr() % 16)
-            yield Evidence("inputs at an address that is no multiple of 16 bytes >= 1", odd, engaged=odd >= 1)
+            yield at_least("inputs at an address that is no multiple of 16 bytes", odd)
         else:
-            strided = sum(1 for value in taken if not value.is_contiguous())
-            yield Evidence("non-contiguous inputs >= 1", strided, engaged=strided >= 1)
+            yield at_least("non-contiguous inputs", sum(1 for value in taken if not value.is_contiguous()))
             used = operators(log).having(lambda operator: any(not dense for _, dense, _ in operator.inputs))
-            yield Evidence("operators that took a non-contiguous tensor >= 1", used, engaged=used >= 1)
+            yield at_least("operators that took a non-contiguous tensor", used)
         hurt = [view.index for view in views if not view.intact()]
         yield Evidence(
             "inputs around which memory was written = none", ", ".join(map(str, hurt)) or "none", engaged=not hurt
@@ -124,7 +120,7 @@ class Viewed(Technique):
 
 
 def _dense(shape: Sequence[int]) -> Strides:
-    """Row-major strides."""
+    """Computes row-major strides."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -132,24 +128,24 @@ def _dense(shape: Sequence[int]) -> Strides:
 
 
 def _transposed(shape: Sequence[int]) -> Strides:
-    """Column-major strides: the first dimension is the fastest, as in a transposed copy."""
+    """Computes column-major strides: the first dimension is the fastest, as in a transposed copy."""
     return tuple(reversed(_dense(tuple(reversed(shape)))))
 
 
 def _sliced(shape: Sequence[int]) -> Strides:
-    """Strides of every second element of a tensor whose last dimension is twice as long."""
+    """Computes strides of every second element of a tensor whose last dimension is twice as long."""
     return tuple(2 * stride for stride in _dense(shape))
 
 
 def _padded(shape: Sequence[int]) -> Strides:
-    """Strides of the first columns of a tensor with three more: rows are dense, with gaps between them."""
+    """Computes strides of the first columns of a tensor with three more: rows are dense, with gaps between them."""
     if len(shape) < 2:
         return _dense(shape)
     return (*(stride for stride in _dense((*shape[:-1], shape[-1] + 3))[:-1]), 1)
 
 
 def _poison(dtype: torch.dtype) -> float | int:
-    """The value that most likely shows when it is read: NaN, the largest integer, or True."""
+    """Returns the value that most likely shows when it is read: NaN, the largest integer, or True."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.nan
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max

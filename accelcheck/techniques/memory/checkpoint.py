@@ -31,22 +31,20 @@ _PLAIN = "contractions and block calls of one plain pass"
 
 
 def recomputable(device: Device) -> Capability:
-    """Whether torch.utils.checkpoint can recompute on a device: it does so under autocast, switched on or off as it was.
+    """Tells whether torch.utils.checkpoint can recompute on a device: it does so under autocast, on or off.
 
-    For a PrivateUse1 backend torch.autocast raises an AssertionError where the backend's module lacks a function, and in the backward
-    pass of the non-reentrant form the process dies of it.
+    For a PrivateUse1 backend torch.autocast raises an AssertionError where the backend's module lacks a function; in
+    the backward pass of the non-reentrant form the process dies of it.
     """
     module = getattr(torch, device.type, None)
     if device.type != torch_names.privateuse1_backend_name() or hasattr(module, "get_amp_supported_dtype"):
         return SUPPORTED
-    return unsupported(
-        Code.NO_FEATURE,
-        f"torch.utils.checkpoint recomputes under torch.autocast, which needs torch.{device.type}.get_amp_supported_dtype",
-    )
+    need = f"which needs torch.{device.type}.get_amp_supported_dtype"
+    return unsupported(Code.NO_FEATURE, f"torch.utils.checkpoint recomputes under torch.autocast, {need}")
 
 
 def xla_recomputable(device: Device) -> Capability:
-    """Whether torch_xla.utils.checkpoint takes a device's tensors."""
+    """Tells whether torch_xla.utils.checkpoint takes a device's tensors."""
     if device.has("torch-xla"):
         return SUPPORTED
     return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s")
@@ -56,7 +54,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Checkpoint(Technique):
-    """Runs every member of the module's blocks under a checkpoint function: see `accelcheck.workloads.blocks.blocks_of`."""
+    """Runs each of the module's blocks under a checkpoint function: see `accelcheck.workloads.blocks.blocks_of`."""
 
     family = "checkpoint"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.RANDOM, Mode.LEARNING})
@@ -69,15 +67,14 @@ class Checkpoint(Technique):
         self.promise = promise
 
     def checkpointing(self) -> Callable[..., Any]:
-        """The variant's checkpoint function: ``checkpoint(function, *args)``."""
+        """Returns the variant's checkpoint function: ``checkpoint(function, *args)``."""
         raise NotImplementedError(f"{type(self).__name__}.checkpointing: return the checkpoint function")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         blocks = blocks_of(program.module)
         if blocks is None:
-            raise TypeError(
-                f"the trait `blocks` needs a list of modules of one class, such as `blocks`; {type(program.module).__name__} has none"
-            )
+            need = "the trait `blocks` needs a list of modules of one class, such as `blocks`"
+            raise TypeError(f"{need}; {type(program.module).__name__} has none")
         program.extras[_PLAIN] = _plain_pass(program, blocks, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
@@ -93,13 +90,11 @@ class Checkpoint(Technique):
         if program.twice:  # the second differentiation recomputes the blocks again
             yield Evidence(f"forwards of blocks >= {2 * calls}, twice their calls", forwards, forwards >= 2 * calls > 0)
         else:
-            yield Evidence(
-                f"forwards of blocks = {2 * calls}, twice their calls", forwards, engaged=forwards == 2 * calls > 0
-            )
+            yield Evidence(f"forwards of blocks = {2 * calls}, twice their calls", forwards, forwards == 2 * calls > 0)
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         plain, plain_calls = (steps * count for count in program.extras[_PLAIN])
-        # Other inputs may take another path through the blocks. A layer alone is not computed again: recomputation ends once all that
-        # was saved is there, and that is its input.
+        # Other inputs may take another path through the blocks. A lone layer is not computed again: recomputation ends
+        # once all saved tensors are there, here its input.
         layers = all(isinstance(block, _LAYERS) for block in blocks_of(program.module) or ())
         if plain and calls == plain_calls and not layers:
             seen = log.count(CONTRACTION)
@@ -122,7 +117,7 @@ class TorchCheckpoint(Checkpoint):
 
 
 class XlaCheckpoint(Checkpoint):
-    """``torch_xla.utils.checkpoint``: optimization barriers prevent the compiler from merging computation and recomputation."""
+    """``torch_xla.utils.checkpoint``: optimization barriers keep the compiler from merging the recomputation."""
 
     def capability(self, device: Device) -> Capability:
         return xla_recomputable(device)
@@ -148,12 +143,10 @@ def _checkpointed(forward: Callable[..., Any], save: Callable[..., Any], counts:
 
 
 def _plain_pass(program: Program, blocks: nn.ModuleList | nn.Sequential, mode: Mode, device: Device) -> tuple[int, int]:
-    """Numbers of contractions and of block calls in one forward and backward pass without checkpoints.
+    """Counts contractions and block calls of a forward and backward pass without checkpoints, in training mode.
 
-    Restores buffers and the CPU's generator.
-
-    The module is in training mode, as in the judged run. (Backward through batch norm in evaluation mode fails on xla, which
-    other cases show.)
+    Restores buffers and the CPU's generator. (Backward through batch norm in evaluation mode fails on xla, which other
+    cases show.)
     """
     module = program.module
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}

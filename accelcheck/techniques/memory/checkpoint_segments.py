@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 SEGMENTS = 4
-"""Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite's workloads)."""
+"""Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite)."""
 
 _FORWARDS = "forwards of each block"
 _PLAIN = "peak of the plain run"
@@ -48,7 +48,7 @@ class Segments(Technique):
         self.promise = promise
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
-        """The output for `x` of all blocks in a row, run in segments."""
+        """Computes the output for `x` of all blocks in a row, run in segments."""
         raise NotImplementedError(f"{type(self).__name__}.chain: run the blocks in segments")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -58,8 +58,8 @@ class Segments(Technique):
         program.extras[_FORWARDS] = counts
         program.resets.append(counts.clear)
         plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
-        # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The module
-        # calls its blocks as before: the first one now runs all of them, and the others return their input.
+        # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The
+        # module calls its blocks as before: the first one now runs all of them, and the others return their input.
         blocks[0].forward = lambda x: self.chain(plain, x)
         for block in blocks[1:]:
             block.forward = _passed_on
@@ -68,9 +68,7 @@ class Segments(Technique):
         counts: Counter[int] = program.extras[_FORWARDS]
         plain: Peak = program.extras[_PLAIN]
         blocks = _blocks(program)
-        forwards = [
-            counts[number] for number in range(len(blocks))
-        ]  # read before a run is measured, which adds to them
+        forwards = [counts[number] for number in range(len(blocks))]  # copied: a measured run adds to the counts
         passes = program.steps if mode is Mode.TRAIN else 1
         again = (SEGMENTS - 1) * (len(blocks) // SEGMENTS)
         bytes_ = f" (no peak: {plain.reason})" if plain.bytes is None else ""
@@ -90,7 +88,8 @@ class TorchSegments(Segments):
         return recomputable(device)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
-        return checkpoint_sequential(blocks, SEGMENTS, x, use_reentrant=False)  # type: ignore[no-untyped-call]  # untyped in torch
+        run: Callable[..., Any] = checkpoint_sequential  # not annotated in torch
+        return run(blocks, SEGMENTS, x, use_reentrant=False)
 
 
 class XlaSegments(Segments):
@@ -110,9 +109,8 @@ class XlaSegments(Segments):
 def _blocks(program: Program) -> nn.ModuleList:
     blocks = program.module.blocks
     if not isinstance(blocks, nn.ModuleList) or len(blocks) < SEGMENTS:
-        raise TypeError(
-            f"expected {type(program.module).__name__}.blocks to be a ModuleList of at least {SEGMENTS} blocks, got {blocks}"
-        )
+        owner = type(program.module).__name__
+        raise TypeError(f"expected {owner}.blocks to be a ModuleList of at least {SEGMENTS} blocks, got {blocks}")
     return blocks
 
 

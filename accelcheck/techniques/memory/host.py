@@ -13,28 +13,23 @@ if TYPE_CHECKING:
 
 
 def page_locked(device: Device) -> Capability:
-    """Whether host memory can be pinned for an open device.
+    """Tells whether host memory can be pinned for an open device.
 
-    Where a device does not declare it, a tensor of four bytes is pinned as a test.
+    A tensor of four bytes is pinned as a test if the device does not declare the feature.
     """
     if device.has("host"):
-        return unsupported(
-            Code.NO_EFFECT, "tensors of the CPU stay in host memory: there is no transfer that pinning could help"
-        )
+        reason = "tensors of the CPU stay in host memory: there is no transfer that pinning could help"
+        return unsupported(Code.NO_EFFECT, reason)
     if device.has("torch-xla"):
-        return unsupported(
-            Code.NO_FEATURE,
-            "torch_xla has no allocator of pinned memory: PJRT copies to its own buffers before a transfer",
-        )
+        reason = "torch_xla has no allocator of pinned memory: PJRT copies to its own buffers before a transfer"
+        return unsupported(Code.NO_FEATURE, reason)
     if not device.has("pinned-memory"):
         try:
             tried = torch.empty(1, pin_memory=True)
         except (RuntimeError, NotImplementedError) as error:
-            return unsupported(
-                Code.NO_FEATURE, f"torch cannot pin memory for {device.name}: {str(error).splitlines()[0]}"
-            )
+            reason = f"torch cannot pin memory for {device.name}: {str(error).splitlines()[0]}"
+            return unsupported(Code.NO_FEATURE, reason)
         if not tried.is_pinned():
-            return unsupported(
-                Code.NO_EFFECT, f"{device.name} has no page-locked memory: a tensor that torch was asked to pin is not"
-            )
+            reason = f"{device.name} has no page-locked memory: a tensor that torch was asked to pin is not"
+            return unsupported(Code.NO_EFFECT, reason)
     return SUPPORTED

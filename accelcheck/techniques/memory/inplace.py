@@ -12,7 +12,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import Peak, measurable
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.peaks import peak_of_run
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import OperatorLog, at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +29,8 @@ _OVERWRITTEN = "calls of toggled modules, by whether they gave back their input"
 class Inplace(Technique):
     """Sets ``inplace=True`` on every submodule that has the attribute.
 
-    Devices without strides dispatch another operator and rebind the tensor (torch's functionalization). There, the evidence is
-    that modules return the very tensor that they were called with.
+    Devices without strides dispatch another operator and rebind the tensor (torch's functionalization). The evidence
+    there is that modules return the very tensor that they were called with.
     """
 
     name = "inplace"
@@ -61,10 +61,9 @@ class Inplace(Technique):
         gained: Counter[str] = program.extras[_GAINED]
         seen = log.names()
         if device.has("strided"):
-            total = gained.total()
-            yield Evidence("operators in place beyond the plain module's >= 1", total, engaged=total >= 1)
+            yield at_least("operators in place beyond the plain module's", gained.total())
         for name, count in sorted(gained.items()):
-            yield Evidence(f"{name} dispatched >= {count * passes}", seen[name], engaged=seen[name] >= count * passes)
+            yield at_least(f"{name} dispatched", seen[name], count * passes)
         calls: Counter[bool] = program.extras[_OVERWRITTEN]
         yield Evidence(
             "calls of toggled modules that gave back the very tensor they were given = all",
@@ -74,7 +73,7 @@ class Inplace(Technique):
 
 
 def _inplace_operators(program: Program, device: Device) -> Counter[str]:
-    """In-place operators of one forward pass, by name. In evaluation mode, so that no statistics or generators change."""
+    """Counts in-place operators of a forward pass in evaluation mode, which changes no statistics or generators."""
     training = program.module.training
     program.module.eval()
     inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in program.inputs)
@@ -108,16 +107,12 @@ class InplaceMemory(Inplace):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         plain: Peak = program.extras[_PLAIN]
-        found = peak_of_run(program, mode, device)
-        if plain.bytes is None or found.bytes is None:
+        own = peak_of_run(program, mode, device)
+        if plain.bytes is None or own.bytes is None:
             raise ValueError(
-                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {found}"
+                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {own}"
             )
-        saved = plain.bytes - found.bytes
-        yield Evidence(f"bytes saved of the plain run's peak of {plain.bytes} >= 1", saved, engaged=saved >= 1)
+        yield at_least(f"bytes saved of the plain run's peak of {plain.bytes}", plain.bytes - own.bytes)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    Inplace(),
-    InplaceMemory(),
-)
+TECHNIQUES: tuple[Technique, ...] = (Inplace(), InplaceMemory())

@@ -12,6 +12,7 @@ from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
+from accelcheck.techniques.observe import exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,13 +34,13 @@ class Tally:
     """Counts of tensors that were moved to the host and back.
 
     Attributes:
-        packed: Tensors that autograd saved.
-        unpacked: Tensors that the backward pass asked for.
+        packed: Number of tensors that autograd saved.
+        unpacked: Number of tensors that the backward pass asked for.
         bytes: Total bytes of the packed tensors.
-        elsewhere: Tensors that were not packed on the CPU.
-        altered: Tensors packed or unpacked with another dtype or shape, or unpacked to another device.
-        copied: Tensors packed in memory of their own.
-        pinned: Tensors packed in page-locked memory.
+        elsewhere: Number of tensors that were not packed on the CPU.
+        altered: Number packed or unpacked with another dtype or shape, or unpacked to another device.
+        copied: Number packed in memory of their own.
+        pinned: Number packed in page-locked memory.
     """
 
     packed: int = 0
@@ -51,7 +52,7 @@ class Tally:
     pinned: int = 0
 
     def clear(self) -> None:
-        """Count from 0."""
+        """Resets all counts."""
         vars(self).update(vars(Tally()))
 
 
@@ -105,7 +106,7 @@ class Offload(Technique):
         self.pinned = pinned
 
     def saving(self, tally: Tally, device: Device) -> AbstractContextManager[Any]:
-        """The context for a forward pass."""
+        """Makes the context for a forward pass."""
         # save_on_cpu asks the device type's module in torch whether to pin memory, and torch.cuda if there is none.
         asked = device.type if page_locked(device).ok else "cuda"
         return Counted(tally, pin_memory=self.pinned, device_type=asked)
@@ -113,8 +114,7 @@ class Offload(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if not device.has("host"):
             program.extras[_PLAIN] = peak_of_run(program, mode, device)
-        tally = Tally()
-        program.extras[_TALLY] = tally
+        tally = program.extras[_TALLY] = Tally()
         program.resets.append(tally.clear)
         program.around = lambda: self.saving(tally, device)
 
@@ -128,14 +128,12 @@ class Offload(Technique):
             seen.unpacked,
             engaged=seen.unpacked == seen.packed,
         )
-        yield Evidence("tensors not saved on the CPU = 0", seen.elsewhere, engaged=seen.elsewhere == 0)
-        yield Evidence(
-            "tensors saved or returned with another dtype, shape or device = 0", seen.altered, engaged=seen.altered == 0
-        )
+        yield exactly("tensors not saved on the CPU", seen.elsewhere, 0)
+        yield exactly("tensors saved or returned with another dtype, shape or device", seen.altered, 0)
         copied = 0 if device.has("host") and not self.pinned else seen.packed
-        yield Evidence(f"tensors saved in their own memory = {copied}", seen.copied, engaged=seen.copied == copied)
+        yield exactly("tensors saved in their own memory", seen.copied, copied)
         pinned = seen.packed if self.pinned and page_locked(device).ok else 0
-        yield Evidence(f"tensors saved in page-locked memory = {pinned}", seen.pinned, engaged=seen.pinned == pinned)
+        yield exactly("tensors saved in page-locked memory", seen.pinned, pinned)
         if plain is not None and plain.bytes is not None:
             yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
-    """Peak memory of one run of the program in its present state. Restores parameters, buffers and the CPU's generator.
+    """Measures the peak memory of a run in the program's present state. Restores parameters, buffers and CPU generator.
 
-    An unmeasured run goes first, for allocations that are made once, such as library workspaces. Where the device cannot
+    An unmeasured run goes first, for allocations that are made once, such as library workspaces. If the device cannot
     measure memory, nothing is run, and the result gives the reason.
     """
     known = measurable(device)
@@ -34,24 +34,21 @@ def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
     with torch.random.fork_rng(devices=[]):
         run()
         program.module.zero_grad(set_to_none=True)  # otherwise the measured run would release gradients
-        found = peak(device, run)
+        result = peak(device, run)
     program.module.zero_grad(set_to_none=True)
     with torch.no_grad():
         for tensor, was in zip(tensors, before, strict=True):
             tensor.copy_(was)
-    return found
+    return result
 
 
-def evidence_of_lower_peak(found: Peak, plain: Peak) -> Evidence:
-    """Evidence that the peak is below the plain run's.
+def evidence_of_lower_peak(own: Peak, plain: Peak) -> Evidence:
+    """Makes evidence that the technique's own peak is below the plain run's.
 
     Raises:
         ValueError: One of the peaks was not measured.
     """
-    if found.bytes is None or plain.bytes is None:
-        raise ValueError(f"expected two measured peaks to compare, got {plain} and {found}")
-    return Evidence(
-        f"peak memory of a run, in bytes, < {plain.bytes}, the plain run's",
-        found.bytes,
-        engaged=found.bytes < plain.bytes,
-    )
+    if own.bytes is None or plain.bytes is None:
+        raise ValueError(f"expected two measured peaks to compare, got {plain} and {own}")
+    claim = f"peak memory of a run, in bytes, < {plain.bytes}, the plain run's"
+    return Evidence(claim, own.bytes, engaged=own.bytes < plain.bytes)

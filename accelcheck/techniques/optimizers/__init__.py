@@ -1,4 +1,4 @@
 """Optimizers: foreach, fused, capturable and compiled steps, and optimizer state in lower precision.
 
-Gradient scaling belongs to `accelcheck.techniques.precision`, and gradient exchange to `accelcheck.techniques.distributed`.
+Gradient scaling is in `accelcheck.techniques.precision`, and gradient exchange in `accelcheck.techniques.distributed`.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import OptimizerMaker, Program
 
 _WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
-"""SGD with momentum, AdamW, and a training of which the accuracy is checked."""
+"""Trainings by SGD with momentum and by AdamW, and one of which the accuracy is checked."""
 
 _KEPT = "optimizer whose states are kept"
 
@@ -36,10 +36,10 @@ class KeptStates:
     """Makes optimizers whose states are converted after each step, and converted back before the next.
 
     Attributes:
-        make: Makes the original optimizer.
-        narrow: Converts a state after a step. Step counts are not converted.
-        widen: Converts a state back before the next step.
-        made: The optimizer that was made last.
+        make: Maker of the original optimizer.
+        narrow: Conversion of a state after a step. Step counts are not converted.
+        widen: Conversion of a state back before the next step.
+        made: Optimizer that was made last.
     """
 
     make: OptimizerMaker
@@ -48,7 +48,7 @@ class KeptStates:
     made: torch.optim.Optimizer | None = None
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make an optimizer of these parameters."""
+        """Makes an optimizer of these parameters."""
         self.made = self.make(parameters)
         self.made.register_step_pre_hook(lambda optimizer, *_: _each(optimizer, self.widen))
         self.made.register_step_post_hook(lambda optimizer, *_: _each(optimizer, self.narrow))
@@ -56,7 +56,7 @@ class KeptStates:
 
 
 class RoundedStates(KeptStates):
-    """The emulation of `HalfStates` in FP64: states are rounded after each step. `flips` is as in `Quantizer`."""
+    """Emulation of `HalfStates` in FP64: states are rounded after each step. `flips` works as in `Quantizer`."""
 
     flips: torch.Generator | None = None
 
@@ -70,7 +70,7 @@ class RoundedStates(KeptStates):
 
 
 class HalfStates(Technique):
-    """Keeps moments and momentum in bfloat16 between steps. A step widens them, computes in FP32 and rounds them again."""
+    """Keeps moments and momentum in bfloat16 between steps. A step widens them, computes in FP32 and rounds them."""
 
     name = "optimizer-bf16-states"
     family = "precision"
@@ -104,9 +104,8 @@ class HalfStates(Technique):
         kept = program.extras[_KEPT]
         states = list(_states(kept.made)) if kept.made is not None else []
         if kept.made is not None and not states:
-            raise Unsupported(
-                unsupported(Code.NO_EFFECT, f"{type(kept.made).__name__} keeps no states as it is set here")
-            )
+            reason = f"{type(kept.made).__name__} keeps no states as it is set here"
+            raise Unsupported(unsupported(Code.NO_EFFECT, reason))
         dtypes = {str(state.dtype).removeprefix("torch.") for _, _, state in states}
         after, before = sum(state.nbytes for _, _, state in states), sum(4 * state.numel() for _, _, state in states)
         trained = sum(parameter.requires_grad for parameter in program.module.parameters())
@@ -120,7 +119,7 @@ class HalfStates(Technique):
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Every floating-point state, with the mapping that holds it and its name; without step counts."""
+    """Yields every floating-point state, without step counts, after the mapping that holds it and its name."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if name != "step" and isinstance(value, Tensor) and value.is_floating_point():

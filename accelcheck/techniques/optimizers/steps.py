@@ -22,7 +22,7 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +39,7 @@ _MADE = "the optimizer that was made last"
 
 
 class OptimizerStep(Technique):
-    """The program's own optimizer, with further options.
-
-    Args:
-        name: As `Technique.name`.
-        promise: As `Technique.promise`.
-        options: Keyword arguments for the optimizer, in addition to its own.
-    """
+    """Training by the program's own optimizer, with further keyword arguments, `options`."""
 
     family = "optimizer"
     source = "https://docs.pytorch.org/docs/stable/optim.html"
@@ -77,12 +71,12 @@ class OptimizerStep(Technique):
         program.resets.append(lambda: program.extras.pop(_MADE, None))
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
-        """The optimizer after further changes; by default, it is unchanged."""
+        """Applies further changes to the optimizer; none by default."""
         return optimizer
 
 
 def _with(optimizer: torch.optim.Optimizer, options: Mapping[str, bool]) -> torch.optim.Optimizer:
-    """The same optimizer, made anew with further options: whoever made it need not take any."""
+    """Makes the same optimizer anew with further options, which its maker need not take."""
     if not options:
         return optimizer
     kind = type(optimizer)
@@ -102,12 +96,11 @@ class Foreach(OptimizerStep):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
 
         def updates(operator: Operator) -> bool:
-            # The operators that change parameters (XLA has no in-place ones). Clipping has others; step counts may be on the CPU.
+            # Operators that change parameters, not in place on XLA. Clipping has others; step counts may be on the CPU.
             known = re.fullmatch(r"aten::_foreach_(add|addcdiv)_?", operator.name) is not None
             return known and any(at == device.type for _, _, at in operator.inputs)
 
-        seen = operators(log).having(updates)
-        yield Evidence(f"updates of lists of parameters >= {program.steps}", seen, engaged=seen >= program.steps)
+        yield at_least("updates of lists of parameters", operators(log).having(updates), program.steps)
 
 
 class Fused(OptimizerStep):
@@ -121,8 +114,7 @@ class Fused(OptimizerStep):
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        seen = log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_")
-        yield Evidence(f"fused steps >= {program.steps}", seen, engaged=seen >= program.steps)
+        yield at_least("fused steps", log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_"), program.steps)
 
 
 class Capturable(OptimizerStep):
@@ -130,9 +122,8 @@ class Capturable(OptimizerStep):
 
     def capability(self, device: Device) -> Capability:
         if device.type not in torch_names.capturable_devices():
-            return unsupported(
-                Code.NO_FEATURE, f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
-            )
+            reason = f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
+            return unsupported(Code.NO_FEATURE, reason)
         return SUPPORTED
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -148,7 +139,7 @@ class Capturable(OptimizerStep):
 
 
 class CompiledStep(OptimizerStep):
-    """``torch.compile`` around the step. Few workloads, since every training makes an optimizer, which is compiled again."""
+    """``torch.compile`` around the step. Few workloads, since every training makes and compiles an optimizer."""
 
     source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
     level = 2
@@ -167,12 +158,10 @@ class CompiledStep(OptimizerStep):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         steps = program.steps
-        entered = log.count(REGION)
-        yield Evidence(f"compiled regions entered >= {steps}", entered, engaged=entered >= steps)
-        yield Evidence("graphs compiled >= 1", graphs(), engaged=graphs() >= 1)
+        yield at_least("compiled regions entered", log.count(REGION), steps)
+        yield at_least("graphs compiled", graphs())
         if not device.has("torch-xla"):
-            called = log.count(INDUCTOR_GRAPH)
-            yield Evidence(f"inductor graphs called >= {steps}", called, engaged=called >= steps)
+            yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), steps)
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
     def finish(self) -> None:

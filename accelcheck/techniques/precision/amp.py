@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import CONTRACTION, operators
+from accelcheck.techniques.observe import CONTRACTION, at_least, exactly, operators
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 INITIAL_SCALE = 2.0**7
-"""Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in no
-training: the largest gradient of the trained workloads is 91 and FP16's largest number 65504, so that gradients overflow from a
-scale of 2**9.5 on. Runs are much shorter than the growth interval (2000 steps), and so never increase it."""
+"""Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in
+no training: the largest gradient of the trained workloads is 91 and FP16's largest number 65504, so that gradients
+overflow from a scale of 2**9.5 on. Runs are shorter than the growth interval (2000 steps), and never increase it."""
 _SCALE = "scale begun with"
 
 
@@ -60,7 +60,7 @@ class Autocast(Technique):
         # An attention alone, of a device without a fused kernel, has no other contraction.
         raised = raised_attention(seen, self.dtype)
         what = "contractions or attentions" if raised else "contractions"
-        yield Evidence(f"{what} that took {self.half} >= 1", halves + raised, engaged=halves + raised >= 1)
+        yield at_least(f"{what} that took {self.half}", halves + raised)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
         yield stored_in_float32(program)
 
@@ -78,7 +78,7 @@ class ScaledAutocast(Autocast):
         scale = INITIAL_SCALE
         program.scaler = _CountingScaler(device.type, init_scale=scale)
         if mode is Mode.BACKWARD:
-            # In a training, the scaler halves its scale when gradients overflow. Backward mode takes no step, so do it here.
+            # In a training, the scaler halves its scale when gradients overflow. Backward mode takes no step.
             state = {name: buffer.clone() for name, buffer in program.module.named_buffers()}
             while program.run(mode) and _overflowed(program) and scale > 1:
                 scale /= 2
@@ -96,27 +96,25 @@ class ScaledAutocast(Autocast):
             raise TypeError(f"the program's scaler was replaced after prepare: {type(scaler).__name__}")
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         # A scaler that torch disables (because there is no such device) only warns, and does not scale.
-        scaled = scaler.scaled if scaler.is_enabled() else 0
-        yield Evidence(f"losses scaled >= {steps}", scaled, engaged=scaled >= steps)
+        yield at_least("losses scaled", scaler.scaled if scaler.is_enabled() else 0, steps)
         scale, begun = float(scaler.get_scale()), program.extras[_SCALE]
         yield Evidence(f"scale after = {begun:g} (no step skipped)", scale, engaged=scale == begun)
         if mode is Mode.BACKWARD:
             # Without a step the scaler does not check for overflow, which would look like an error of the technique.
-            infinite = _overflowed(program)
-            yield Evidence("scaled gradients that overflowed = 0", infinite, engaged=infinite == 0)
+            yield exactly("scaled gradients that overflowed", _overflowed(program), 0)
         else:
             checks = log.count("aten::_amp_foreach_non_finite_check_and_unscale_")
-            yield Evidence(f"checks for infinite gradients >= {steps}", checks, engaged=checks >= steps)
+            yield at_least("checks for infinite gradients", checks, steps)
 
 
 def _overflowed(program: Program) -> int:
-    """Number of parameters whose gradient is not finite."""
+    """Counts the parameters whose gradient is not finite."""
     gradients = [p.grad for p in program.module.parameters() if p.grad is not None]
     return sum(not bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 class _CountingScaler(torch.amp.GradScaler):
-    """A gradient scaler that counts its calls to `scale`."""
+    """Gradient scaler that counts its calls to `scale`."""
 
     scaled = 0
 
@@ -127,28 +125,27 @@ class _CountingScaler(torch.amp.GradScaler):
 
 
 def stored_in_float32(program: Program) -> Evidence:
-    """Evidence that parameters stay in FP32, the parts of complex ones too."""
+    """Makes evidence that parameters stay in FP32, the parts of complex ones too."""
     kept = {str(parameter.dtype).removeprefix("torch.") for parameter in program.module.parameters()}
     observed = ", ".join(sorted(kept)) or "no parameters"
     return Evidence("parameters are float32", observed, engaged=kept <= {"float32", "complex64"})
 
 
 def contractions(log: OperatorLog, dtype: torch.dtype) -> int:
-    """Number of contractions that took a tensor of this dtype."""
+    """Counts the contractions that took a tensor of this dtype."""
     return log.having(lambda operator: re.fullmatch(CONTRACTION, operator.name) is not None and operator.takes(dtype))
 
 
 def math_attention(log: OperatorLog, mode: Mode) -> int:
-    """Number of contractions that may take float32: attention's math path casts half-precision inputs up by itself.
+    """Counts the contractions that may take float32: attention's math path casts half-precision inputs up by itself.
 
-    Each call has two products in the forward pass and four in the backward pass. Calls are counted by ``_safe_softmax``, which
-    nothing else dispatches.
+    Each call, counted by ``_safe_softmax``, has two products in the forward pass and four in the backward pass.
     """
     return log.count("aten::_safe_softmax") * (2 if mode is Mode.FORWARD else 6)
 
 
 def raised_attention(log: OperatorLog, dtype: torch.dtype) -> int:
-    """Number of attentions on the math path whose queries, keys and values came in this dtype, and were cast up to float32."""
+    """Counts attentions on the math path whose queries, keys and values were cast from this dtype to float32."""
     raised = log.having(
         lambda operator: (
             operator.name == "aten::_to_copy"

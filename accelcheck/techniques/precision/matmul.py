@@ -1,7 +1,7 @@
-"""FP32 contractions: in strict FP32, with which all other figures of a device are compared, and in reduced precision, TF32 and bf16.
+"""FP32 contractions in strict FP32, with which a device's other figures are compared, and in TF32 and bf16.
 
-Whether a mode has an effect on a device is measured: it must make a product of numbers with 12 significant bits inexact. On
-x86 CPUs, for example, oneDNN treats the modes as a permission, which only its kernels for AMX use.
+The effect of a mode on a device is measured: it must make a product of numbers with 12 significant bits inexact. On x86
+CPUs, for example, oneDNN treats the modes as a permission, which only its kernels for AMX use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.strict import FLOAT32_LIMIT, strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
-"""A number with a significand of 12 bits; TF32 has 11 and bfloat16 8, including the implicit bit."""
+"""Number with a significand of 12 bits; TF32 has 11 and bfloat16 8, including the implicit bit."""
 
 
 @contextmanager
 def matmul_mode(word: str) -> Iterator[None]:
-    """Context with ``torch.set_float32_matmul_precision(word)`` and all other modes off; restores all of them."""
+    """Sets ``torch.set_float32_matmul_precision(word)``, with all other modes off; restores all of them."""
     with strict_matmul():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.9 recommends newer settings, which have no equivalent of "medium"
@@ -43,7 +44,7 @@ def matmul_mode(word: str) -> Iterator[None]:
 
 @contextmanager
 def convolution_mode(precision: str) -> Iterator[None]:
-    """Context in which cuDNN may convolve FP32 in `precision` (``ieee``, ``tf32``), other modes off; restores all of them."""
+    """Lets cuDNN convolve FP32 in `precision` (``ieee``, ``tf32``), with other modes off; restores all of them."""
     with strict_matmul():
         # torch sets this attribute when it is imported, which mypy does not see.
         torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
@@ -51,7 +52,7 @@ def convolution_mode(precision: str) -> Iterator[None]:
 
 
 def convolution_error(device: torch.device) -> float:
-    """Relative error of an FP32 convolution with an identity kernel: 0 in FP32, about 2**-11 in TF32."""
+    """Measures the relative error of an FP32 convolution with an identity kernel: 0 in FP32, about 2**-11 in TF32."""
     # 64 channels and a 3x3 kernel: for smaller ones, libraries choose kernels without matrix units.
     weight = torch.nn.init.dirac_(torch.empty(64, 64, 3, 3)).to(device)
     given = torch.full((2, 64, 8, 8), _TWELVE_BITS).to(device)
@@ -61,22 +62,22 @@ def convolution_error(device: torch.device) -> float:
 
 
 class ReducedPrecision(Technique):
-    """A global mode that lets FP32 contractions round their operands."""
+    """Global mode that lets FP32 contractions round their operands."""
 
     family = "matmul-precision"
     source = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
 
     @abstractmethod
     def mode(self) -> AbstractContextManager[None]:
-        """The context in which the mode is on."""
+        """Makes the context in which the mode is on."""
 
     @abstractmethod
     def error(self, device: Device) -> float:
-        """Relative error, with the present settings, of a contraction that is exact in full FP32 only."""
+        """Measures the relative error, with the present settings, of a contraction that is exact in full FP32 only."""
 
     @abstractmethod
     def current(self) -> str:
-        """The present value of the setting, read from torch."""
+        """Reads the present value of the setting from torch."""
 
     @property
     @abstractmethod
@@ -86,27 +87,23 @@ class ReducedPrecision(Technique):
     @property
     @abstractmethod
     def setting(self) -> str:
-        """The code that turns the mode on, for reasons."""
+        """Code that turns the mode on, for reasons."""
 
     def measured(self, device: Device) -> Capability:
-        """Whether the mode changes anything on this device, compared with strict FP32."""
+        """Tells whether the mode changes anything on this device, compared with strict FP32."""
         with device.strict_float32():
             strict = self.error(device)
             with self.mode():
                 reduced = self.error(device)
         if reduced > strict:
             return BY_TRIAL
-        return unsupported(
-            Code.NO_EFFECT,
-            f"{self.setting} changes nothing on {device.name}: a product of 12 significant bits has the relative "
-            f"error {reduced:g} with it and {strict:g} in strict FP32",
-            tried=True,
-        )
+        errors = f"error {reduced:g} with it and {strict:g} in strict FP32"
+        fact = f"a product of 12 significant bits has the relative {errors}"
+        return unsupported(Code.NO_EFFECT, f"{self.setting} changes nothing on {device.name}: {fact}", tried=True)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        found = self.measured(device)
-        if not found.ok:
-            raise Unsupported(found)
+        if not (effect := self.measured(device)).ok:
+            raise Unsupported(effect)
         extras = program.extras
 
         @contextmanager
@@ -142,7 +139,7 @@ class MatmulPrecision(ReducedPrecision):
         return f'torch.set_float32_matmul_precision("{self.word}")'
 
     def capability(self, device: Device) -> Capability:
-        """Whether the device reads torch's setting. Whether this has an effect is measured when a case runs: chips differ."""
+        """Tells whether the device reads torch's setting. Its effect is measured when a case runs: chips differ."""
         if device.has("torch-xla"):
             return unsupported(
                 Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
@@ -176,7 +173,7 @@ class ConvolutionPrecision(ReducedPrecision):
     wanted = "tf32"
 
     def capability(self, device: Device) -> Capability:
-        """Only CUDA: it is a setting of cuDNN."""
+        """Accepts CUDA alone: it is a setting of cuDNN."""
         if not device.has("torch-cuda"):
             return unsupported(Code.NO_BACKEND, f"this is a setting of cuDNN, which {device.name} does not use")
         return BY_TRIAL
@@ -199,10 +196,10 @@ _READING = "what it looks like"
 
 
 class StrictFloat32(Technique):
-    """The plain program on a device whose FP32 products are measured first: their error says whether they are in FP32.
+    """Plain program on a device whose FP32 products are measured first: their error tells whether they are in FP32.
 
-    A device that multiplies FP32 in TF32 or bfloat16 although it was told not to, or wrongly, fails this case with what its errors
-    look like and where they are. All other cases are judged nevertheless: their oracle is on the CPU.
+    A device that multiplies FP32 wrongly, or in TF32 or bfloat16 against the settings, fails this case with the pattern
+    of its errors and their places. All other cases are judged nevertheless: their oracle is on the CPU.
     """
 
     name = "strict-float32"
@@ -222,8 +219,7 @@ class StrictFloat32(Technique):
         program.extras[_READING] = "" if error <= FLOAT32_LIMIT else device.float32_products().reading
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        computed = log.count(r"aten::(mm|addmm|bmm|matmul)")
-        yield Evidence("matrix products dispatched >= 1", computed, engaged=computed >= 1)
+        yield at_least("matrix products dispatched", log.count(r"aten::(mm|addmm|bmm|matmul)"))
         error: float = program.extras[_ERROR]
         told = f"{error:.3g}"
         if program.extras[_READING]:

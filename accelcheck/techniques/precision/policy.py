@@ -1,4 +1,4 @@
-"""A precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
+"""Precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.func import functional_call
 from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import at_least, exactly, operators
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention, stored_in_float32
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ SENSITIVE = (
 )
 """Pattern of the forward operators that the policy keeps in float32."""
 
-
 _WORKLOADS = frozenset(
     [
         "mlp-blocks",
@@ -65,10 +64,10 @@ _WORKLOADS = frozenset(
 
 
 class Policy(Technique):
-    """Parameters are stored in float32 and cast for each forward pass, so that their changes take effect.
+    """Stores parameters in float32 and casts them for each forward pass, so that their changes take effect.
 
-    Inputs of the model are cast to half precision and its outputs to float32; inputs of a module in `KEPT` are cast to float32
-    and its outputs to half precision. There are no other casts.
+    Inputs of the model are cast to half precision and its outputs to float32; inputs of a module in `KEPT` are cast to
+    float32 and its outputs to half precision. There are no other casts.
     """
 
     family = "precision"
@@ -90,7 +89,7 @@ class Policy(Technique):
         return SUPPORTED
 
     def admits(self, probe: Probe) -> bool:
-        """No huge inputs in float16, which the first cast would overflow."""
+        """Refuses huge inputs in float16, which the first cast would overflow."""
         return self.dtype != torch.float16 or probe.name != "huge"
 
     def precision(self, dtype: str) -> str:
@@ -113,18 +112,17 @@ class Policy(Technique):
         halves, full = contractions(seen, self.dtype), contractions(seen, torch.float32)
         excused = math_attention(seen, mode)
         if any(isinstance(part, nn.Linear) for part in program.module.modules()):
-            yield Evidence(f"contractions that took {self.half} >= 1", halves, engaged=halves >= 1)
+            yield at_least(f"contractions that took {self.half}", halves)
         else:
-            others = seen.having(lambda op: op.takes(self.dtype))
-            yield Evidence(f"operators that took {self.half} >= 1", others, engaged=others >= 1)
+            yield at_least(f"operators that took {self.half}", seen.having(lambda op: op.takes(self.dtype)))
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
-        yield Evidence(f"norms, embeddings, softmax that took float32 >= {wanted}", kept, engaged=kept >= wanted)
-        yield Evidence(f"norms, embeddings, softmax that took {self.half} = 0", lost, engaged=lost == 0)
+        yield at_least("norms, embeddings, softmax that took float32", kept, wanted)
+        yield exactly(f"norms, embeddings, softmax that took {self.half}", lost, 0)
         yield stored_in_float32(program)
 
 
 def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
-    """``module(*inputs)`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
+    """Calls ``module`` with all parameters but those of `KEPT` modules in `dtype`; gradients reach the originals."""
     # By name: a table that is also a head, as in language models, is float32 as the table and half as the head.
     held = {name for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, KEPT)}
     halves = {
@@ -136,7 +134,7 @@ def call(module: nn.Module, dtype: torch.dtype, *inputs: Any) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with floating-point tensors cast to `dtype`, also those in nested tuples, lists and mappings."""
+    """Casts floating-point tensors in `value` to `dtype`, also those in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""``torchrun`` for the families of techniques that train in several processes, and the evidence that these did their work.
+"""``torchrun`` for the techniques that train in several processes, and the evidence that these did their work.
 
-What the processes train is in the packages of those families.
+The trainings are in the packages of their families.
 """

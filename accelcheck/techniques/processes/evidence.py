@@ -1,4 +1,4 @@
-"""For techniques that train in other processes: whether a device allows it, and evidence that the training was right."""
+"""Parts of techniques that train in other processes: the device, the program there, and evidence that it was right."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Problem
 
 
 def shareable(device: Device) -> Capability:
-    """Whether another process can open the device while this one holds it."""
+    """Tells whether another process can open the device while this one holds it."""
     if not device.shared():
         return unsupported(Code.NO_FEATURE, f"a chip of {device.name} belongs to one process: another cannot open it")
     return SUPPORTED
 
 
+def program_on(device: Device, problem: Problem, dtype: torch.dtype, seed: int) -> Program:
+    """Moves a problem that another process sent to the device; the problem must not be used afterwards."""
+    return Program.of(problem, device=device.torch_device(), dtype=dtype, seed=seed, synchronize=device.synchronize)
+
+
 def unlike(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two states are not bitwise equal."""
+    """Lists the paths at which two states are not bitwise equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.dtype == other.dtype and torch.equal(one, other)
         return [] if same else [path]
@@ -35,17 +42,17 @@ def unlike(one: Any, other: Any, path: str = "") -> list[str]:
         pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(one, other, strict=True))]
     else:
         return [] if type(one) is type(other) and one == other else [path]
-    return [found for place, a, b in pairs for found in unlike(a, b, place)]
+    return [difference for place, a, b in pairs for difference in unlike(a, b, place)]
 
 
 def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device) -> Evidence:
-    """Evidence that a disturbed training ended in bitwise the same state as an undisturbed one.
+    """Makes evidence that a disturbed training ended in bitwise the same state as an undisturbed one.
 
     Args:
         claim: Text of the evidence.
-        state: At the end of the disturbed training.
-        straight: Trains undisturbed, and returns the state; called twice where the device may not be deterministic.
-        device: Under test.
+        state: State at the end of the disturbed training.
+        straight: Undisturbed training that returns the state; called twice where the device may not be deterministic.
+        device: Device under test.
     """
     undisturbed = straight()
     differing = unlike(undisturbed, state)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def devices_of_ranks(device: Device) -> int:
-    """How many devices of this type ranks see: those of this process, and where it is a worker with one of them, its caller's."""
+    """Counts the devices of this type that ranks see: those of this process or, where it is a worker, its caller's."""
     here = int(torch.get_device_module(device.type).device_count())
     return max(here, callers_count(device.name, os.environ))
 
@@ -25,14 +25,14 @@ def devices_of_ranks(device: Device) -> int:
 def torchrun(
     options: Sequence[str], function: str, arguments: Sequence[object] = (), environ: Mapping[str, str] | None = None
 ) -> Child:
-    """Start torchrun under this Python. It and its ranks end with this process, and its ranks end with it.
+    """Starts torchrun under this Python. It and its ranks end with this process, and its ranks end with it.
 
-    Ranks see the devices that the caller of this run sees, also where this process is a worker that was given one of them.
+    Ranks see the devices that the caller of this run sees, even if this process is a worker with one of them.
 
     Args:
         options: Options of torchrun: ``--nproc-per-node=2``, ``--standalone``.
         function: Function that each rank calls, ``package.module:name``, with a list of texts.
-        arguments: Of the function.
+        arguments: Arguments of the function.
         environ: Variables besides those of this process.
     """
     words = [*options, *calling(function, *arguments)]

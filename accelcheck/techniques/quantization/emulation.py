@@ -1,8 +1,8 @@
-"""Emulation of int8 quantization in FP64, from the documented formulas: what a correct int8 implementation computes.
+"""Emulation of quantization in FP64, from the documented formulas: the results of a correct implementation.
 
-Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes round(x * (1 / s)) with
-ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding errors, and rarely by one
-quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
+Integers are computed in FP32, as the schemes prescribe: scales are FP32 numbers, and a value x becomes
+round(x * (1 / s)) with ties to even. All further arithmetic is FP64. A correct candidate then differs by FP32 rounding
+errors, and rarely by one quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ SMALL_SCALE = 6.1e-5
 """Smallest scale of a dynamic activation: the smallest normal FP16 number (ATen/native/quantized/cpu/QuantUtils.h)."""
 
 RELATIVE = 2.0**-20
-"""Relative error that is allowed for FP32 activations and their ranges: 2**4 unit roundoffs of 2**-24, for
-values that have passed a few layers."""
+"""Relative error that is allowed for FP32 activations and their ranges: 2**4 unit roundoffs of 2**-24, for values that
+have passed a few layers."""
 
 REACH = 2.0**7 * RELATIVE
-"""Distance to a tie, in quanta, within which a correct implementation may round either way, for positions up to 2**7."""
+"""Distance to a tie, in quanta, within which correct implementations may round either way; for positions up to 2**7."""
 
 SCALE_ERROR = 4 * UNIT_ROUNDOFF["float32"]
-"""Relative distance of two correct scales. One rounds up to three times: the reciprocal of the largest magnitude, its product with
-the largest integer, and the reciprocal of that; the emulation divides once."""
+"""Relative distance of two correct scales. One rounds up to three times: the reciprocal of the largest magnitude, its
+product with the largest integer, and the reciprocal of that; the emulation divides once."""
 
 POSITION_ERROR = 7 * UNIT_ROUNDOFF["float32"]
-"""The same of two positions of an exact weight. One has a scale that is rounded twice, then its reciprocal and the product with the
-weight; the emulation a scale, its reciprocal and the product."""
+"""Relative distance of two correct positions of an exact weight. One has a scale that is rounded twice, then its
+reciprocal and the product with the weight; the emulation a scale, its reciprocal and the product."""
 
 Scale = tuple[Tensor, int]
 """FP32 scale, broadcastable to the quantized tensor, and zero point."""
 
 
 def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
-    """Scale of a symmetric int8 range: max|x| / 127.5, FP32.
+    """Computes the scale of a symmetric int8 range: max|x| / 127.5, FP32.
 
-    The rule of torch.ao's MinMaxObserver and PerChannelMinMaxObserver (``per_tensor_symmetric``, ``per_channel_symmetric``,
-    qint8) and of torchao's ``choose_qparams_affine`` (``MappingType.SYMMETRIC``, int8).
+    The rule of torch.ao's MinMaxObserver and PerChannelMinMaxObserver (``per_tensor_symmetric``,
+    ``per_channel_symmetric``, qint8) and of torchao's ``choose_qparams_affine`` (``MappingType.SYMMETRIC``, int8).
 
     Args:
-        x: FP32, any shape.
+        x: FP32 tensor of any shape.
         dim: Dimension over which the maximum is taken, and which becomes 1; None for a single scale.
     """
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -67,14 +67,14 @@ def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
 
 
 class RoundedSides:
-    """The sides to which one run rounds what correct implementations may round to either.
+    """Sides to which a run rounds values that correct implementations may round to either.
 
-    Scales all err to one side, since an implementation computes them in one way, and elements to one side each. Runs come in
-    antithetic pairs, of generators whose seeds differ in the last bit: where one goes up, the other goes down. So every pair
-    moves each element that may be moved, and the n-th runs of all draws have the errors of scales on the same side.
+    Scales all err to one side, since an implementation computes them in one way, and elements to one side each. Runs
+    come in antithetic pairs, of generators whose seeds differ in the last bit: where one goes up, the other goes down.
+    So every pair moves each movable element, and the n-th runs of all draws have the errors of scales on the same side.
 
     Args:
-        flips: The run's generator; None for the scheme itself, without errors.
+        flips: Generator of the run; None for the scheme itself, without errors.
     """
 
     def __init__(self, flips: torch.Generator | None) -> None:
@@ -82,29 +82,29 @@ class RoundedSides:
         self._pair = 0 if flips is None else flips.initial_seed() // 2
 
     def up(self, value: Tensor) -> Tensor:
-        """Which elements go up, by their values: equal ones go to the same side."""
+        """Marks the elements that go up, by their values: equal ones go to the same side."""
         return (by_value(torch.Generator().manual_seed(self._pair), value) < 0.5) == (self._to > 0)
 
     def scale(self, scale: Tensor) -> Tensor:
-        """FP32 scales as this run has them, FP64."""
+        """Moves FP32 scales to this run's side; returns FP64."""
         return scale.double() * (1 + self._to * SCALE_ERROR)
 
     def position(self, position: Tensor, value: Tensor) -> Tensor:
-        """FP32 positions of exact values of the same shape as this run has them, FP64."""
+        """Moves FP32 positions of exact values of the same shape to this run's sides; returns FP64."""
         if not self._to:
             return position.double()
         return position.double() * (1 + POSITION_ERROR * torch.where(self.up(value), 1.0, -1.0))
 
 
 def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
-    """Positions rounded to the nearest integers, ties to even; with `flips`, as some correct implementation rounds them.
+    """Rounds positions to the nearest integers, ties to even; with `flips`, as some correct implementation rounds them.
 
     Args:
-        position: Any shape.
-        value: The values at these positions, of the same shape. Equal values are rounded to the same side.
-        flips: A CPU generator. If given, every element closer than `reach` to a tie is rounded to either side with
+        position: Tensor of any shape.
+        value: Values at these positions, of the same shape. Equal values are rounded to the same side.
+        flips: CPU generator. If given, every element closer than `reach` quanta to a tie is rounded to either side with
             probability 1/2.
-        reach: In quanta.
+        reach: Distance in quanta.
     """
     integer = torch.round(position)
     if flips is None:
@@ -116,13 +116,9 @@ def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reac
 
 
 def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None, relative: float = RELATIVE) -> Tensor:
-    """`x` rounded to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`.
+    """Rounds `x` to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`.
 
-    Args:
-        x: Any shape.
-        dtype: A floating-point dtype.
-        flips: As in `rounded`.
-        relative: Relative error of `x` that a correct implementation may have.
+    A correct implementation may have a `relative` error of `x`; `flips` is that of `rounded`.
     """
     limits = torch.finfo(dtype)
     _, exponent = torch.frexp(x)
@@ -133,16 +129,16 @@ def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None,
 
 
 def per_token(x: Tensor) -> Scale:
-    """Torchao's rule for dynamic activations: one symmetric scale per row along the last dimension."""
+    """Computes torchao's scale of dynamic activations: a symmetric one per row along the last dimension."""
     return symmetric_scale(x), 0
 
 
 @dataclass(frozen=True)
 class DynamicRange:
-    """ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the range of the tensor.
+    """Rule of ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's range.
 
     Attributes:
-        steps: 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two products of 7 by 8 bits fit 16 bits), 255 without.
+        steps: Largest integer: 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two 7 by 8-bit products fit 16).
     """
 
     steps: int
@@ -163,12 +159,12 @@ class DynamicRange:
 
 
 class FixedRange:
-    """torch.ao's MinMaxObserver (``per_tensor_affine``, quint8, ``quant_min=0``): one affine scale from a calibrated range.
+    """Rule of torch.ao's MinMaxObserver (``per_tensor_affine``, quint8): one affine scale from a calibrated range.
 
     Args:
         low: Smallest value in the calibration.
         high: Largest value in the calibration; less than `low` if there was none.
-        steps: ``quant_max``.
+        steps: Largest integer, ``quant_max``; the smallest is 0.
     """
 
     def __init__(self, low: float, high: float, steps: int) -> None:
@@ -187,16 +183,17 @@ class FixedRange:
 class Quantizer(nn.Module):
     """Quantizes and dequantizes activations: FP64 in, FP64 out, of the same shape.
 
-    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce. With a
-    relative FP32 error e in x, a value whose position p = x / s is within |p| e of n + 1/2 may be rounded either way, one
-    quantum apart; a value further from a tie may not. With a generator, every element closer than `REACH` to a tie is therefore
-    rounded to either side with probability 1/2, equal values to the same side. Of evenly distributed values this is one in
-    1 / (2 REACH) = 4096. With a symmetric range that has as many steps as integers, it includes the largest value of each row,
-    whose position is 127.5 by construction. Every two runs move each such element, see `RoundedSides`.
-    The scale, a common factor, changes by up to `RELATIVE`, as the values do, and by `SCALE_ERROR` to one side.
+    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce.
+    With a relative FP32 error e in x, a value whose position p = x / s is within |p| e of n + 1/2 may be rounded either
+    way, one quantum apart; a value further from a tie may not. With a generator, every element closer than `REACH` to a
+    tie is therefore rounded to either side with probability 1/2, equal values to the same side. Of evenly distributed
+    values this is one in 1 / (2 REACH) = 4096. With a symmetric range that has as many steps as integers, it includes
+    the largest value of each row, whose position is 127.5 by construction. Every two runs move each such element, see
+    `RoundedSides`. The scale, a common factor, changes by up to `RELATIVE`, as the values do, and by `SCALE_ERROR` to
+    one side.
 
     Args:
-        rule: Returns scale and zero point for an FP32 tensor.
+        rule: Function of an FP32 tensor that returns scale and zero point.
         low: Smallest integer.
         high: Largest integer.
     """
@@ -221,16 +218,16 @@ class Quantizer(nn.Module):
 
 
 class Dequantized(nn.Module):
-    """A linear layer in FP64 with a dequantized weight.
+    """Linear layer in FP64 with a dequantized weight.
 
-    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce: scales
-    and positions of weights, which are exact, err as far as they can, see `RoundedSides`.
+    The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce:
+    scales and positions of weights, which are exact, err as far as they can, see `RoundedSides`.
 
     Args:
-        linear: The FP64 original, whose weight and bias are copied.
-        held: Quantizes and dequantizes an FP32 weight ``(N, K)``, given how it errs.
-        before: Quantizes and dequantizes the input; None for no quantization.
-        after: Quantizes and dequantizes the output; None for no quantization.
+        linear: FP64 original, whose weight and bias are copied.
+        held: Function that quantizes and dequantizes an FP32 weight ``(N, K)`` to the sides of a run.
+        before: Module that quantizes and dequantizes the input; None for no quantization.
+        after: Module that quantizes and dequantizes the output; None for no quantization.
     """
 
     original: Tensor
@@ -258,7 +255,7 @@ class Dequantized(nn.Module):
         return out
 
     def taken(self) -> Tensor:
-        """The weight of this run."""
+        """Computes the weight of this run."""
         if self.flips is None:
             return self.weight
         with torch.no_grad(), disable_current_modes():  # the oracle must not round once more
@@ -266,22 +263,13 @@ class Dequantized(nn.Module):
 
 
 def symmetric(weight: Tensor, scale: Tensor, side: RoundedSides) -> Tensor:
-    """An FP32 weight as int8 numbers of FP32 scales hold it, FP64."""
+    """Rounds an FP32 weight to int8 multiples of FP32 scales; returns FP64."""
     position = side.position(weight * (1.0 / scale), weight)
     return torch.round(position).clamp(-128, 127) * side.scale(scale)
 
 
 def summed(a: Tensor, b: Tensor, unit: MatrixUnit) -> Tensor:
-    """The product of float8 matrices as a matrix unit adds it up.
-
-    Args:
-        a: ``(M, K)``, FP64, with values of a float8 dtype.
-        b: ``(K, N)``, likewise.
-        unit: The unit.
-
-    Returns:
-        ``(M, N)``, FP64.
-    """
+    """Multiplies ``(M, K)`` by ``(K, N)``, FP64 with values of a float8 dtype, as a matrix unit adds up; FP64 too."""
     whole = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     part = torch.zeros_like(whole)
     exponents = _exponent(a), _exponent(b)
@@ -300,19 +288,16 @@ def summed(a: Tensor, b: Tensor, unit: MatrixUnit) -> Tensor:
 
 
 def _exponent(x: Tensor) -> Tensor:
-    """Exponents e with 1 <= ``|x|`` / 2**e < 2, and far below all others for 0."""
+    """Returns exponents e with 1 <= ``|x|`` / 2**e < 2, and for 0 one far below all others."""
     return torch.where(x == 0, -999, torch.frexp(x).exponent - 1)
 
 
 class EmulatedLinear(Dequantized):
-    """The FP64 emulation of a linear layer with an int8 weight.
+    """FP64 emulation of a linear layer with an int8 weight: see `Dequantized`.
 
     Args:
-        linear: The FP64 original.
-        dim: As in `symmetric_scale`, for the weight: -1 for one scale per output channel, None for a single one.
-        before: As in `Dequantized`.
-        after: As in `Dequantized`.
-        integer_bias: Whether the bias is rounded to int32, with the product of the two scales as its scale. The scale of
+        dim: Dimension of `symmetric_scale` of the weight: -1 for one scale per output channel, None for a single one.
+        integer_bias: True to round the bias to int32, with the product of the two scales as its scale. The scale of
             `before` must then not depend on its input.
     """
 
@@ -335,7 +320,7 @@ class EmulatedLinear(Dequantized):
 
 @dataclass
 class Ranges:
-    """Smallest and largest input and output of a layer over all calls, as in MinMaxObserver."""
+    """Ranges of the inputs and outputs of a layer over all calls, as in MinMaxObserver."""
 
     low_in: float = math.inf
     high_in: float = -math.inf
@@ -343,7 +328,7 @@ class Ranges:
     high_out: float = -math.inf
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
-        """Update the ranges; a forward hook."""
+        """Updates the ranges; a forward hook."""
         self.low_in = min(self.low_in, float(inputs[0].amin()))
         self.high_in = max(self.high_in, float(inputs[0].amax()))
         self.low_out = min(self.low_out, float(out.amin()))
@@ -351,12 +336,12 @@ class Ranges:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether quantization converts a module: a `nn.Linear`, but no subclass, such as attention's output projection."""
+    """Returns whether quantization converts a module: `nn.Linear`, but no subclass such as attention's projection."""
     return type(module) is nn.Linear
 
 
 def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Ranges]:
-    """Run the module once without quantization; returns the ranges of each linear layer's inputs and outputs."""
+    """Runs the module once without quantization; returns the ranges of each linear layer's inputs and outputs."""
     seen = {layer: Ranges() for layer in module.modules() if is_linear(layer)}
     hooks: list[RemovableHandle] = [layer.register_forward_hook(watcher) for layer, watcher in seen.items()]
     try:
@@ -369,10 +354,9 @@ def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Ran
 
 
 def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
-    """Replace each linear layer of a module in place by ``make(layer)``; a layer used twice gets one replacement.
+    """Replaces each linear layer of a module in place by ``make(layer)``; a layer used twice gets one replacement.
 
-    Returns:
-        `module`, or its replacement if it is a linear layer itself.
+    Returns `module`, or its replacement if it is a linear layer itself.
     """
     made: dict[nn.Module, nn.Module] = {}
 
@@ -390,5 +374,5 @@ def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Mo
 
 
 def eval_copy(module: nn.Module) -> nn.Module:
-    """A deep copy in evaluation mode."""
+    """Makes a deep copy in evaluation mode."""
     return copy.deepcopy(module).eval()

@@ -46,7 +46,8 @@ NEEDED = (8, 9)
 """Lowest CUDA compute capability with float8 matrix units (https://docs.nvidia.com/cuda/cuda-c-programming-guide)."""
 
 _NO_CAST = re.compile(
-    r"not implemented for '?Float8|Float8\w* (?:is )?not supported|convert Float8\w* to the \w+ backend|Could not run 'aten::"
+    r"not implemented for '?Float8|Float8\w* (?:is )?not supported"
+    r"|convert Float8\w* to the \w+ backend|Could not run 'aten::"
 )
 """Pattern of torch's errors where a device type has no float8 at all."""
 
@@ -61,14 +62,14 @@ _REFUSALS = re.compile(
     r"|(?:CU|HIP)BLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)"
     rf"|{_NO_CAST.pattern}"
 )
-"""Pattern of torch's errors where a device, its library or this torch has no such product; anything else is an error."""
+"""Pattern of torch's errors where a device, its library or this torch has no such product; others are errors."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with inputs of several dimensions, sizes that are no multiples of `TILE`, and several layers."""
 
 
 def scale_of(x: Tensor, dtype: torch.dtype, *, rows: bool) -> Tensor:
-    """FP32 scale that maps the largest magnitude to a float8 dtype's maximum: per row, ``(..., 1)``, or one, ``()``."""
+    """Computes the FP32 scale that maps the largest magnitude to a float8 maximum: per row, ``(..., 1)``, or ``()``."""
     sizes = x.float().abs()
     # `max`: in torch_xla 2.9, `amax` over all dimensions returns the tensor itself.
     largest = sizes.amax(-1, keepdim=True) if rows else sizes.max()
@@ -76,18 +77,18 @@ def scale_of(x: Tensor, dtype: torch.dtype, *, rows: bool) -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
-    """The tensor's elements in float8, of its shape, and their FP32 scale."""
+    """Casts a tensor's elements to float8, of its shape, with their FP32 scale."""
     scale = scale_of(x, dtype, rows=rows)
     limit = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-limit, limit).to(dtype), scale
 
 
 class Float8Linear(nn.Module):
-    """A linear layer that multiplies float8 operands; its output has the dtype of the input.
+    """Linear layer that multiplies float8 operands; its output has the dtype of the input.
 
     Args:
-        original: Its bias is shared.
-        dtype: The float8 dtype of both operands.
+        original: Original layer, whose bias is shared.
+        dtype: Float8 dtype of both operands.
         rows: True for one scale per token and per output channel, False for one scale per operand.
     """
 
@@ -112,14 +113,14 @@ class Float8Linear(nn.Module):
             scale_a=scale,
             scale_b=self.scale,
             out_dtype=x.dtype,
-            use_fast_accum=False,  # Hopper would keep 14 bits to the end: see `accelcheck.verify.precision.FLOAT8_UNITS`
+            use_fast_accum=False,  # Hopper would keep 14 bits to the end: `accelcheck.verify.precision.FLOAT8_UNITS`
         )
         out = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
         return out.contiguous() if self.bias is None else out + self.bias
 
 
 class WidenedLinear(nn.Module):
-    """A linear layer that stores its weight in float8, with one scale per channel, and widens it for every product."""
+    """Linear layer that stores its weight in float8, with one scale per channel, and widens it for every product."""
 
     weight: Tensor
     scale: Tensor
@@ -137,23 +138,21 @@ class WidenedLinear(nn.Module):
 
 
 class Float8Grid(nn.Module):
-    """Casts activations to float8: FP64 in, FP64 out. `flips` is as in `Quantizer`.
+    """Casts activations to float8: FP64 in, FP64 out. `flips` works as in `Quantizer`, `rows` as in `Float8Linear`.
 
     Args:
-        dtype: The float8 dtype.
-        rows: As in `Float8Linear`.
-        unit: The matrix unit whose sums the activations come from; None for sums in FP32.
+        unit: Matrix unit whose sums the activations come from; None for sums in FP32.
     """
 
     def __init__(self, dtype: torch.dtype, *, rows: bool, unit: MatrixUnit | None = None) -> None:
         super().__init__()
         self.dtype, self.rows, self.unit = dtype, rows, unit
-        # What a sum that is cut off may err by; as `RELATIVE`, it decides which values may be rounded to either side.
+        # The error of a sum that is cut off; like `RELATIVE`, it decides which values may be rounded to either side.
         self.relative = RELATIVE if unit is None else max(RELATIVE, 2.0**-unit.kept)
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The elements on the float8 dtype's grid, their scale, and the product of both, of the shape of `x`."""
+        """Returns the elements on the float8 grid, their scale, and the product of both, of the shape of `x`."""
         # Without dispatch modes: the oracle must not simulate rounding errors here, since `flips` accounts for them.
         with torch.no_grad(), disable_current_modes():
             single = x.float()
@@ -167,23 +166,23 @@ class Float8Grid(nn.Module):
 
 
 def on_grid(weight: Tensor, dtype: torch.dtype, side: RoundedSides, *, rows: bool) -> tuple[Tensor, Tensor]:
-    """As `quantize` of an FP32 weight, in FP64."""
+    """Quantizes an FP32 weight like `quantize`, in FP64, to a run's sides."""
     scale = scale_of(weight, dtype, rows=rows)
     return nearest(side.position(weight / scale, weight), dtype), side.scale(scale)
 
 
 def dequantized(weight: Tensor, side: RoundedSides, *, dtype: torch.dtype, rows: bool) -> Tensor:
-    """The product of what `on_grid` gives."""
+    """Multiplies the elements of `on_grid` by their scale."""
     elements, scale = on_grid(weight, dtype, side, rows=rows)
     return elements * scale
 
 
 class EmulatedProduct(Dequantized):
-    """The FP64 emulation of a `Float8Linear`. With `flips`, as in `Quantizer`, its sums are those of a matrix unit.
+    """FP64 emulation of a `Float8Linear`. With `flips`, as in `Quantizer`, its sums are those of a matrix unit.
 
     Args:
-        layer: The FP64 original.
-        grid: Casts the input. Its unit is None for sums in FP32, whose rounding errors the oracle simulates by itself.
+        layer: FP64 original.
+        grid: Cast of the input. Its unit is None for sums in FP32, whose rounding errors the oracle simulates itself.
     """
 
     def __init__(self, layer: nn.Linear, grid: Float8Grid) -> None:
@@ -197,7 +196,7 @@ class EmulatedProduct(Dequantized):
             return out
         with torch.no_grad(), disable_current_modes():
             held, own = on_grid(self.original, self.grid.dtype, RoundedSides(self.flips), rows=self.grid.rows)
-            # Which products meet in one step is the kernel's choice.
+            # The kernel chooses the products that meet in one step.
             order = torch.randperm(x.shape[-1], generator=self.flips)
             rows, columns = elements.reshape(-1, x.shape[-1])[:, order], held.t()[order]
             wrong = (summed(rows, columns, self.grid.unit) - rows @ columns).reshape(out.shape)
@@ -207,15 +206,15 @@ class EmulatedProduct(Dequantized):
 
 @dataclass(frozen=True)
 class Float8Scheme:
-    """Makes the FP64 emulation of a module whose linear layers multiply float8 operands: as `Technique.emulate`.
+    """Makes the FP64 emulation of a module whose linear layers multiply float8 operands: see `Technique.emulate`.
 
-    A plain value, so that it can be sent to the process that computes oracles as it is.
+    A plain value, which can be pickled for the process that computes oracles.
 
     Attributes:
-        dtype: The float8 dtype of both operands.
-        rows: As in `Float8Linear`.
-        unit: The device's matrix unit; None for sums in FP32.
-        whole_tiles: Whether layers whose sizes are no multiples of `TILE` are left alone.
+        dtype: Float8 dtype of both operands.
+        rows: Argument of `Float8Linear`.
+        unit: Matrix unit of the device; None for sums in FP32.
+        whole_tiles: True to leave layers alone whose sizes are no multiples of `TILE`.
     """
 
     dtype: torch.dtype
@@ -227,7 +226,7 @@ class Float8Scheme:
         return replaced(eval_copy(module), self.layer)
 
     def layer(self, original: nn.Linear) -> nn.Module:
-        """The emulation of one layer."""
+        """Makes the emulation of one layer."""
         if self.whole_tiles and any(size % TILE for size in original.weight.shape):
             return original
         return EmulatedProduct(original, Float8Grid(self.dtype, rows=self.rows, unit=self.unit))
@@ -243,31 +242,25 @@ class Float8Scheme:
 
 
 def widened(layer: nn.Linear, dtype: torch.dtype) -> Dequantized:
-    """The FP64 emulation of a `WidenedLinear`."""
+    """Makes the FP64 emulation of a `WidenedLinear`."""
     return Dequantized(layer, partial(dequantized, dtype=dtype, rows=True))
 
 
 def unit_of(device: Device) -> MatrixUnit | None:
-    """The float8 matrix unit of a device; None where it is not known, or none but FP32's accumulator is."""
+    """Returns the float8 matrix unit of a device; None where it is not known, or only FP32's accumulator is."""
     if not device.has("torch-cuda") or torch.version.hip is not None or not torch.cuda.is_available():
         return None
     return FLOAT8_UNITS.get(torch.cuda.get_device_capability())
 
 
 def sums(unit: MatrixUnit | None) -> Evidence:
-    """What the sums of float8 products are held to: no proof that anything ran, and always engaged."""
+    """Makes evidence, for information only, of the unit whose rounding the sums of float8 products may have."""
     held = "FP32: nothing else is known of this chip" if unit is None else unit.name
     return Evidence("sums of float8 products are held to (for information)", held, engaged=True)
 
 
 def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -> Capability:
-    """Whether the device multiplies a float8 dtype, tried with a product of ones.
-
-    Args:
-        device: Open.
-        dtype: The float8 dtype of the operands.
-        out: Dtype of the output.
-        rows: As in `Float8Linear`.
+    """Tells whether the open device multiplies a float8 dtype to dtype `out`, tried with a product of ones.
 
     Raises:
         RuntimeError: The product is wrong, or raised something that is not one of `_REFUSALS`.
@@ -287,7 +280,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
         return unsupported(Code.NO_FEATURE, reason, tried=True)
     if strays := device.fallbacks():
         return _left(device, strays)
-    # The elements' sum is exact in every unit; the two scales, their product and what they multiply are rounded to FP32.
+    # The elements' sum is exact in every unit; the two scales, their product and the result are rounded to FP32.
     if not bool(((got.double() / TILE - 1).abs() <= 4 * UNIT_ROUNDOFF["float32"]).all()):
         raise RuntimeError(f"{device.name}: sums of {TILE} products of ones in {dtype}: expected {TILE}, got {got}")
     return BY_TRIAL
@@ -299,19 +292,12 @@ def _left(device: Device, strays: Iterable[str]) -> Capability:
 
 
 def is_product(operator: Operator, dtype: torch.dtype) -> bool:
-    """Whether an operator multiplies two operands of a float8 dtype."""
+    """Returns whether an operator multiplies two operands of a float8 dtype."""
     return operator.name == "aten::_scaled_mm" and [seen for seen, _, _ in operator.inputs[:2]] == [dtype] * 2
 
 
 class ScaledProduct(Replacing):
-    """Replaces every linear layer by a `Float8Linear`.
-
-    Args:
-        name: As `Technique.name`.
-        dtype: The float8 dtype.
-        rows: As in `Float8Linear`.
-        level: As `Technique.level`.
-    """
+    """Replaces every linear layer by a `Float8Linear`."""
 
     family = "precision"
     source = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_mm.html"
@@ -328,7 +314,7 @@ class ScaledProduct(Replacing):
         self.promise = f"Linear layers multiply {self.format} activations and weights, with one scale per {each}."
 
     def capability(self, device: Device) -> Capability:
-        """Whether one of FP32 and bfloat16 outputs works, by trial: kernels differ in the outputs that they support.
+        """Tries FP32 and bfloat16 outputs, of which one must work: kernels differ in the outputs that they support.
 
         From here on, `oracle` and `emulate` are those for the device.
         """
@@ -342,7 +328,7 @@ class ScaledProduct(Replacing):
 
     @property
     def emulate(self) -> Float8Scheme:  # a callable value, which the oracle's process gets as it is now
-        """The FP64 emulation for the device that was last asked about."""
+        """FP64 emulation for the device that was last asked about."""
         return Float8Scheme(self.stored, self.rows, self.unit)
 
     def make(self, linear: nn.Linear) -> nn.Module:
@@ -380,7 +366,7 @@ class WeightOnly(Replacing):
     action = "float8 weights widened for a product"
 
     def capability(self, device: Device) -> Capability:
-        """Whether numbers that are exact in float8 survive a cast there and back, by trial."""
+        """Tries whether numbers that are exact in float8 survive a cast there and back."""
         held = torch.tensor([448.0, -0.001953125, 1.125])
         device.reset_fallbacks()
         try:
@@ -409,7 +395,7 @@ class WeightOnly(Replacing):
 
 
 def _padded(x: Tensor, dim: int, value: float = 0.0) -> Tensor:
-    """A matrix with `value` appended along a dimension, up to a multiple of `TILE`."""
+    """Appends `value` to a matrix along a dimension, up to a multiple of `TILE`."""
     missing = -x.shape[dim] % TILE
     if not missing:
         return x.contiguous()

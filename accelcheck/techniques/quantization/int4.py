@@ -21,7 +21,7 @@ LEVELS = 15
 """Number of steps from the smallest 4-bit integer to the largest."""
 
 MIDDLE = 8
-"""The integer that the kernel subtracts from each integer of 0 to `LEVELS`."""
+"""Integer that the kernel subtracts from each integer of 0 to `LEVELS`."""
 
 GROUP = 32
 """Number of weights that share a scale: the smallest group that the kernel supports."""
@@ -30,19 +30,17 @@ SMALLEST = 1e-6
 """Smallest scale, as in torchao's rule for this kernel."""
 
 TILE = 16
-"""The kernel needs a multiple of this number of output channels; other weights are padded with zeros."""
+"""Divisor of the kernel's numbers of output channels; other weights are padded with zeros."""
 
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with widths that are and are not multiples of a group, inputs of several dimensions, and several layers."""
 
 
 def quantize(weight: Tensor, side: RoundedSides | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Integers for an FP32 weight ``(N, K)``, of its shape, and the groups' scales and zero points, ``(N, K / GROUP)`` each.
+    """Quantizes an FP32 weight ``(N, K)`` to integers of its shape, scales and zero points, ``(N, K / GROUP)`` each.
 
-    With a side, scales and positions err as it says, in FP64.
-
-    The rule of torchao's ``_choose_qparams_affine_tinygemm``: the integers span the range of their group, and the zero point is
-    the floating-point number that the integer `MIDDLE` stands for.
+    With a `side`, scales and positions err to it, in FP64. The rule is torchao's ``_choose_qparams_affine_tinygemm``:
+    the integers span the range of their group, and the zero point is the real number that the integer `MIDDLE` means.
     """
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
@@ -55,7 +53,7 @@ def quantize(weight: Tensor, side: RoundedSides | None = None) -> tuple[Tensor, 
 
 
 def packed(original: nn.Linear) -> Dequantized:
-    """The FP64 emulation of `KernelLinear` and `NibbleLinear`."""
+    """Makes the FP64 emulation of `KernelLinear` and `NibbleLinear`."""
 
     def held(weight: Tensor, side: RoundedSides) -> Tensor:
         integers, scale, zero = (part.double() for part in quantize(_padded(weight, GROUP), side))
@@ -66,7 +64,7 @@ def packed(original: nn.Linear) -> Dequantized:
 
 
 def unpacked(original: nn.Linear, group: int) -> Dequantized:
-    """The FP64 emulation of a layer with torchao's asymmetric int4 weight, whose ranges always include 0."""
+    """Makes the FP64 emulation of a layer with torchao's asymmetric int4 weight, whose ranges always include 0."""
 
     def held(weight: Tensor, side: RoundedSides) -> Tensor:
         groups = weight.reshape(len(weight), -1, group)
@@ -81,10 +79,10 @@ def unpacked(original: nn.Linear, group: int) -> Dequantized:
 
 
 class KernelLinear(nn.Module):
-    """A linear layer with four bits per weight, multiplied by torch's kernel for the CPU.
+    """Linear layer with four bits per weight, multiplied by torch's kernel for the CPU.
 
     Args:
-        original: FP32 on the CPU. Its bias is shared.
+        original: FP32 layer on the CPU, whose bias is shared.
     """
 
     weight: Tensor
@@ -95,22 +93,24 @@ class KernelLinear(nn.Module):
         self.channels = original.out_features
         weight = _padded(original.weight.detach(), GROUP)
         integers, scale, zero = quantize(pad(weight, (0, 0, 0, -weight.shape[0] % TILE)))
-        self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.int(), 1))  # noqa: SLF001 - the kernel has no public name
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu  # noqa: SLF001 - the kernel has no public name
+        self.register_buffer("weight", pack(integers.int(), 1))
         self.register_buffer("scale", torch.stack([scale, zero], -1).transpose(0, 1).contiguous())
         self.bias = original.bias
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _padded(x.reshape(-1, x.shape[-1]), GROUP)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scale)  # noqa: SLF001 - as above
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001 - as above
+        product = multiply(rows, self.weight, GROUP, self.scale)
         out: Tensor = product[:, : self.channels].reshape(*x.shape[:-1], self.channels)
         return out.contiguous() if self.bias is None else out + self.bias
 
 
 class NibbleLinear(nn.Module):
-    """A linear layer with four bits per weight for every device: two weights in a byte, unpacked for every product.
+    """Linear layer with four bits per weight for every device: two weights in a byte, unpacked for every product.
 
     Args:
-        original: FP32. Its bias is shared.
+        original: FP32 layer, whose bias is shared.
     """
 
     weight: Tensor
@@ -136,10 +136,8 @@ class Int4(Replacing):
     """Replaces every linear layer by one with packed weights.
 
     Args:
-        name: As `Technique.name`.
         layer: `KernelLinear` or `NibbleLinear`.
         operator: Name of the operator that takes the packed weight; dispatched once per layer.
-        level: As `Technique.level`.
     """
 
     promise = (
@@ -171,7 +169,7 @@ class Int4(Replacing):
 
 
 def _padded(matrix: Tensor, multiple: int) -> Tensor:
-    """`matrix`, with zero columns appended up to the next multiple."""
+    """Appends zero columns to `matrix` up to the next multiple."""
     return pad(matrix, (0, -matrix.shape[1] % multiple))
 
 

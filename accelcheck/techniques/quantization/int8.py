@@ -16,7 +16,7 @@ from torch import nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, exactly, operators
 from accelcheck.techniques.quantization.emulation import (
     DynamicRange,
     EmulatedLinear,
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
-"""Torch's int8 engines. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
+"""Int8 engines of torch. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
 
 CALIBRATED_STEPS = 127
 """``quant_max`` of torch.ao's default activation observer: 7 bits, with which no engine saturates."""
 
 
 class Holder(nn.Module):
-    """A module with one child, since conversions only replace children, and the child may be a linear layer itself."""
+    """Module with one child, since conversions only replace children, and the child may be a linear layer itself."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Holder(nn.Module):
 
 
 class Quantized(Technique):
-    """Base class of techniques that quantize a copy of the module; arithmetic around the integers is in the storage dtype."""
+    """Base class of techniques that quantize a copy of the module; other arithmetic is in the storage dtype."""
 
     family = "quantization"
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})
@@ -67,20 +67,16 @@ class Quantized(Technique):
     bakes = True
 
     def admits(self, probe: Probe) -> bool:
-        """No NaN, infinities, subnormal numbers or values beyond the calibrated range, which integers cannot represent."""
+        """Refuses NaN, infinities, subnormal numbers and values beyond the calibrated range, which integers lack."""
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
-
-    def precision(self, dtype: str) -> str:
-        """The precision of the arithmetic around the integers; the oracle's emulation accounts for the quantization."""
-        return dtype
 
     @abstractmethod
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """Quantize `module`, a `Holder` of a copy, in place or not; returns the quantized module."""
+        """Quantizes `module`, a `Holder` of a copy, in place or not; returns the quantized module."""
 
     @abstractmethod
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """The FP64 emulation, see `Technique.emulate`. Every variant must have its own."""
+        """Makes the FP64 emulation, see `Technique.emulate`. Every variant must have its own."""
 
     @property
     @abstractmethod
@@ -88,7 +84,7 @@ class Quantized(Technique):
         """Name of the quantization scheme, see `Technique.oracle`."""
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        """Quantize the present parameters. Static variants calibrate on `program.inputs`, the judged ones."""
+        """Quantizes the present parameters. Static variants calibrate on `program.inputs`, the judged ones."""
         with deprecations_silenced():
             program.call = self.quantized(Holder(eval_copy(program.module)), program.inputs)
         program.around = layer_by_layer  # the fast path of attention takes the parameters of layers that are replaced
@@ -100,7 +96,7 @@ class Replacing(Quantized):
     Attributes:
         layer: Class of the layers.
         stored: Dtype of their weights.
-        action: What a run does with each weight once, in words for evidence.
+        action: Operation that a run does once with each weight, in words for evidence.
     """
 
     layer: type[nn.Module]
@@ -109,15 +105,15 @@ class Replacing(Quantized):
 
     @abstractmethod
     def make(self, linear: nn.Linear) -> nn.Module:
-        """The layer that replaces `linear` and shares its bias."""
+        """Makes the layer that replaces `linear` and shares its bias."""
 
     @abstractmethod
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        """The FP64 emulation of that layer."""
+        """Makes the FP64 emulation of that layer."""
 
     @abstractmethod
     def is_action(self, operator: Operator) -> bool:
-        """Whether an operator of the judged run does what `action` says."""
+        """Returns whether an operator of the judged run is the `action`."""
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         return replaced(module, self.make)
@@ -132,18 +128,14 @@ class Replacing(Quantized):
         runs = operators(log).having(self.is_action)
         held = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield Evidence("linear layers left as they were = 0", left, engaged=left == 0)
+        yield exactly("linear layers left as they were", left, 0)
         yield Evidence(f"{self.action} >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield stored_as(str(self.stored), (layer.get_buffer("weight").dtype for layer in layers))
         yield from sizes(program.module, as_module(program.call), held)
 
 
 class Engine(Quantized):
-    """A variant of torch.ao.quantization, with one of its engines.
-
-    Args:
-        engine: One of `ENGINES`, or None for torch's default.
-    """
+    """Variant of torch.ao.quantization with one of the `ENGINES`, or with torch's default for None."""
 
     source = "https://docs.pytorch.org/docs/stable/quantization.html"
     watch = ProfilerLog
@@ -173,10 +165,8 @@ class Engine(Quantized):
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} has no torch.ao.quantization")
         supported = torch.backends.quantized.supported_engines
         if self.engine not in supported or self.engine == "none":
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"this torch build lacks the engine {self.engine!r}; it has {', '.join(sorted(supported))}",
-            )
+            reason = f"this torch build lacks the engine {self.engine!r}; it has {', '.join(sorted(supported))}"
+            return unavailable(Code.WRONG_BUILD, reason)
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -195,7 +185,7 @@ class Engine(Quantized):
         active = torch.backends.quantized.engine
         weights: list[torch.Tensor] = [layer.weight() for layer in layers]
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield Evidence("linear layers left in floating point = 0", left, engaged=left == 0)
+        yield exactly("linear layers left in floating point", left, 0)
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield Evidence(f"engine is {self.engine}", active, engaged=active == self.engine)
         yield stored_as("torch.qint8", (weight.dtype for weight in weights))
@@ -212,7 +202,7 @@ class DynamicInt8(Engine):
 
     @property
     def steps(self) -> int:
-        """Steps of the activation's range: torch.ao sets ``reduce_range``, which qnnpack ignores (qlinear_dynamic.cpp)."""
+        """Steps of activation ranges: torch.ao sets ``reduce_range``, which qnnpack ignores (qlinear_dynamic.cpp)."""
         return 255 if self.engine == "qnnpack" else 127
 
     @property
@@ -220,9 +210,8 @@ class DynamicInt8(Engine):
         return f"int8-dynamic-{self.steps}"
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        from torch.ao.quantization import quantize_dynamic
-
-        out: nn.Module = quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)  # type: ignore[no-untyped-call]  # torch.ao is untyped
+        ao: Any = importlib.import_module("torch.ao.quantization")
+        out: nn.Module = ao.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)
         return out
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
@@ -236,8 +225,8 @@ class DynamicInt8(Engine):
 class StaticInt8(Engine):
     """Weights, activations and outputs with fixed scales, calibrated on the inputs of the judged run.
 
-    Each linear layer is wrapped separately, so that every module can be quantized. Calibration uses the judged inputs because
-    the oracle has no others, and must find the same ranges.
+    Each linear layer is wrapped separately, so that every module can be quantized. Calibration uses the judged inputs
+    because the oracle has no others, and must find the same ranges.
     """
 
     scheme = "int8-static"
@@ -254,19 +243,18 @@ class StaticInt8(Engine):
         return "int8-static-per-channel" if self._per_channel else "int8-static-per-tensor-integer-bias"
 
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        from torch.ao import quantization as ao
-
+        ao: Any = importlib.import_module("torch.ao.quantization")
         qconfig = ao.default_per_channel_qconfig if self._per_channel else ao.default_qconfig
 
         def wrap(linear: nn.Linear) -> nn.Module:
-            wrapper = ao.QuantWrapper(linear)
-            wrapper.qconfig = qconfig  # type: ignore[assignment]  # nn.Module declares attributes as tensors or modules
+            wrapper: nn.Module = ao.QuantWrapper(linear)
+            wrapper.qconfig = qconfig
             return wrapper
 
-        prepared = ao.prepare(replaced(module, wrap).eval(), inplace=True)  # type: ignore[no-untyped-call]  # torch.ao is untyped
+        prepared = ao.prepare(replaced(module, wrap).eval(), inplace=True)
         with torch.no_grad():
             prepared(*inputs)
-        out: nn.Module = ao.convert(prepared, inplace=True)  # type: ignore[no-untyped-call]  # as above
+        out: nn.Module = ao.convert(prepared, inplace=True)
         return out
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
@@ -287,13 +275,13 @@ class StaticInt8(Engine):
 
 
 def count(module: nn.Module, test: Callable[[nn.Module], bool]) -> int:
-    """Number of submodules that pass a test; one that is registered twice counts twice."""
+    """Counts the submodules that pass a test; one that is registered twice counts twice."""
     return sum(1 for _, part in module.named_modules(remove_duplicate=False) if test(part))
 
 
 @contextmanager
 def engine_set(engine: str) -> Iterator[None]:
-    """Context in which torch uses this quantized engine."""
+    """Makes torch use this quantized engine inside the context."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = engine
     try:
@@ -304,7 +292,7 @@ def engine_set(engine: str) -> Iterator[None]:
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
-    """Context without the warnings that torch.ao.quantization is deprecated, and without its advice on observers."""
+    """Silences the warnings that torch.ao.quantization is deprecated, and its advice on observers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -315,7 +303,7 @@ def deprecations_silenced() -> Iterator[None]:
 
 
 def as_module(call: Any) -> nn.Module:
-    """`Program.call`, checked to be a module.
+    """Checks that a `Program.call` is a module, and returns it.
 
     Raises:
         TypeError: It is no module.
@@ -326,37 +314,36 @@ def as_module(call: Any) -> nn.Module:
 
 
 def modules(call: Any) -> Iterable[nn.Module]:
-    """All submodules of the quantized module; those that are registered twice come twice."""
+    """Lists all submodules of the quantized module; those that are registered twice come twice."""
     return (part for _, part in as_module(call).named_modules(remove_duplicate=False))
 
 
-def stored_as(wanted: str, found: Iterable[torch.dtype]) -> Evidence:
-    """Evidence that all weights have the dtype `wanted`, such as ``torch.int8``."""
-    seen = sorted({str(dtype) for dtype in found})
+def stored_as(wanted: str, dtypes: Iterable[torch.dtype]) -> Evidence:
+    """Makes evidence that all weights have the dtype `wanted`, such as ``torch.int8``."""
+    seen = sorted({str(dtype) for dtype in dtypes})
     return Evidence(f"dtype of the weights is {wanted}", ", ".join(seen) or "no weights", engaged=seen == [wanted])
 
 
 def sizes(
     plain: nn.Module, quantized: nn.Module, after: int, converted: Callable[[nn.Module], bool] = is_linear
 ) -> Iterator[Evidence]:
-    """Evidence that the weights take less memory than in FP32, and the model a smaller file.
+    """Yields evidence that the weights take less memory than in FP32, and the model a smaller file.
 
     Args:
-        plain: The original module.
-        quantized: The quantized module.
+        plain: Original module.
+        quantized: Quantized module.
         after: Bytes of the quantized weights in memory.
-        converted: Which layers of `plain` are quantized.
+        converted: Predicate of the layers of `plain` that are quantized.
     """
     parts = plain.named_modules(remove_duplicate=False)
     before = sum(4 * part.weight.numel() for _, part in parts if isinstance(part, nn.Linear) and converted(part))
-    yield Evidence(
-        "bytes of the weights fall from FP32's by half or more", f"{before} -> {after}", engaged=0 < after <= before / 2
-    )
+    claim = "bytes of the weights fall from FP32's by half or more"
+    yield Evidence(claim, f"{before} -> {after}", engaged=0 < after <= before / 2)
     yield smaller_file(plain, quantized, before)
 
 
 def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of the file that ``torch.save`` writes for a state, and how many of these are elements of tensors."""
+    """Counts the bytes of the file that ``torch.save`` writes for a state, and those of tensors' elements in it."""
     file = io.BytesIO()
     torch.save(state, file)
     with zipfile.ZipFile(file) as archive:
@@ -365,26 +352,23 @@ def on_disk(state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _tied(module: nn.Module) -> list[str]:
-    """Weights of linear layers that other modules hold too, such as the table of a language model: one name each."""
+    """Names the weights of linear layers that other modules hold too, such as the table of a language model, once."""
     heads = {f"{name}.weight" for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
     state = module.state_dict()
     others = {value.data_ptr() for name, value in state.items() if name not in heads}
-    return [
-        *{
-            value.data_ptr(): name for name, value in state.items() if name in heads and value.data_ptr() in others
-        }.values()
-    ]
+    tied = ((value.data_ptr(), name) for name, value in state.items() if name in heads)
+    return [*{address: name for address, name in tied if address in others}.values()]
 
 
 def smaller_file(plain: nn.Module, quantized: nn.Module, weights: int) -> Evidence:
-    """Evidence that elements take at least a third of the FP32 weights' bytes less in the quantized model's file.
+    """Makes evidence that elements take at least a third of the FP32 weights' bytes less in the quantized model's file.
 
-    int8 saves three quarters of these bytes. torch.ao adds 16 bytes per channel, a quarter for channels with 16 inputs. Only
-    elements are compared, because everything else in the file of a small model is as large as its weights.
+    int8 saves three quarters of these bytes. torch.ao adds 16 bytes per channel, a quarter for channels with 16 inputs.
+    Only elements are compared, because everything else in the file of a small model is as large as its weights.
 
     Args:
-        plain: The original model; counted as if it were FP32.
-        quantized: The quantized model.
+        plain: Original model; counted as if it were FP32.
+        quantized: Quantized model.
         weights: Bytes of the quantized layers' weights in FP32.
 
     Returns:
@@ -400,11 +384,8 @@ def smaller_file(plain: nn.Module, quantized: nn.Module, weights: int) -> Eviden
         if all(value.device.type == "cpu" for value in full.values()):
             raise
         return Evidence.unseen(claim, f"torch.save: {type(error).__name__}: {str(error).splitlines()[0]}")
-    return Evidence(
-        claim,
-        f"{before} -> {after} (whole file {file} -> {smaller})",
-        engaged=before - after >= weights / 3 > 0,
-    )
+    told = f"{before} -> {after} (whole file {file} -> {smaller})"
+    return Evidence(claim, told, engaged=before - after >= weights / 3 > 0)
 
 
 TECHNIQUES: tuple[Technique, ...] = tuple(

@@ -14,7 +14,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
-from accelcheck.techniques.observe import ProfilerLog, operators
+from accelcheck.techniques.observe import ProfilerLog, at_least, operators
 from accelcheck.techniques.quantization.emulation import (
     EmulatedLinear,
     FixedRange,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 STEPS = 255
-"""The quantizer's default ``quant_max`` for activations."""
+"""Default ``quant_max`` of the quantizer for activations."""
 
 _CONVERTED = "converted graph"
 _PT2E = "torchao.quantization.pt2e"
@@ -59,7 +59,7 @@ class ExportedInt8(Quantized):
     )
 
     def admits(self, probe: Probe) -> bool:
-        """No probe with other shapes: the graph is exported for one."""
+        """Refuses probes with other shapes: the graph is exported for one."""
         return super().admits(probe) and not probe.reshapes
 
     def capability(self, device: Device) -> Capability:
@@ -96,7 +96,7 @@ class ExportedInt8(Quantized):
         yield from sizes(program.module, graph, sum(weight.nbytes for weight in weights))
 
     def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
-        """Evidence from the log that `wanted` layers ran quantized."""
+        """Yields evidence from the log that `wanted` layers ran quantized."""
         # Layers that share an input share its quantization, and each dequantizes it.
         least = {"quantize_per_tensor": 1, "dequantize_per_tensor": wanted, "dequantize_per_channel": wanted}
         for operator, number in least.items():
@@ -116,14 +116,14 @@ class Lowered(ExportedInt8):
     watch = ProfilerLog
 
     def admits(self, probe: Probe) -> bool:
-        """No probes: int8-pt2e-static runs them with the same quantization, and need not compile."""
+        """Refuses all probes: int8-pt2e-static runs them with the same quantization, and need not compile."""
         return False
 
     def capability(self, device: Device) -> Capability:
         if not device.has("inductor-cpp") or platform.machine().lower() not in {"x86_64", "amd64"}:
             return unsupported(Code.NO_BACKEND, f"inductor lowers pt2e graphs on x86 processors, not on {device.name}")
-        found = inductor_capability(device)
-        return pt2e_capability() if found.ok else found
+        inductor = inductor_capability(device)
+        return pt2e_capability() if inductor.ok else inductor
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
@@ -134,8 +134,7 @@ class Lowered(ExportedInt8):
         program.around = lambda: settings.patch(freezing=True)
 
     def ran(self, log: Log, wanted: int) -> Iterator[Evidence]:
-        graphs = inductor_graphs()
-        yield Evidence("graphs compiled by inductor >= 1", graphs, engaged=graphs >= 1)
+        yield at_least("graphs compiled by inductor", inductor_graphs())
         runs = log.count("onednn::qlinear_pointwise(_binary)?")
         yield Evidence(f"onednn::qlinear_pointwise >= {wanted}", runs, engaged=runs >= wanted >= 1)
 
@@ -145,10 +144,9 @@ class Lowered(ExportedInt8):
 
 @cache
 def pt2e_capability() -> Capability:
-    """Whether torchao is installed and has pt2e quantization for x86."""
-    found = torchao_capability("Int8WeightOnlyConfig")
-    if not found.ok:
-        return found
+    """Tells whether torchao is installed and has pt2e quantization for x86."""
+    if not (torchao := torchao_capability("Int8WeightOnlyConfig")).ok:
+        return torchao
     try:
         for part in ("quantize_pt2e", "quantizer.x86_inductor_quantizer"):
             importlib.import_module(f"{_PT2E}.{part}")
@@ -158,7 +156,7 @@ def pt2e_capability() -> Capability:
 
 
 def _quantizer() -> Any:
-    """The quantizer for x86, for linear layers only, with ranges from the smallest to the largest value.
+    """Makes the quantizer for x86, for linear layers only, with ranges from the smallest to the largest value.
 
     By default it takes ranges from histograms, which differ between FP32 and FP64 by more than rounding.
     """
@@ -186,7 +184,7 @@ def _quantizer() -> Any:
 
 
 def _pruned(graph: GraphModule) -> GraphModule:
-    """Remove the FP32 weights that conversion keeps next to the int8 ones, and that no operator reads."""
+    """Removes the FP32 weights that conversion keeps next to the int8 ones, and that no operator reads."""
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     for name in [name for name, _ in graph.named_parameters() if name not in read]:
         owner, _, own = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""torchao's quantization-aware training and conversion, and the FP64 emulation of such a training."""
+"""Quantization-aware training and conversion by torchao, and the FP64 emulation of such a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import exactly, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
 from accelcheck.techniques.quantization.int8 import count
 from accelcheck.techniques.quantization.torchao import torchao_capability
@@ -53,8 +53,8 @@ class _Straight(torch.autograd.Function):
 class FakeQuantizer(nn.Module):
     """Quantizes rows to int8 and back, FP64 in and out. Gradients pass where nothing is clipped.
 
-    The rules of torchao's ``IntxFakeQuantizer``: an affine range per token for activations, a symmetric one per channel for
-    weights. `flips` is as in `accelcheck.techniques.quantization.emulation.Quantizer`, and also applies to zero points.
+    The rules of torchao's ``IntxFakeQuantizer``: an affine range per token for activations, a symmetric one per channel
+    for weights. `flips` works as in `accelcheck.techniques.quantization.emulation.Quantizer`, also for zero points.
     """
 
     def __init__(self, *, symmetric: bool) -> None:
@@ -86,7 +86,7 @@ class FakeQuantizer(nn.Module):
 
 
 class FakeQuantized(nn.Module):
-    """A linear layer with fake-quantized operands, in FP64, with the parameters of the original."""
+    """Linear layer with fake-quantized operands, in FP64, with the parameters of the original."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -104,7 +104,10 @@ class Qat(Technique):
     family = "quantization"
     requires = frozenset({"linear"})
     workloads = _WORKLOADS
-    promise = "Training uses int8 activations (one range per token) and weights (one scale per channel); conversion keeps both."
+    promise = (
+        "Training uses int8 activations (one range per token) and weights (one scale per channel); conversion keeps "
+        "both."
+    )
     source = "https://docs.pytorch.org/ao/stable/workflows/qat.html"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING})
     level = 2
@@ -139,29 +142,29 @@ class Qat(Technique):
 
 
 def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, Tensor]) -> Iterator[Evidence]:
-    """Evidence that converted layers have the weights and outputs of the fake-quantized ones, on the same inputs."""
-    found = {name: part for name, part in converted.named_modules() if name in layers and is_linear(part)}
+    """Yields evidence that converted layers have the weights and outputs of the fake-quantized ones on equal inputs."""
+    parts = {name: part for name, part in converted.named_modules() if name in layers and is_linear(part)}
     kinds = sum(
-        type(getattr(part.weight, "data", None)).__name__ == "IntxUnpackedToInt8Tensor" for part in found.values()
+        type(getattr(part.weight, "data", None)).__name__ == "IntxUnpackedToInt8Tensor" for part in parts.values()
     )
-    yield Evidence(f"layers converted to int8 weights = {len(layers)}", kinds, engaged=kinds == len(layers))
+    yield exactly("layers converted to int8 weights", kinds, len(layers))
     changed, worst = 0, 0.0
     with torch.no_grad():
         for name, layer in layers.items():
-            part: Any = found.get(name)
+            part: Any = parts.get(name)
             if part is None:
                 continue
             weight = layer.weight_fake_quantizer(layer.weight)
             changed += int((part.weight.dequantize() != weight).sum())
             given = layer.activation_fake_quantizer(inputs[name])
-            # Two sums of K products and a bias, in any order, differ by at most 2 (K + 1) u times the sum of magnitudes.
+            # Two sums of K products and a bias, in any order, differ by at most 2 (K + 1) u times the magnitudes' sum.
             sizes = F.linear(given.abs(), weight.abs(), None if layer.bias is None else layer.bias.abs())
             most = 2 * (weight.shape[1] + 1) * UNIT * sizes
             apart = (part(inputs[name]) - layer(inputs[name])).abs()
             worst = max(worst, float((apart / most.clamp(min=torch.finfo(torch.float32).tiny)).max()))
-    yield Evidence("elements of weights that conversion changed = 0", changed, engaged=changed == 0 < len(found))
+    yield Evidence("elements of weights that conversion changed = 0", changed, engaged=changed == 0 < len(parts))
     claim = "difference of converted layers' outputs, relative to the rounding bound of their sums <= 1"
-    yield Evidence(claim, round(worst, 4), engaged=worst <= 1.0 and bool(found))
+    yield Evidence(claim, round(worst, 4), engaged=worst <= 1.0 and bool(parts))
 
 
 def _fake(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -170,7 +173,7 @@ def _fake(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _inputs(program: Program, layers: dict[str, nn.Module]) -> dict[str, Tensor]:
-    """The input of each layer, by name, in evaluation mode and with the present parameters."""
+    """Records the input of each layer, by name, in evaluation mode and with the present parameters."""
     seen: dict[str, Tensor] = {}
 
     def watch(name: str, layer: nn.Module) -> Any:

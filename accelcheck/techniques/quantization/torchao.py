@@ -1,4 +1,4 @@
-"""torchao's ``quantize_``: int8, float8 and int4 weights for linear layers. Forward only."""
+"""Quantization by torchao's ``quantize_``: int8, float8 and int4 weights for linear layers. Forward only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
 class TorchAO(Quantized):
-    """torchao's ``quantize_`` with a configuration of version 2, which turns weights into tensor subclasses."""
+    """Quantization by ``quantize_`` with a configuration of version 2, which turns weights into tensor subclasses."""
 
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_quantization.html"
     config: str
@@ -59,11 +59,11 @@ class TorchAO(Quantized):
         return torchao_capability(self.config)
 
     def converts(self, layer: nn.Module) -> bool:
-        """Whether a layer is to be quantized; by default, every linear layer is."""
+        """Returns whether a layer is to be quantized; by default, every linear layer is."""
         return is_linear(layer)
 
     def settings(self, torchao: Any) -> dict[str, Any]:
-        """Arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
+        """Makes the arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
         # By default, `quantize_` changes inductor's configuration for the rest of the process.
         return {"set_inductor_config": False}
 
@@ -75,26 +75,20 @@ class TorchAO(Quantized):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = count(program.module, self.converts)
-        weights = [
+        weights: list[Any] = [
             layer.weight for layer in modules(program.call) if isinstance(layer, nn.Linear) and self.converts(layer)
         ]
-        kinds = [type(weight.data).__name__ for weight in weights]
-        tensors = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == self.tensor]
-        held: list[torch.Tensor] = [weight.qdata for weight in tensors]  # type: ignore[attr-defined]  # torchao's own
-        yield Evidence(
-            f"linear layers with a weight of type {self.tensor} = {wanted} >= 1",
-            len(tensors),
-            engaged=len(tensors) == wanted >= 1,
-        )
-        yield stored_as(str(self.stored), (values.dtype for values in held))
-        yield from sizes(
-            program.module, as_module(program.call), sum(in_memory(weight.data) for weight in tensors), self.converts
-        )
+        tensors = [weight for weight in weights if type(weight.data).__name__ == self.tensor]
+        claim = f"linear layers with a weight of type {self.tensor} = {wanted} >= 1"
+        yield Evidence(claim, len(tensors), engaged=len(tensors) == wanted >= 1)
+        yield stored_as(str(self.stored), (weight.qdata.dtype for weight in tensors))
+        after = sum(in_memory(weight.data) for weight in tensors)
+        yield from sizes(program.module, as_module(program.call), after, self.converts)
         yield self.ran(log, wanted)
 
     @abstractmethod
     def ran(self, log: Log, wanted: int) -> Evidence:
-        """Evidence from the log that `wanted` layers computed with their stored weights."""
+        """Makes evidence from the log that `wanted` layers computed with their stored weights."""
 
 
 class TorchAODynamic(TorchAO):
@@ -106,8 +100,8 @@ class TorchAODynamic(TorchAO):
     oracle = "int8-token-channel"
 
     def capability(self, device: Device) -> Capability:
-        found = super().capability(device)
-        return BY_TRIAL if found.ok and not device.has("integer-products") else found
+        torchao = super().capability(device)
+        return BY_TRIAL if torchao.ok and not device.has("integer-products") else torchao
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if not device.has("integer-products"):  # `torchao.kernel.safe_int_mm` may widen both operands
@@ -115,7 +109,7 @@ class TorchAODynamic(TorchAO):
         super().prepare(program, mode, device)
 
     def _try(self, device: Device) -> None:
-        """See whether a product of this device is one of integers.
+        """Tries whether the device multiplies integers.
 
         Raises:
             Unsupported: torchao widens the int8 values first.
@@ -126,12 +120,13 @@ class TorchAODynamic(TorchAO):
             tried(torch.ones(16, 16, device=device.torch_device()))
         if not self.ran(log, 1).engaged:
             made = sorted({str(dtype) for op in log.operators if op.name == "aten::mm" for dtype, _, _ in op.inputs})
-            reason = f"torchao multiplies no int8 values on {device.name}: it widens them to {', '.join(made) or 'another dtype'}"
+            fact = f"it widens them to {', '.join(made) or 'another dtype'}"
+            reason = f"torchao multiplies no int8 values on {device.name}: {fact}"
             raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         return replaced(
-            eval_copy(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, low=-128, high=127))
+            eval_copy(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, -128, 127))
         )
 
     def ran(self, log: Log, wanted: int) -> Evidence:
@@ -156,23 +151,22 @@ class TorchAOWeightOnly(TorchAO):
 
 
 def torchao_quantization() -> Any:
-    """The module ``torchao.quantization``."""
+    """Imports the module ``torchao.quantization``."""
     with torchao_imported():
         return importlib.import_module("torchao.quantization")
 
 
 @cache
 def torchao_capability(name: str) -> Capability:
-    """Whether torchao is installed, imports with this torch, and has version 2 of a configuration, which oracles emulate."""
+    """Tells whether torchao imports with this torch, and has version 2 of a configuration, which oracles emulate."""
     if importlib.util.find_spec("torchao") is None:
         return unavailable(Code.NO_PACKAGE, "torchao is not installed", AO_PACKAGE)
     pair = f"torchao {importlib.metadata.version('torchao')} with torch {torch.__version__}"
     try:
         quantization = torchao_quantization()
     except (ImportError, AttributeError, RuntimeError) as error:
-        return unavailable(
-            Code.WRONG_VERSION, f"{pair} does not import: {error}", "install matching versions of torch and torchao"
-        )
+        advice = "install matching versions of torch and torchao"
+        return unavailable(Code.WRONG_VERSION, f"{pair} does not import: {error}", advice)
     config = getattr(quantization, name, None)
     versions = [] if config is None else [field.default for field in fields(config) if field.name == "version"]
     if versions != [2]:
@@ -205,7 +199,7 @@ class Float8WeightOnly(TorchAO):
 
 
 class Float8Dynamic(Float8WeightOnly):
-    """float8 weights and activations, one scale per tensor. Layers whose sizes are no multiples of a tile are left alone."""
+    """float8 weights and activations, one scale per tensor. Layers whose sizes are no multiples of a tile stay."""
 
     name = "float8-torchao-dynamic"
     promise = "Linear layers multiply float8 activations by float8 weights, with one scale per tensor."
@@ -215,29 +209,30 @@ class Float8Dynamic(Float8WeightOnly):
         self.unit: MatrixUnit | None = None
 
     def capability(self, device: Device) -> Capability:
-        """CUDA, ROCm and XPU, by trial: torchao refuses other hardware, even where ``torch._scaled_mm`` works.
+        """Tries CUDA, ROCm and XPU: torchao refuses other hardware, even where ``torch._scaled_mm`` works.
 
         From here on, `oracle` and `emulate` are those for the device.
         """
         self.unit = float8.unit_of(device)
         if not device.has("float8-products"):
-            return unsupported(
-                Code.NO_FEATURE,
-                f"torchao supports dynamic float8 only on CUDA, ROCm and XPU, not on {device.name}",
-            )
-        found = super().capability(device)
-        return float8.tried(device, self.stored, torch.float32, rows=False) if found.ok else found
+            reason = f"torchao supports dynamic float8 only on CUDA, ROCm and XPU, not on {device.name}"
+            return unsupported(Code.NO_FEATURE, reason)
+        torchao = super().capability(device)
+        return float8.tried(device, self.stored, torch.float32, rows=False) if torchao.ok else torchao
 
     def converts(self, layer: nn.Module) -> bool:
-        return (
-            isinstance(layer, nn.Linear) and is_linear(layer) and not any(n % float8.TILE for n in layer.weight.shape)
-        )
+        whole = isinstance(layer, nn.Linear) and not any(size % float8.TILE for size in layer.weight.shape)
+        return whole and is_linear(layer)
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         # With the fast one, sums on Hopper GPUs keep 14 bits to the end.
         exactly = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
-        one = torchao.PerTensor()
-        return super().settings(torchao) | {"activation_dtype": self.stored, "granularity": one, "mm_config": exactly}
+        scales = torchao.PerTensor()
+        return super().settings(torchao) | {
+            "activation_dtype": self.stored,
+            "granularity": scales,
+            "mm_config": exactly,
+        }
 
     @property
     def oracle(self) -> str:  # type: ignore[override]  # the weight-only variant's is the same on every device
@@ -246,7 +241,7 @@ class Float8Dynamic(Float8WeightOnly):
 
     @property
     def emulate(self) -> float8.Float8Scheme:  # as in `float8.ScaledProduct`
-        """The FP64 emulation for the device that was last asked about."""
+        """FP64 emulation for the device that was last asked about."""
         return float8.Float8Scheme(self.stored, rows=False, unit=self.unit, whole_tiles=True)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -261,15 +256,15 @@ class Float8Dynamic(Float8WeightOnly):
 class Int4WeightOnly(TorchAO):
     """4-bit weights, each stored in a byte, floating-point activations. Runs on every device.
 
-    Not torchao's `Int4WeightOnlyConfig`: none of its packings runs on a CPU in FP32 (torchao 0.18). Packed weights are in
-    `accelcheck.techniques.quantization.int4`.
+    None of the packings of torchao's `Int4WeightOnlyConfig` runs on a CPU in FP32 (torchao 0.18). Packed weights are
+    in `accelcheck.techniques.quantization.int4`.
     """
 
     name = "int4-torchao-weight-only"
     level = 2
     promise = (
-        f"Linear layers store 4-bit weights (one scale and zero point per group of {GROUP}); activations stay in floating "
-        "point."
+        f"Linear layers store 4-bit weights (one scale and zero point per group of {GROUP}); activations stay in "
+        "floating point."
     )
     config = "IntxWeightOnlyConfig"
     tensor = "IntxUnpackedToInt8Tensor"

@@ -26,6 +26,7 @@ from accelcheck.core.quiet import copied_trees, without
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
+from accelcheck.techniques.observe import at_least, counted, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,32 +57,31 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "tensor(bool)": torch.bool,
     }
 )
-"""torch's dtype for each name of an element type in a session."""
+"""Dtype of torch for each name of an element type in a session."""
 SHAPE_TYPES = frozenset({"int64", "int32", "bool"})
-"""Element types, as profiles name them, of what shapes are computed from."""
+"""Element types of tensors from which shapes are computed, in the spelling of profiles."""
 MOST_DIMENSIONS = 100
 """Most elements of a tensor that belongs to a shape: ONNX Runtime's threshold for a small initializer."""
 
 
 class OnnxRuntimeModule(Converted):
-    """An ONNX Runtime session that reads and writes the memory of torch's tensors.
+    """ONNX Runtime session that reads and writes the memory of torch's tensors.
 
     Args:
-        program: Has the module, and inputs with the sizes to export for.
+        program: Program with the module, and inputs with the sizes to export for.
         provider: Name of the execution provider that must run all nodes.
         options: Options of the provider.
-        folder: Where to write the model and the profile.
+        folder: Folder for the model and the profile.
 
     Attributes:
-        session: The session. `evidence` ends its profiler.
-        ran: The nodes, with the provider that ran each, once the profiler has ended.
+        session: Session whose profiler `evidence` ends.
+        ran: Nodes, with the provider that ran each, once the profiler has ended.
 
     Raises:
         TypeError: torch.onnx.export returned no ONNX program.
     """
 
     ran: list[OnnxNode] | None = None
-
     kind = "session"
 
     def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
@@ -126,21 +126,16 @@ class OnnxRuntimeModule(Converted):
         yield Evidence(f"first execution provider is {self.provider}", first, engaged=first == self.provider)
         if self.ran is None:  # a session decides once which provider runs a node, and its profile can be ended once
             self.ran = nodes_of(Path(self.session.end_profiling()))
-        ran = self.ran
-        own = sum(node.provider == self.provider for node in ran)
-        yield Evidence(f"nodes that {self.provider} ran >= 1", own, engaged=own >= 1)
-        elsewhere = [node for node in ran if node.provider != self.provider]
+        elsewhere = [node for node in self.ran if node.provider != self.provider]
+        yield at_least(f"nodes that {self.provider} ran", len(self.ran) - len(elsewhere))
         shapes = sum(node.computes_shapes for node in elsewhere)
         strays = Counter(f"{node.operator} on {node.provider}" for node in elsewhere if not node.computes_shapes)
-        others = ", ".join(f"{name} x{count}" for name, count in sorted(strays.items()))
-        yield Evidence(
-            "nodes that other providers ran, except for shapes on the CPU = 0", others or 0, engaged=not others
-        )
+        yield none_of("nodes that other providers ran, except for shapes on the CPU", counted(strays))
         yield Evidence("nodes that compute shapes on the CPU (any number)", shapes, engaged=True)
 
 
 class OnnxRuntime(RuntimeConversion):
-    """Exports with ``torch.onnx.export(dynamo=True)``, and runs with ONNX Runtime's default graph optimizations, which are all."""
+    """Exports with ``torch.onnx.export(dynamo=True)``, and runs with all of ONNX Runtime's graph optimizations."""
 
     name = "onnxruntime"
     family = "onnxruntime"
@@ -148,9 +143,7 @@ class OnnxRuntime(RuntimeConversion):
     source = "https://docs.pytorch.org/docs/stable/onnx_export.html"
     level = 2
     early = RUNTIME_EARLY | {"transformer-block"}
-    packages = MappingProxyType(
-        dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"),
-    )
+    packages = MappingProxyType(dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"))
 
     def __init__(self) -> None:
         self._held = ExitStack()
@@ -187,10 +180,10 @@ class OnnxRuntime(RuntimeConversion):
 
 @contextlib.contextmanager
 def operators_listed_once() -> Iterator[None]:
-    """Within it exports share the list of ONNX functions that implement torch's operators.
+    """Lets exports inside the context share the list of ONNX functions that implement torch's operators.
 
-    The exporter parses the source of some 500 functions for each export, half of the time of a small one; the list is
-    the same every time. Where a release of torch has it from elsewhere, nothing changes.
+    The exporter parses the source of some 500 functions for each export, half of the time of a small one, to the same
+    list. Nothing changes if a release of torch has it from elsewhere.
     """
     try:
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")
@@ -216,13 +209,13 @@ def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """A node of the graph that a session executed.
+    """Node of the graph that a session executed.
 
     Attributes:
-        operator: Such as ``MatMul``.
-        provider: The execution provider that ran it.
-        inputs: Shape by element type, for each input; empty where the profile does not say.
-        outputs: The same for each output.
+        operator: Name of the operator, such as ``MatMul``.
+        provider: Execution provider that ran it.
+        inputs: Shape by element type, for each input; empty if absent from the profile.
+        outputs: Shape by element type, for each output.
     """
 
     operator: str
@@ -232,10 +225,10 @@ class OnnxNode:
 
     @property
     def computes_shapes(self) -> bool:
-        """Whether it computes a shape on the CPU, where ONNX Runtime places such nodes on purpose.
+        """True if it computes a shape on the CPU, where ONNX Runtime places such nodes on purpose.
 
-        ``GetCpuPreferredNodes`` (onnxruntime/core/framework/fallback_cpu_capability.cc) moves nodes to the CPU that depend on small
-        tensors there alone, beginning with the results of Shape and Size. Copies to the GPU and back would take longer.
+        ``GetCpuPreferredNodes`` (onnxruntime/core/framework/fallback_cpu_capability.cc) moves nodes to the CPU that
+        depend on small tensors there alone, beginning with the results of Shape and Size: copies would take longer.
         """
         if self.provider != "CPUExecutionProvider":
             return False
@@ -244,7 +237,7 @@ class OnnxNode:
 
 
 def nodes_of(profile: Path) -> list[OnnxNode]:
-    """The nodes that ran, in order, from the profile that a session wrote."""
+    """Reads the nodes that ran, in order, from the profile that a session wrote."""
     seen = (event.get("args", {}) for event in json.loads(profile.read_text()) if event.get("cat") == "Node")
     return [
         OnnxNode(args["op_name"], args["provider"], args.get("input_type_shape", ()), args.get("output_type_shape", ()))
@@ -254,7 +247,7 @@ def nodes_of(profile: Path) -> list[OnnxNode]:
 
 
 def _small(tensors: Sequence[Mapping[str, Sequence[int]]]) -> bool:
-    """Whether these are known, and all as small as a shape: integers or booleans of at most one dimension."""
+    """Returns whether these are known, and all as small as a shape: integers or booleans of at most one dimension."""
     return bool(tensors) and all(
         kind in SHAPE_TYPES and len(shape) <= 1 and math.prod(shape) <= MOST_DIMENSIONS
         for tensor in tensors
@@ -263,7 +256,7 @@ def _small(tensors: Sequence[Mapping[str, Sequence[int]]]) -> bool:
 
 
 def _memory(tensor: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
-    """Device type, device number, element type, shape and address, in the order of an IO binding's arguments."""
+    """Returns device type, device number, element type, shape and address, the arguments of an IO binding."""
     # NumPy has no bfloat16: its number in ONNX's TensorProto.
     element = 16 if tensor.dtype is torch.bfloat16 else torch.empty(0, dtype=tensor.dtype).numpy().dtype
     address = tensor.data_ptr() or _NOWHERE.data_ptr()

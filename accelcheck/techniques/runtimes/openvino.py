@@ -1,8 +1,8 @@
-"""OpenVINO on the CPU: a converted model, and the backend ``openvino`` of ``torch.compile``. In FP32, which is not the default.
+"""OpenVINO on the CPU, in FP32: a converted model, and the backend ``openvino`` of ``torch.compile``.
 
-On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 by default. Each ``Core`` installs a signal stack for
-the thread. When several are destroyed, the last one may reinstall a stack that has been freed, and the next signal then kills
-the process; hence `signal_stack_kept`.
+On processors with bfloat16 units OpenVINO computes FP32 models in bfloat16 by default. Each ``Core`` installs a signal
+stack for the thread. When several are destroyed, the last one may reinstall a stack that has been freed, and the next
+signal then kills the process; hence `signal_stack_kept`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
-from accelcheck.techniques.observe import ProfilerLog
+from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelc
 
 
 class Model(Converted):
-    """A model that OpenVINO converts from an exported program and compiles for the CPU, with one inference request."""
+    """Model that OpenVINO converts from an exported program and compiles for the CPU, with one inference request."""
 
     kind = "compiled model"
 
@@ -64,8 +64,8 @@ class Model(Converted):
         super().__init__(program.module, self._run)
 
     def _run(self, *inputs: Any) -> Any:
-        found = self.request.infer([inputs[place].contiguous().numpy() for place in self.places])
-        return pytree.tree_unflatten([torch.from_numpy(found[out]) for out in self.compiled.outputs], self.structure)
+        results = self.request.infer([inputs[place].contiguous().numpy() for place in self.places])
+        return pytree.tree_unflatten([torch.from_numpy(results[out]) for out in self.compiled.outputs], self.structure)
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
@@ -111,7 +111,7 @@ class OverwriteCheck:
     """Wraps a compiled module, and checks that a call does not overwrite the result of the previous one.
 
     Attributes:
-        run: The compiled module.
+        run: Compiled module.
         overwritten: Number of calls that changed the previous result.
     """
 
@@ -131,9 +131,9 @@ class OverwriteCheck:
 class OpenVinoCompile(Technique):
     """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
-    Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch 2.13. The
-    backend falls back silently to inductor for a graph that it cannot convert, and to eager for a part that it cannot run; both
-    are checked in `evidence`.
+    Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch
+    2.13. The backend falls back silently to inductor for a graph that it cannot convert, and to eager for a part that
+    it cannot run; `evidence` checks both.
     """
 
     name = "openvino-compile"
@@ -146,7 +146,7 @@ class OpenVinoCompile(Technique):
     warmups = 1
     differentiates_twice = False  # AOTAutograd does not support it
     packages = PACKAGES
-    # Without attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
+    # No attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
 
     def __init__(self) -> None:
@@ -169,8 +169,7 @@ class OpenVinoCompile(Technique):
             return
         used = resolved_backend(call.run)
         yield Evidence("backend is openvino", used, engaged=used == "openvino")
-        regions = log.count(REGION)
-        yield Evidence("compiled regions entered >= 1", regions, engaged=regions >= 1)
+        yield at_least("compiled regions entered", log.count(REGION))
         executor = _dynamo("execute")
         if executor.partitioned_modules and not executor.req_cache:
             raise Unsupported(unsupported(Code.NO_EFFECT, "OpenVINO takes no part of the graph: torch runs all of it"))
@@ -178,11 +177,11 @@ class OpenVinoCompile(Technique):
         graphs = [*executor.partitioned_modules.values()]
         parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]
         fallen = sum(bool(part.perm_fallback) for part in parts)
-        yield Evidence(f"of {len(parts)} parts run by eager after all = 0", fallen, engaged=fallen == 0)
+        yield exactly(f"of {len(parts)} parts run by eager after all", fallen, 0)
         left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
         # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
-        yield Evidence("results overwritten by a later call = 0", call.overwritten, engaged=call.overwritten == 0)
+        yield exactly("results overwritten by a later call", call.overwritten, 0)
 
     def finish(self) -> None:
         self._held.close()
@@ -191,7 +190,7 @@ class OpenVinoCompile(Technique):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Context with OpenVINO's backend registered and its caches empty. At its end, all process-wide changes are undone."""
+    """Registers OpenVINO's backend, with empty caches, inside the context; undoes all process-wide changes."""
     with warnings.catch_warnings():
         # From torch 2.13 on, the option has no effect except this warning.
         warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules", category=FutureWarning)
@@ -207,7 +206,7 @@ def registered() -> Iterator[None]:
 
 
 def ran(requests: list[Any]) -> Iterable[Evidence]:
-    """Evidence from OpenVINO's profile of requests that ran with `properties`: devices, nodes and precision."""
+    """Yields evidence from OpenVINO's profile of requests that ran with `properties`: devices, nodes and precision."""
     models = [request.get_compiled_model() for request in requests]
     places = sorted({str(place) for model in models for place in model.get_property("EXECUTION_DEVICES")})
     yield Evidence("execution devices are CPU", ", ".join(places) or "none", engaged=places == ["CPU"])
@@ -215,20 +214,20 @@ def ran(requests: list[Any]) -> Iterable[Evidence]:
     yield Evidence("resolved INFERENCE_PRECISION_HINT is f32", ", ".join(hints) or "none", engaged=hints == ["f32"])
     nodes = [node for request in requests for node in request.get_profiling_info()]
     executed = [node.exec_type for node in nodes if str(node.status).endswith(".EXECUTED")]
-    yield Evidence("nodes executed >= 1", len(executed), engaged=len(executed) >= 1)
+    yield at_least("nodes executed", len(executed))
     bits = {port.get_element_type().to_string() for model in models for port in model.inputs} & {"i8", "u8"}
     # Kernels of eight bits are right for integers of eight bits.
     lower = sorted({kind for kind in executed if (low := LOWER.fullmatch(kind)) and low[1] not in bits})
-    yield Evidence("of them in less than FP32 = 0", ", ".join(lower) or 0, engaged=not lower)
+    yield none_of("of them in less than FP32", lower)
 
 
 def properties() -> dict[str, Any]:
-    """Configuration of OpenVINO: FP32, torch's number of threads, and a profile of executed nodes."""
+    """Makes OpenVINO's configuration: FP32, torch's number of threads, and a profile of executed nodes."""
     return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": True}
 
 
 def openvino_capability(device: Device) -> Capability:
-    """Whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
+    """Tells whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
     if not device.has("host"):
         return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in host memory, not {device.name}'s")
     if installed("openvino"):
@@ -240,9 +239,9 @@ def openvino_capability(device: Device) -> Capability:
 
 
 def openvino() -> Any:
-    """The package ``openvino``, imported with its telemetry disabled."""
-    # Its converter reports each use to its vendor, unless the package for telemetry cannot be imported.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
+    """Imports the package ``openvino`` with its telemetry disabled."""
+    # Its converter reports each use to its vendor, unless the package for telemetry raises ImportError, as None does.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return importlib.import_module("openvino")
 
 
@@ -257,13 +256,13 @@ def _dynamo(name: str) -> Any:
 
 
 class SignalStack(ctypes.Structure):
-    """Linux's ``stack_t``."""
+    """Structure ``stack_t`` of Linux."""
 
     _fields_: ClassVar = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 
 
 def signal_stack(new: SignalStack | None = None) -> SignalStack:
-    """The alternate signal stack of this thread, which is then replaced by `new` if that is given. Linux only.
+    """Returns the alternate signal stack of this thread, and replaces it by `new` unless that is None. Linux only.
 
     Raises:
         OSError: The kernel refuses the new stack.
@@ -277,7 +276,7 @@ def signal_stack(new: SignalStack | None = None) -> SignalStack:
 
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """Context that restores the signal stack at its end, also where a library has replaced it. No effect except on Linux."""
+    """Restores the signal stack at the end of the context, if a library has replaced it. No effect except on Linux."""
     if sys.platform != "linux":
         yield
         return

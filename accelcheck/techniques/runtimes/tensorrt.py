@@ -1,9 +1,8 @@
 """Torch-TensorRT: exported programs compiled to TensorRT engines, in FP32, FP16 and int8. NVIDIA GPUs only.
 
-Networks are strongly typed: each operator computes in the dtype that it has in the exported graph. Since torch-tensorrt 2.14
-there is no other kind; before, it was an option, beside ``enabled_precisions``, with which TensorRT chose precisions itself. The
-module is therefore cast or quantized before it is exported. For int8, NVIDIA's modelopt inserts quantize and dequantize
-operators.
+Networks are strongly typed: each operator computes in the dtype that it has in the exported graph, so that the module
+is cast or quantized before it is exported. Since torch-tensorrt 2.14 there is no other kind; until then,
+``enabled_precisions`` let TensorRT choose. For int8, NVIDIA's modelopt inserts quantize and dequantize operators.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.quantization.emulation import (
     Dequantized,
     Quantizer,
@@ -62,11 +62,11 @@ OPTIONS: Mapping[str, Any] = MappingProxyType(
 
 
 class Engines(Converted):
-    """A graph module with TensorRT engines as submodules.
+    """Graph module with TensorRT engines as submodules.
 
     Args:
-        module: The module that was exported.
-        exported: Its exported program, on the GPU.
+        module: Module that was exported.
+        exported: Exported program, on the GPU.
         inputs: Example inputs, on the GPU.
     """
 
@@ -101,8 +101,8 @@ class Engines(Converted):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         engines = len(self.engines)
-        yield Evidence("TensorRT engines >= 1", engines, engaged=engines >= 1)
-        yield Evidence(f"runs of engines >= {max(1, engines)}", self.runs, engaged=self.runs >= max(1, engines))
+        yield at_least("TensorRT engines", engines)
+        yield at_least("runs of engines", self.runs, max(1, engines))
         # For information: as documented, torch runs what TensorRT cannot convert.
         yield Evidence("operators left to torch (any number)", ", ".join(self.left) or 0, engaged=True)
 
@@ -114,8 +114,7 @@ class TensorRt(Conversion):
     family = "tensorrt"
     promise = "TensorRT engines compute from the exported graph, in FP32, what torch computes."
     source = "https://docs.pytorch.org/TensorRT/user_guide/compilation/dynamo_export.html"
-    # An engine takes seconds to a minute to build.
-    level = 3
+    level = 3  # an engine takes seconds to a minute to build
     early = frozenset({"mlp", "transformer-block", "digits-mlp"})
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
     packages = PACKAGES
@@ -127,16 +126,16 @@ class TensorRt(Conversion):
             for package in self.packages:
                 try:
                     importlib.import_module(package)
-                except Exception as error:  # noqa: BLE001 - it raises a plain Exception where TensorRT's libraries are absent
+                except Exception as error:  # noqa: BLE001 - a plain one where TensorRT's libraries are absent
                     return unavailable(Code.IMPORT_FAILED, f"{package} does not import: {error}", INSTALL)
         return SUPPORTED
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        """The module to export: `module` itself, or a copy that is cast or quantized."""
+        """Returns the module to export: `module` itself, or a copy that is cast or quantized."""
         return module
 
     def exporting(self) -> AbstractContextManager[Any]:
-        """Context for the export."""
+        """Makes the context for the export."""
         return nullcontext()
 
     def converted(self, program: Program, device: Device) -> Engines:
@@ -146,12 +145,12 @@ class TensorRt(Conversion):
         return self.engines(program.module, exported, program.inputs)
 
     def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
-        """The compiled program."""
+        """Compiles the program."""
         return Engines(module, exported, inputs)
 
 
 class HalfModule(nn.Module):
-    """A copy of a module in FP16, with FP32 inputs and outputs."""
+    """Copy of a module in FP16, with FP32 inputs and outputs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -167,7 +166,7 @@ class HalvedEngines(Engines):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         halves = sum(_dtype(node) == torch.float16 for node in self.exported.graph.nodes if node.op == "call_function")
-        yield Evidence("operators of the exported graph with float16 results >= 1", halves, engaged=halves >= 1)
+        yield at_least("operators of the exported graph with float16 results", halves)
 
 
 class TensorRtHalf(TensorRt):
@@ -200,20 +199,17 @@ class QuantizedEngines(Engines):
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         quantizers = sum("tensorrt.quantize_op" in str(node.target) for node in self.exported.graph.nodes)
-        # One for the input and one for the weight of each linear layer.
-        wanted = 2 * self.wanted
-        yield Evidence(
-            f"int8 quantizers in the exported graph = {wanted} >= 2", quantizers, engaged=quantizers == wanted >= 2
-        )
-        left = sum("tensorrt.quantize_op" in name for name in self.left)
-        yield Evidence("of them left to torch = 0", left, engaged=left == 0)
+        wanted = 2 * self.wanted  # one for the input and one for the weight of each linear layer
+        claim = f"int8 quantizers in the exported graph = {wanted} >= 2"
+        yield Evidence(claim, quantizers, engaged=quantizers == wanted >= 2)
+        yield exactly("of them left to torch", sum("tensorrt.quantize_op" in name for name in self.left), 0)
 
 
 class TensorRtInt8(Quantized, TensorRt):
-    """Linear layers with int8 weights (one scale per channel) and inputs (one scale per tensor, from the judged inputs).
+    """Linear layers with int8 weights (a scale per channel) and inputs (a scale per tensor, from the judged inputs).
 
-    The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point, ties to
-    even, range -128 to 127. It would also quantize inputs of layer norms, which these workloads do not have.
+    The rule of modelopt's ``INT8_DEFAULT_CFG`` and of Torch-TensorRT's converter: scale max|x| / 127, no zero point,
+    ties to even, range -128 to 127. It would also quantize inputs of layer norms, which these workloads do not have.
     """
 
     name = "tensorrt-int8"
@@ -236,9 +232,8 @@ class TensorRtInt8(Quantized, TensorRt):
         return self.quantized(Holder(eval_copy(module)), inputs)
 
     def exporting(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = importlib.import_module(
-            "modelopt.torch.quantization.utils"
-        ).export_torch_mode()
+        tools: Any = importlib.import_module("modelopt.torch.quantization.utils")
+        context: AbstractContextManager[Any] = tools.export_torch_mode()
         return context
 
     def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
@@ -253,7 +248,7 @@ class TensorRtInt8(Quantized, TensorRt):
 
 
 def emulated(linear: nn.Linear, seen: Ranges) -> Dequantized:
-    """The FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
+    """Makes the FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
     largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
     scale = largest / 127.0
     return Dequantized(

@@ -1,8 +1,8 @@
 """Snapshots of a training in files: written whole or not at all, protected by a digest, read as data.
 
-A file is one line of JSON (format, version, size and SHA-256 of the rest), then the output of ``torch.save``. Tensors are on
-the CPU, so that any device can continue from them. ``torch.load`` reads a file with ``weights_only=True``: no code in it runs.
-Sharded tensors are for ``torch.distributed.checkpoint``.
+A file is one line of JSON (format, version, size and SHA-256 of the rest), then the output of ``torch.save``. Tensors
+are on the CPU, so that any device can continue from them. ``torch.load`` reads a file with ``weights_only=True``: no
+code in it runs. Sharded tensors are for ``torch.distributed.checkpoint``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 FORMAT = "accelcheck-snapshot"
 VERSION = 1
 LONGEST_HEADER = 1024
-"""Bytes; a longer first line is not a header."""
+"""Longest first line that can be a header, in bytes."""
 
 _NAME = re.compile(r"step-(\d{8,})\.snapshot")
 
 
 class DamagedError(ValueError):
-    """A file is no intact snapshot. The message names the file, what was expected and what was found."""
+    """Raised for a file that is no intact snapshot. The message names the file, and what was expected and found."""
 
     def __init__(self, path: Path, wrong: str) -> None:
         super().__init__(path, wrong)
@@ -44,12 +44,12 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was read.
+    """Snapshot that was read.
 
     Attributes:
-        path: Of the file.
-        step: Steps that had been taken.
-        state: The saved state; tensors are on the CPU.
+        path: Path of the file.
+        step: Number of steps that had been taken.
+        state: Saved state; tensors are on the CPU.
         refused: Newer snapshots that are damaged, the newest first.
     """
 
@@ -60,12 +60,12 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots of one training: the newest few, in a folder of their own.
+    """Folder with the newest snapshots of one training.
 
     Processes may share the folder: a lock lets one at a time read or write, and a killed process releases it.
 
     Args:
-        folder: Created if it does not exist.
+        folder: Path of the folder, created if it does not exist.
         keep: Number of snapshots to keep. With two, a damaged one costs the steps since the previous one.
 
     Raises:
@@ -81,10 +81,10 @@ class Snapshots:
         self._lock = FileLock(folder / ".lock")
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps, then remove all but the newest snapshots.
+        """Writes the state after `step` steps, then removes all but the newest snapshots.
 
         Raises:
-            TypeError: As `write`.
+            TypeError: `write` raised it.
             ValueError: The number of steps is negative.
         """
         if step < 0:
@@ -99,10 +99,10 @@ class Snapshots:
         return path
 
     def latest(self) -> Snapshot | None:
-        """The newest intact one; None if there are no snapshots.
+        """Reads the newest intact one; None if there are no snapshots.
 
         Raises:
-            DamagedError: There are some, and all are damaged; the message says why. The user decides whether to start again.
+            DamagedError: All snapshots are damaged; the message says why. The user decides whether to start again.
         """
         refused: list[DamagedError] = []
         with self._lock:
@@ -122,14 +122,14 @@ class Snapshots:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> int:
-    """Write a snapshot. A reader finds the old file or the new one, even if this process is killed.
+    """Writes a snapshot, of which readers find the old file or the new, even if this process is killed.
 
     Args:
-        path: Of the file; an existing one is replaced.
+        path: Path of the file; an existing one is replaced.
         state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
 
     Returns:
-        Bytes written.
+        Number of bytes written.
 
     Raises:
         TypeError: The state holds something else, which could be written but not read; the message has its path.
@@ -141,7 +141,7 @@ def write(path: Path, state: Mapping[str, Any]) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state that `write` got, with all tensors on the CPU.
+    """Reads the state of a snapshot, with all tensors on the CPU.
 
     Raises:
         DamagedError: The file is incomplete, has changed, or is no snapshot.
@@ -152,8 +152,8 @@ def read(path: Path) -> dict[str, Any]:
         content = file.read()
     if len(content) != header["bytes"]:
         raise DamagedError(path, f"size: expected {header['bytes']} bytes after the header, got {len(content)}")
-    if (found := _digest(content)) != header["sha256"]:
-        raise DamagedError(path, f"SHA-256: expected {header['sha256']}, got {found}")
+    if (digest := _digest(content)) != header["sha256"]:
+        raise DamagedError(path, f"SHA-256: expected {header['sha256']}, got {digest}")
     try:
         state = unpack(content)
     except Exception as error:  # torch raises various errors for foreign files
@@ -164,7 +164,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _header(path: Path, line: bytes) -> dict[str, Any]:
-    """The fields of the first line."""
+    """Parses the first line."""
     if not line:
         raise DamagedError(path, "expected a header, got an empty file")
     if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""A training that stops, and that another process continues from a folder with snapshots alone."""
+"""Handover of a training that stops to another process, which continues it from a folder with snapshots alone."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from accelcheck.core.case import Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.techniques.observe import OperatorLog, unwatched
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots, read
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
-from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Result
+    from accelcheck.workloads.base import Problem, Program, Result
 
 PATIENCE = 300.0
 """Seconds for the other process to continue to the end; the first time it also imports torch, and may compile."""
 SEED = 20231
-"""Seed of the other process's generators before it loads: it shows whether the snapshot restores them."""
+"""Seed of the other process's generators before it loads, which shows whether the snapshot restores them."""
 
 
 @dataclass(frozen=True)
 class ContinuationTask:
-    """The other process's task: how to continue a training. The state is in the snapshots.
+    """Task of the other process: continue a training, whose state is in the snapshots.
 
     Attributes:
-        problem: On the CPU; its parameters are NaN.
-        device, dtype, seed, mode: Of the program.
-        scaled: Whether it has a gradient scaler.
-        threads: Of torch: sums depend on it.
-        folder: With the snapshots.
+        problem: Problem on the CPU; its parameters are NaN.
+        device, dtype, seed, mode: Properties of the program.
+        scaled: True if it has a gradient scaler.
+        threads: Number of torch's threads: sums depend on it.
+        folder: Folder with the snapshots.
         records: Steps after which a long training records its parameters.
     """
 
@@ -61,13 +61,13 @@ class ContinuationTask:
 
 @dataclass(frozen=True)
 class ContinuationReport:
-    """The other process's report.
+    """Report of the other process.
 
     Attributes:
-        pid: Its own.
+        pid: Process id.
         used: Name of the snapshot that it continued from.
         step: Number of steps in that snapshot.
-        refused: Names of damaged snapshots, and what was wrong with each.
+        refused: Names of damaged snapshots, each with its damage.
         operators: Number of operators that it dispatched on the device.
         strays: Operators that left the device for the CPU, by name.
         last: File with the state at the end.
@@ -83,7 +83,7 @@ class ContinuationReport:
 
 
 class ContinuationProcess:
-    """Another process, with an interpreter of its own. It starts at once, and continues any number of trainings."""
+    """Process with its own interpreter, which starts at once and continues any number of trainings."""
 
     def __init__(self, device: Device) -> None:
         self._asked = 0
@@ -94,7 +94,7 @@ class ContinuationProcess:
         self._child = self._held.enter_context(Child(calling(f"{__name__}:main", folder, parent=True)))
 
     def go_on(self, errand: ContinuationTask) -> ContinuationReport:
-        """Continue a training to its end.
+        """Continues a training to its end.
 
         Raises:
             ChildError: The process raised, ended or was too slow.
@@ -104,36 +104,36 @@ class ContinuationProcess:
         self._mailbox.put(f"errand-{number}", errand)
         self._asked += 1
         box, child = self._mailbox, self._child
-        found = box.wait([f"report-{number}"], PATIENCE, lambda: bool(box.errors()) or not child.running)
-        if found is None:
+        reports = box.wait([f"report-{number}"], PATIENCE, lambda: bool(box.errors()) or not child.running)
+        if reports is None:
             who = "the process that was to continue a training"
             for _, brief, trace in box.errors()[-1:]:
                 box.remove(f"raised-{number}")
                 raise ChildError(f"{who} raised {brief}\n{trace}")
             how = f"was silent for {PATIENCE:g} s" if child.running else child.wait()
             raise ChildError(f"{who} {how}; its last output:\n{child.last()}")
-        report: ContinuationReport = found[0]
+        report: ContinuationReport = reports[0]
         return report
 
     def close(self) -> None:
-        """End it."""
+        """Ends the process."""
         self._held.close()
 
 
 class Handover:
-    """Hands the trainings of one program over to another process, and keeps what was observed of the last one.
+    """Hands the trainings of one program over to another process, and keeps observations of the last one.
 
     Args:
-        program: On the device.
-        mode: Train or trajectory.
-        device: Under test.
+        program: Program on the device.
+        mode: Mode: train or trajectory.
+        device: Device under test.
 
     Attributes:
         began: State of the last training before its first step.
-        left: The newest intact snapshot of the last training.
-        report: Of the other process.
+        left: Newest intact snapshot of the last training.
+        report: Report of the other process.
         ended: State of the last training after its last step.
-        compared: Whether a training was compared with one without a stop.
+        compared: True once a training was compared with one without a stop.
     """
 
     def __init__(self, program: Program, mode: Mode, device: Device) -> None:
@@ -148,21 +148,21 @@ class Handover:
         self.compared = False
 
     def reset(self) -> None:
-        """Forget the last training."""
+        """Forgets the last training."""
         self.report = self.left = None
 
     def snapshots(self) -> Snapshots:
-        """An empty folder for the next training."""
+        """Makes an empty folder for the next training."""
         self._count += 1
         return Snapshots(Path(self._scratch.name) / str(self._count))
 
     def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """Have the other process continue from the newest intact snapshot.
+        """Lets the other process continue from the newest intact snapshot.
 
         Args:
-            snapshots: Of the training.
-            steps: At which it ends (train mode), or how many more it takes (trajectory mode).
-            records: See `ContinuationTask`.
+            snapshots: Snapshots of the training.
+            steps: Total number of steps (train mode), or number of further steps (trajectory mode).
+            records: Value for `ContinuationTask`.
 
         Returns:
             ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
@@ -174,7 +174,7 @@ class Handover:
         return last
 
     def straight(self, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """The state at the end of the last training without a stop: the other process repeats all of it."""
+        """Lets the other process repeat the last training without a stop; returns the state at its end."""
         snapshots = self.snapshots()
         snapshots.save(0, self.began)
         report = self._other.go_on(self._errand(snapshots.folder, steps, records))
@@ -182,7 +182,7 @@ class Handover:
         return training
 
     def close(self) -> None:
-        """End the other process and remove the files."""
+        """Ends the other process and removes the files."""
         self._other.close()
         self._scratch.cleanup()
 
@@ -200,10 +200,10 @@ class Handover:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The other process: opens the device while the parent is still busy, then does one errand after the other.
+    """Runs the other process: opens the device while the parent is still busy, then does one errand after the other.
 
     Args:
-        arguments: The folder of the mailbox.
+        arguments: Folder of the mailbox.
     """
     mailbox = Mailbox(Path(arguments[0]))
     imports.load()
@@ -222,31 +222,26 @@ def _go_on(errand: ContinuationTask) -> ContinuationReport:
     torch.set_num_threads(errand.threads)
     device.open()
     device.seed(SEED)
-    found = Snapshots(errand.folder).latest()
-    if found is None:
+    latest = Snapshots(errand.folder).latest()
+    if latest is None:
         raise FileNotFoundError(f"{errand.folder}: expected a snapshot to continue from, got none")
     with device.strict_float32():
-        program = Program.of(
-            errand.problem,
-            device=device.torch_device(),
-            dtype=errand.dtype,
-            seed=errand.seed,
-            synchronize=device.synchronize,
-        )
+        program = program_on(device, errand.problem, errand.dtype, errand.seed)
         if errand.scaled:
             program.scaler = torch.amp.GradScaler(device.type)
         device.reset_fallbacks()
         with OperatorLog(device.type) as log:  # as in the first part: on XLA a dispatch mode changes the rounding
-            last = _trained(program, found.state) if errand.mode is Mode.TRAIN else _long(program, found.state, errand)
+            train = _trained if errand.mode is Mode.TRAIN else _long
+            last = train(program, latest.state, errand)
             device.synchronize()
     used = log.having(lambda operator: any(at == device.type for _, _, at in operator.outputs))
-    path = Snapshots(errand.folder / "last").save(found.step, last)
-    refused = tuple((error.path.name, error.wrong) for error in found.refused)
+    path = Snapshots(errand.folder / "last").save(latest.step, last)
+    refused = tuple((error.path.name, error.wrong) for error in latest.refused)
     strays = dict(log.strays()) | dict(device.fallbacks())
-    return ContinuationReport(os.getpid(), found.path.name, found.step, refused, used, strays, path)
+    return ContinuationReport(os.getpid(), latest.path.name, latest.step, refused, used, strays, path)
 
 
-def _trained(program: Program, state: Mapping[str, Any]) -> dict[str, Any]:
+def _trained(program: Program, state: Mapping[str, Any], errand: ContinuationTask) -> dict[str, Any]:
     session = StepwiseTraining(program)
     session.load(state)
     while session.step < program.steps:

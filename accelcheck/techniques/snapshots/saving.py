@@ -35,19 +35,19 @@ HANDOVER = "handover"
 
 SCALE = 2.0**7
 INTERVALS: Mapping[Mode, int] = MappingProxyType({Mode.TRAIN: 3, Mode.TRAJECTORY: 10})
-"""Of the gradient scaler. It grows after clean steps on both sides of the stop; not within the first 4 of a long training,
-which the check of scalers wants at the scale that it sets."""
+"""Growth intervals of the gradient scaler, in steps. It grows after clean steps on both sides of the stop; not within
+the first 4 of a long training, where the check of scalers wants its own scale."""
 
 
 class Relay(Trainer):
-    """Takes the first half of the steps; another process takes the rest, from a file. The result is that of one process."""
+    """Takes the first half of the steps; another process takes the rest, from a file, to the result of one process."""
 
     def __init__(self, recipe: Recipe, handover: Handover) -> None:
         super().__init__(recipe)
         self.handover = handover
 
     def train(self, program: Trainable) -> Result:
-        """See `Trainer.train`."""
+        """Trains: see `Trainer.train`."""
         handover, steps = self.handover, program.steps
         self.step = 0
         with unwatched():
@@ -75,7 +75,7 @@ class Relay(Trainer):
 
 
 class SnapshotRestore(Technique):
-    """A training that stops half way, and that another process continues from a file."""
+    """Training that stops half way, and that another process continues from a file."""
 
     name = "snapshot-restore"
     family = "snapshot"
@@ -104,7 +104,7 @@ class SnapshotRestore(Technique):
             program.trainer = Relay(program.trainer.recipe, handover)
 
     def train(self, program: Program, mode: Mode) -> Result:
-        """See `Program.elsewhere`: the first half of the steps here, with a snapshot after each, the rest elsewhere."""
+        """Takes half of the steps here, with a snapshot after each, the rest elsewhere: see `Program.elsewhere`."""
         handover: Handover = program.extras[HANDOVER]
         program.scaler = _scaler(handover.device, mode)
         session = StepwiseTraining(program)
@@ -122,7 +122,7 @@ class SnapshotRestore(Technique):
         return session.result()
 
     def spoil(self, snapshots: Snapshots) -> None:
-        """What happens to the files before the other process reads them."""
+        """Changes the files before the other process reads them; not at all by default."""
         del snapshots
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -133,14 +133,12 @@ class SnapshotRestore(Technique):
             return
         own = os.getpid()
         yield Evidence(f"process that went on is another than {own}", report.pid, engaged=report.pid not in {0, own})
-        yield Evidence(
-            f"operators that it computed on {device.type} >= 1", report.operators, engaged=report.operators >= 1
-        )
+        claim = f"operators that it computed on {device.type} >= 1"
+        yield Evidence(claim, report.operators, engaged=report.operators >= 1)
         yield Evidence.stayed(report.strays, device.name, "there")
         stop = self.used(program.steps // 2)
-        yield Evidence(
-            f"steps taken before it went on = {stop} of {program.steps}", report.step, report.step == stop > 0
-        )
+        claim = f"steps taken before it went on = {stop} of {program.steps}"
+        yield Evidence(claim, report.step, engaged=report.step == stop > 0)
         held = read(left)
         least = sum(parameter.nbytes for parameter in program.module.parameters())
         size = left.stat().st_size
@@ -150,14 +148,14 @@ class SnapshotRestore(Technique):
         wanted |= {"schedule", "loader"} if mode is Mode.TRAJECTORY else set()
         full = {key for key in wanted if _holds(held, key)}
         yield Evidence(f"its file holds {', '.join(sorted(wanted))}", ", ".join(sorted(full)), engaged=full == wanted)
-        if handover.compared:  # with a training without a stop, which is as long as all that is judged
+        if handover.compared:  # with a training without a stop, which takes as long as the judged one
             return
         handover.compared = True
         claim = "parts of the state at the end that differ from those without a stop = 0"
         yield repeated(claim, handover.ended, lambda: handover.straight(program.steps), device)
 
     def used(self, stop: int) -> int:
-        """Steps in the snapshot that is gone on from, when the training stopped after `stop`."""
+        """Returns the steps in the snapshot that is continued, when the training stopped after `stop`."""
         return stop
 
     def finish(self) -> None:
@@ -165,7 +163,7 @@ class SnapshotRestore(Technique):
 
 
 class SnapshotDamaged(SnapshotRestore):
-    """The newest snapshot is damaged: the one before is used, and the steps since are taken again."""
+    """Training whose newest snapshot is damaged: the one before is used, and the steps since are taken again."""
 
     name = "snapshot-damaged"
     workloads = frozenset({"train-mlp", "train-transformer"})  # it is about the file, whatever that holds
@@ -195,20 +193,20 @@ class SnapshotDamaged(SnapshotRestore):
 
 
 def _scaler(device: Device, mode: Mode) -> torch.amp.GradScaler | None:
-    """A gradient scaler where there is one; elsewhere a training has none to lose."""
+    """Makes a gradient scaler where there is one; elsewhere a training has none to lose."""
     if not device.has("autocast-float16"):
         return None
     return torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=INTERVALS[mode])
 
 
 def _holds(state: Mapping[str, Any], key: str) -> bool:
-    """Whether there is something under a key; an optimizer that remembers nothing was never used."""
+    """Returns whether there is something under a key; an optimizer that remembers nothing was never used."""
     value = state.get(key)
     return bool(value["state"]) if key == "optimizer" and value else value is not None
 
 
 def _remembers(ended: Mapping[str, Any]) -> bool:
-    """Whether the optimizer has a state at the end of a training; SGD without momentum has none."""
+    """Returns whether the optimizer has a state at the end of a training; SGD without momentum has none."""
     return bool(ended.get("optimizer", {}).get("state"))
 
 
@@ -224,6 +222,6 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
         "empty": lambda content: b"",  # noqa: ARG005 - of any content
     }
 )
-"""What can happen to a file, by name."""
+"""Damages of a file, by name."""
 
 TECHNIQUES: tuple[Technique, ...] = (SnapshotRestore(), SnapshotDamaged())

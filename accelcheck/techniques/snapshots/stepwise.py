@@ -1,4 +1,4 @@
-"""A training in train mode, one step at a time. It can be saved after any step, and continued in another process."""
+"""Training in train mode, one step at a time. It can be saved after any step, and continued in another process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class StepwiseTraining:
-    """A training of a program, from the beginning or from a saved state.
+    """Training of a program, from the beginning or from a saved state.
 
     Attributes:
-        program: Trained in place.
-        optimizer: Made for this training.
-        losses: Of all steps, also of those before it was loaded; 0-D, on the device.
+        program: Program that is trained in place.
+        optimizer: Optimizer made for this training.
+        losses: Losses of all steps, also of those before it was loaded; 0-D, on the device.
     """
 
     def __init__(self, program: Program) -> None:
@@ -34,13 +34,13 @@ class StepwiseTraining:
         return len(self.losses)
 
     def take(self) -> None:
-        """Take one step, with its batch."""
+        """Takes one step, with its batch."""
         with self.program.batches() as load:
             load(self.step)
             self.losses.append(self.program.take(self.optimizer, self.step))
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step and the result depend on."""
+        """Returns the state on which the next step and the result depend."""
         scaler = self.program.scaler
         return {
             "module": self.program.module.state_dict(),
@@ -51,7 +51,7 @@ class StepwiseTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; parameters keep their storage."""
+        """Continues from a state; parameters keep their storage."""
         self.program.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.program.scaler is not None:
@@ -61,23 +61,23 @@ class StepwiseTraining:
         self.program.synchronize()
 
     def result(self) -> Result:
-        """The result of train mode."""
+        """Returns the result of train mode."""
         return self.program.trained(self.losses)
 
 
 def placed(program: Program, losses: Sequence[Tensor]) -> list[Tensor]:
-    """Losses on the device of the program's parameters."""
+    """Moves losses to the device of the program's parameters."""
     place = next(program.module.parameters()).device
     return [loss.to(place) for loss in losses]
 
 
 def adopted(program: Program, module: Mapping[str, Tensor], losses: Sequence[Tensor]) -> Result:
-    """The result of train mode after a training by other processes.
+    """Returns the result of train mode after a training by other processes; `program` gets the state of its module.
 
     Args:
-        program: Gets the module's state, in place.
-        module: State of the module at the end; on any device.
-        losses: Of the steps.
+        program: Program that is changed in place.
+        module: State of the module at the end, on any device.
+        losses: Losses of the steps.
     """
     program.module.load_state_dict(module)
     return program.trained(placed(program, losses))

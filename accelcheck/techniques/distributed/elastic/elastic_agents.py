@@ -1,4 +1,4 @@
-"""Agents: several ``torchrun`` on this machine that form one elastic job, as on several machines; they join and leave."""
+"""Agents: several ``torchrun`` on this machine that form one elastic job, join and leave, as on several machines."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ ENVIRON = {
 }
 
 _FAILED = re.compile(r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-"""In torchrun's output: exit code and process of the rank that failed first."""
+"""Pattern of torchrun's output: exit code and process of the rank that failed first."""
 
 
 @contextlib.contextmanager
 def c10d() -> Iterator[list[str]]:
-    """A rendezvous in a store of this process, as options of torchrun."""
-    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch's annotations leave it out
+    """Makes a rendezvous in a store of this process; gives its options of torchrun."""
+    # mypy: torch's annotations leave the class out.
+    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     try:
         yield ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}"]
     finally:
@@ -55,7 +56,7 @@ def c10d() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def etcd() -> Iterator[list[str]]:
-    """A rendezvous in an etcd server, which runs while the context is active."""
+    """Makes a rendezvous in an etcd server, which runs while the context is active; gives its options of torchrun."""
     from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
 
     with tempfile.TemporaryDirectory(prefix="etcd-", dir=scratch()) as folder:
@@ -70,13 +71,13 @@ def etcd() -> Iterator[list[str]]:
 
 
 class ElasticAgents:
-    """One elastic job.
+    """Elastic job of several agents.
 
     Args:
-        rendezvous: Where its agents meet.
-        device: Where the ranks compute.
-        least, most: Number of agents.
-        ranks: Of each agent.
+        rendezvous: Context whose options of torchrun let the agents meet.
+        device: Device on which the ranks compute.
+        least, most: Numbers of agents.
+        ranks: Number of ranks of each agent.
         restarts: Number of failures after which an agent restarts its ranks.
 
     Attributes:
@@ -120,7 +121,7 @@ class ElasticAgents:
             raise
 
     def train(self, task: TrainingTask) -> TrainingReport:
-        """The ranks' report. Agents are started and killed as the task's steps demand.
+        """Returns the ranks' report. Agents are started and killed as the task's steps demand.
 
         Raises:
             ChildError: A rank raised, an agent ended, or no report came; the message has their output.
@@ -137,15 +138,15 @@ class ElasticAgents:
                     self.mailbox.remove(request)
             return not all(agent.running for agent in self.running)
 
-        found = self.mailbox.wait([f"answer-{number}"], PATIENCE, over)
-        if found is None:
+        answers = self.mailbox.wait([f"answer-{number}"], PATIENCE, over)
+        if answers is None:
             why = f"none after {PATIENCE:g} s" if all(agent.running for agent in self.running) else "an agent ended"
             raise ChildError(f"expected an answer to task {number}: {why}\n{self._output()}")
-        answer: TrainingReport = found[0]
-        return answer
+        report: TrainingReport = answers[0]
+        return report
 
     def victim(self) -> tuple[int, int] | None:
-        """The process that was killed in the last task, and its exit code as torchrun reports it; None where none was."""
+        """Returns the process killed in the last task, and its exit code by torchrun; None if none was killed."""
         name = f"victim-{self._tasks - 1}"
         if not self.mailbox.has(name):
             return None
@@ -154,7 +155,7 @@ class ElasticAgents:
         return pid, codes.get(pid, 0)
 
     def close(self) -> None:
-        """End all agents and their ranks, and remove their files."""
+        """Ends all agents and their ranks, and removes their files."""
         for agent in self.running:
             agent.signal(signal.SIGTERM)  # to all at once: each waits for its ranks
         for agent in (*self.running, *self.killed):
@@ -167,7 +168,7 @@ class ElasticAgents:
         self.running.append(torchrun(self._options, function, [self._folder], ENVIRON))
 
     def _resize(self, count: int) -> None:
-        """Start agents, or kill the newest ones, until this number runs."""
+        """Starts agents, or kills the newest ones, until `count` run."""
         while len(self.running) < count:
             self._start()
         while len(self.running) > count:

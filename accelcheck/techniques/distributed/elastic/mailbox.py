@@ -1,6 +1,6 @@
-"""What an elastic job and its ranks leave each other in a `Mailbox`.
+"""Messages between an elastic job and its ranks in a `Mailbox`.
 
-``device``; for the training of each number ``task-0`` and ``answer-0``; ``victim-0``, the process that is about to be killed;
+``device``; for training 0, ``task-0`` and ``answer-0``; ``victim-0``, the process that is about to be killed;
 ``wanted-0-2``, the number of ranks that step 2 waits for; and the folder ``snapshots-0``.
 """
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """A training for all ranks.
+    """Training for all ranks.
 
     Attributes:
-        problem: On the CPU, in the storage dtype.
-        dtype, seed: Of the program.
-        threads: Of torch in each rank: sums depend on it.
+        problem: Problem on the CPU, in the storage dtype.
+        dtype, seed: Dtype and seed of the program.
+        threads: Number of torch's threads in each rank: sums depend on it.
         every: Steps between snapshots.
         victim: Step during which the last rank is killed, at the first attempt; none if negative.
         worlds: Number of ranks that each step waits for; empty if no step waits.
@@ -41,15 +41,15 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """Rank 0's report on a training.
+    """Report of rank 0 on a training.
 
     Attributes:
-        state: Of the `StepwiseTraining` at the end, on the CPU.
+        state: State of the `StepwiseTraining` at the end, on the CPU.
         worlds: Number of ranks that took each step; attempts that were lost do not count.
-        starts: The first step of each group of ranks.
+        starts: First step of each group of ranks.
         restarts: Number of restarts by torchrun after failures.
-        pid: Of its process.
-        place: Type of the device of its parameters.
+        pid: Id of its process.
+        place: Device type of its parameters.
         strays: Operators that the backend ran on the CPU, by name.
     """
 

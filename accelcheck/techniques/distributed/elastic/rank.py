@@ -1,8 +1,8 @@
-"""The program of each rank of an elastic job.
+"""Program of each rank of an elastic job.
 
 A rank may be ended at any time, and another one be started in its place, in a world of another size. So every training
-continues from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number of
-shares, each has its own backward pass, and their gradients are added up in one order.
+continues from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number
+of shares, each has its own backward pass, and their gradients are added up in one order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, polls
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
 from accelcheck.techniques.distributed.shards import by_samples, shards
+from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
+    from accelcheck.workloads.base import Program
 
 SHARES = 6
 """Number of shares of a batch: 2 and 3 ranks get equal numbers of them."""
@@ -43,11 +44,11 @@ LINGER = 1.0
 
 
 class SharedBackward:
-    """The backward pass of a step that ranks share: see `accelcheck.workloads.base.Program.backpropagate`.
+    """Backward pass of a step that ranks share: see `accelcheck.workloads.base.Program.backpropagate`.
 
     Args:
-        program: This rank's, with the whole batch.
-        between: Called with the step's number after this rank's own part, before the collective.
+        program: Program of this rank, with the whole batch.
+        between: Function of the step's number, called after this rank's own part and before the collective.
     """
 
     def __init__(self, program: Program, between: Callable[[int], None]) -> None:
@@ -61,7 +62,7 @@ class SharedBackward:
         parts = shards(program.inputs, target, count)
         parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in parameters]
-        # A row for each share: its gradient and, last, its loss. The rows of other ranks' shares are 0, which a sum does not change.
+        # A row for each share: its gradient and, last, its loss. Other ranks' rows are 0, which changes no sum.
         rows = torch.zeros(count, sum(sizes) + 1)
         own = torch.arange(count).tensor_split(distributed.get_world_size())[distributed.get_rank()]
         for index in own.tolist():
@@ -83,12 +84,12 @@ class SharedBackward:
 
 
 class Rank:
-    """This process's part in one training.
+    """Part of this process in one training.
 
     Args:
-        mailbox: Of the job.
-        number: Of the task.
-        device: Where it computes.
+        mailbox: Mailbox of the job.
+        number: Number of the task.
+        device: Device on which it computes.
     """
 
     def __init__(self, mailbox: Mailbox, number: int, device: Device) -> None:
@@ -100,7 +101,7 @@ class Rank:
         self.starts: list[int] = []
 
     def train(self) -> TrainingReport:
-        """Train from the newest snapshot, or from the beginning, to the end.
+        """Trains from the newest snapshot, or from the beginning, to the end.
 
         Raises:
             RuntimeError: Another rank has left.
@@ -109,13 +110,7 @@ class Rank:
         torch.set_num_threads(task.threads)
         self.device.seed(task.seed)
         self.device.reset_fallbacks()
-        program = Program.of(
-            task.problem,
-            device=self.device.torch_device(),
-            dtype=task.dtype,
-            seed=task.seed,
-            synchronize=self.device.synchronize,
-        )
+        program = program_on(self.device, task.problem, task.dtype, task.seed)
         program.backpropagate = SharedBackward(program, self._fall)
         session = StepwiseTraining(program)
         snapshots = Snapshots(self.mailbox.folder / f"snapshots-{self.number}")
@@ -141,20 +136,20 @@ class Rank:
         return {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
 
     def _restore(self, session: StepwiseTraining, snapshots: Snapshots) -> None:
-        """Continue from the newest snapshot. All ranks find the same one, because none writes before all have met."""
-        found = snapshots.latest()
-        if found is not None:
-            session.load(found.state["training"])
-            self.worlds, self.starts = found.state["worlds"], found.state["starts"]
+        """Continues from the newest snapshot. All ranks find the same one, because none writes before all have met."""
+        latest = snapshots.latest()
+        if latest is not None:
+            session.load(latest.state["training"])
+            self.worlds, self.starts = latest.state["worlds"], latest.state["starts"]
 
     def _fall(self, step: int) -> None:
-        """Kill the victim by SIGKILL, as the kernel does when memory is short, so that nothing is cleaned up."""
+        """Kills the victim by SIGKILL, as the kernel does when memory is short, so that nothing is cleaned up."""
         if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
             self.mailbox.put(f"victim-{self.number}", os.getpid())
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _meet(self, step: int) -> None:
-        """Wait until the world has the size that the step demands; these ranks end when it changes.
+        """Waits until the world has the size that the step demands; these ranks end when it changes.
 
         Raises:
             RuntimeError: A rank has left: the collective fails.
@@ -173,13 +168,13 @@ class Rank:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Join the other ranks, then do one task after the other, from the first without an answer, until the process is ended.
+    """Joins the other ranks, then does all tasks, from the first without an answer, until the process is ended.
 
     Args:
-        arguments: The folder of the mailbox.
+        arguments: Folder of the mailbox.
 
     Raises:
-        BaseException: Whatever was raised, after it was reported, and `LINGER` s later.
+        BaseException: Any exception, `LINGER` s after it was reported.
     """
     mailbox = Mailbox(Path(arguments[0]))
     try:

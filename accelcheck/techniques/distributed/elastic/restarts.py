@@ -1,4 +1,4 @@
-"""Elastic training: ranks are killed, agents come and go, and the training ends as if nothing had happened."""
+"""Elastic training: ranks are killed, agents join and leave, and the training ends as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from accelcheck.core.capability import Capability, Code, unavailable, unsupporte
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.processes import GRACE
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
 from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
-from accelcheck.techniques.observe import unwatched
+from accelcheck.techniques.observe import exactly, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
 
@@ -38,15 +39,15 @@ _BINARY = "TORCHELASTIC_ETCD_BINARY_PATH"
 
 
 class DisturbedTraining:
-    """What trains one program: the first time it is disturbed, afterwards not.
+    """Trainings of one program: the first one is disturbed, later ones are not.
 
     Attributes:
-        elastic_agents: Those that train.
-        disturb: Makes a disturbed task of a quiet one.
-        task: The first one, as it is when nothing disturbs it.
-        answer: To it, disturbed.
-        last: Answer to the last one; None until a judged run has trained.
-        victim: The process that was killed in it, and its exit code.
+        elastic_agents: Agents that train.
+        disturb: Function that makes a disturbed task of a quiet one.
+        task: First task, undisturbed.
+        answer: Report on the first task, disturbed.
+        last: Report on the last task; None until a judged run has trained.
+        victim: Process that was killed in the first task, and its exit code.
     """
 
     def __init__(self, elastic_agents: ElasticAgents, disturb: Callable[[TrainingTask], TrainingTask]) -> None:
@@ -58,7 +59,7 @@ class DisturbedTraining:
         self.victim: tuple[int, int] | None = None
 
     def elsewhere(self, program: Program, mode: Mode) -> Result:
-        """See `Program.elsewhere`."""
+        """Trains the program: see `Program.elsewhere`."""
         with unwatched():
             problem = program.problem()
         dtype = next(problem.module.parameters()).dtype
@@ -70,9 +71,9 @@ class DisturbedTraining:
 
 
 class Elastic(Technique):
-    """Ranks under torchrun, of which some are lost in the first training. Those after it run in what came out of it.
+    """Training under torchrun whose first run loses ranks. Later runs use the restarted processes.
 
-    They find the processes that were started again, and the rerun shows that the disturbance changed no bit.
+    The rerun shows that the disturbance changed no bit.
     """
 
     family = "elastic"
@@ -81,26 +82,25 @@ class Elastic(Technique):
     level = 2
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    # Each share of the batch is normalised by itself: other results, by design. Its ranks take the same batch in each step.
+    # Each share of the batch is normalised by itself: other results, by design.
     excludes = frozenset({"batchnorm"})
 
     def __init__(self) -> None:
         self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
-        """Ranks compute on the device, all on the same, and meet over gloo on the CPU."""
+        """Tells whether ranks can share the device and meet over gloo on the CPU."""
         if not (distributed.is_available() and distributed.is_gloo_available()):
-            return unsupported(
-                Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed's gloo"
-            )
+            reason = f"torch {torch.__version__} is built without torch.distributed's gloo"
+            return unsupported(Code.WRONG_VERSION, reason)
         return shareable(device)
 
     def elastic_agents(self, device: Device) -> ElasticAgents:
-        """The job that trains."""
+        """Starts the job that trains."""
         raise NotImplementedError(f"{type(self).__name__}.elastic_agents: start them")
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
-        """What is lost, and when."""
+        """Makes a disturbed task of a quiet one: sets the ranks or agents that are lost, and when."""
         raise NotImplementedError(f"{type(self).__name__}.disturb: say what is lost")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -127,7 +127,7 @@ class Elastic(Technique):
         yield repeated(claim, job.answer.state, lambda: elastic_agents.train(task).state, device)
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
-        """What shows that something was lost, and made good."""
+        """Yields evidence that ranks or agents were lost, and that the training went on."""
         raise NotImplementedError(f"{type(self).__name__}.lost: say what shows it")
 
     def finish(self) -> None:
@@ -135,7 +135,7 @@ class Elastic(Technique):
 
 
 class Restart(Elastic):
-    """One of two ranks is killed in the middle of a step; torchrun starts both again, from the last snapshot."""
+    """Loss of one of two ranks in the middle of a step; torchrun starts both again, from the last snapshot."""
 
     name = "elastic-restart"
     promise = "When a rank is killed, torchrun starts the ranks again, and from the last snapshot all ends the same."
@@ -144,11 +144,11 @@ class Restart(Elastic):
         return ElasticAgents(self.rendezvous(), device, least=1, most=1, ranks=2, restarts=1)
 
     def rendezvous(self) -> AbstractContextManager[list[str]]:
-        """Where agents meet."""
+        """Makes the context in which agents meet."""
         return c10d()
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
-        # In the last step, and with a snapshot of every second: a whole step is done again besides.
+        # In the last step, with a snapshot every two steps: a whole step is repeated besides.
         return replace(task, every=2, victim=task.problem.steps - 1)
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
@@ -158,20 +158,16 @@ class Restart(Elastic):
             f"{code} of process {pid}",
             engaged=code == -signal.SIGKILL,
         )
-        yield Evidence("restarts by torchrun = 1", answer.restarts, engaged=answer.restarts == 1)
+        yield exactly("restarts by torchrun", answer.restarts, 1)
         last = (steps - 1) // 2 * 2
-        yield Evidence(
-            f"first steps of the groups of ranks: 0, {last}",
-            _listed(answer.starts),
-            answer.starts == (0, last) and last > 0,
-        )
-        yield Evidence(
-            f"ranks that took each step: {_listed([2] * steps)}", _listed(answer.worlds), answer.worlds == (2,) * steps
-        )
+        claim = f"first steps of the groups of ranks: 0, {last}"
+        yield Evidence(claim, listed(answer.starts), engaged=answer.starts == (0, last) and last > 0)
+        claim = f"ranks that took each step: {listed([2] * steps)}"
+        yield Evidence(claim, listed(answer.worlds), engaged=answer.worlds == (2,) * steps)
 
 
 class RestartOverEtcd(Restart):
-    """As `Restart`, and the agents meet in etcd."""
+    """Variant of `Restart` whose agents meet in etcd."""
 
     name = "elastic-etcd"
     promise = "With the rendezvous in an etcd server, a killed rank costs no more than without."
@@ -179,9 +175,9 @@ class RestartOverEtcd(Restart):
     packages = MappingProxyType({"etcd": "pip install python-etcd"})
 
     def capability(self, device: Device) -> Capability:
-        found = super().capability(device)
-        if not found.ok or shutil.which(os.environ.get(_BINARY, "etcd")):
-            return found
+        ranks = super().capability(device)
+        if not ranks.ok or shutil.which(os.environ.get(_BINARY, "etcd")):
+            return ranks
         return unavailable(
             Code.NO_PACKAGE,
             "there is no etcd server",
@@ -193,7 +189,7 @@ class RestartOverEtcd(Restart):
 
 
 class Resize(Elastic):
-    """Two agents of one rank each; a third comes after the first step, and is killed before the last."""
+    """Job of two agents of one rank each; a third joins after the first step, and is killed before the last."""
 
     name = "elastic-resize"
     promise = "Agents that join or leave change the number of ranks, and not what the training ends with."
@@ -207,24 +203,15 @@ class Resize(Elastic):
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         worlds = [2, *[3] * (steps - 2), 2]
-        yield Evidence(
-            f"ranks that took each step: {_listed(worlds)}", _listed(answer.worlds), answer.worlds == tuple(worlds)
-        )
+        claim = f"ranks that took each step: {listed(worlds)}"
+        yield Evidence(claim, listed(answer.worlds), engaged=answer.worlds == tuple(worlds))
         starts = (0, 1, steps - 1)
-        yield Evidence(
-            f"first steps of the groups of ranks: {_listed(starts)}", _listed(answer.starts), answer.starts == starts
-        )
+        claim = f"first steps of the groups of ranks: {listed(starts)}"
+        yield Evidence(claim, listed(answer.starts), engaged=answer.starts == starts)
         ends = [end.code for agent in job.elastic_agents.killed if (end := agent.wait(GRACE))]
-        yield Evidence(
-            f"exit codes of agents that left: {-signal.SIGKILL}", _listed(ends), engaged=ends == [-signal.SIGKILL]
-        )
-        yield Evidence(
-            "agents that stayed = 2", len(job.elastic_agents.running), engaged=len(job.elastic_agents.running) == 2
-        )
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
+        claim = f"exit codes of agents that left: {-signal.SIGKILL}"
+        yield Evidence(claim, listed(ends), engaged=ends == [-signal.SIGKILL])
+        yield exactly("agents that stayed", len(job.elastic_agents.running), 2)
 
 
 TECHNIQUES: tuple[Technique, ...] = (Restart(), RestartOverEtcd(), Resize())
