@@ -333,7 +333,7 @@ def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Iterat
 @pytest.fixture
 def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) -> Callable[[Case], Record]:
     """A function that runs a case, keeps its record, and passes, skips or fails the test by the verdict."""
-    from accelcheck.core.case import Verdict
+    from accelcheck.core.case import EFFORTS, Verdict
     from accelcheck.core.imports import OPTION
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import hand_over
@@ -374,6 +374,7 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
                 *(f"{OPTION}={name}" for name in run.imports),
                 *(f"--accel-model={folder / spec}" for spec, folder in options.models(request.config)),
                 *(f"--accel-ledger={path}" for path in run.ledgers),
+                *([f"--accel-effort={word}"] if (word := options.effort(request.config)) != EFFORTS[0] else []),
             )
             pytest.fail(explain(record, (*words, *gated)), pytrace=False)
         hand_over(request.node, record)

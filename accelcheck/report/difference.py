@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Verdict
 from accelcheck.measure.gate import BUSY
-from accelcheck.report.message import reproduce
 from accelcheck.report.run import BAD_FIRST, labels, measurement
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from accelcheck.core.case import Figure
+    from accelcheck.core.case import Case, Figure
     from accelcheck.core.journal import Record
     from accelcheck.report.run import DeviceRun
 
@@ -98,12 +97,14 @@ class DevicePair:
         old, new: Their labels; one is empty where the other run lacks the device.
         same: True where chip, count, driver, runtime, versions and environment are the same.
         both: Number of cases that ran on both.
+        reproduction: Makes the command that runs a case, with the model and the modules of the later run.
     """
 
     old: str
     new: str
     same: bool
     both: int
+    reproduction: Callable[[Case], str] = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -149,7 +150,7 @@ class Difference:
             "growth": GROWTH,
             "worse": self.worse,
             "counts": {kind: {"all": every, "worse": worse} for kind, (every, worse) in self.counts().items()},
-            "pairs": [asdict(pair) for pair in self.pairs],
+            "pairs": [{name: getattr(p, name) for name in ("old", "new", "same", "both")} for p in self.pairs],
             "changes": changes,
         }
 
@@ -199,7 +200,9 @@ def _pair(first: _Side, second: _Side) -> DevicePair:
     (old_name, old), (new_name, new) = first, second
     both = len(_ran(old) & _ran(new))
     same = old is not None and new is not None and old.fingerprint is not None and old.fingerprint == new.fingerprint
-    return DevicePair(old_name, new_name, same, both)
+    later = new or old
+    assert later is not None
+    return DevicePair(old_name, new_name, same, both, later.reproduction)
 
 
 def _keyed(run: DeviceRun | None) -> dict[_Key, Record]:
@@ -285,7 +288,7 @@ def _change(
     name = case.id if pair.old == pair.new else f"{case.technique}/{case.workload}/{case.dtype}/{case.mode}"
     if aspect not in {Aspect.ERROR, Aspect.SPEED} and record.verdict is not Verdict.PASS:
         reason = record.headline
-    return CaseChange(aspect, pair.name, name, worse, what, before, after, factor, reason, reproduce(case))
+    return CaseChange(aspect, pair.name, name, worse, what, before, after, factor, reason, pair.reproduction(case))
 
 
 def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:

@@ -18,7 +18,7 @@ from accelcheck.devices.base import Fingerprint
 from accelcheck.report import difference_text
 from accelcheck.report.console import plain
 from accelcheck.report.difference import GROWTH, RELATIVE, ULPS, Aspect, CaseChange, Difference, compare
-from accelcheck.report.run import DeviceRun, load
+from accelcheck.report.run import DeviceRun, OwnModel, load
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.views import VIEWS
 
@@ -54,6 +54,15 @@ def only(found: Difference) -> CaseChange:
 
 def of(before: Record, after: Record) -> Difference:
     return compare([run(before)], [run(after)])
+
+
+def test_the_command_of_a_difference_has_the_model_of_the_run() -> None:
+    models = {"mlp": OwnModel("net.py:make")}
+    later = replace(run(record(verdict=Verdict.FAIL)), imports=("vendor",), models=models)
+    change = only(compare([run(record())], [later]))
+    assert change.reproduction.endswith(
+        "--accel-case=eager/mlp/cpu/float32/forward --accel-import=vendor --accel-model=net.py:make"
+    )
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
