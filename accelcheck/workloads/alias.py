@@ -11,9 +11,9 @@ from accelcheck.workloads.draw import initialise, normal
 
 
 class DetachedBeside(nn.Module):
-    """The two halves of ``sin(x * weight)``, which have gradients, and the whole value, detached.
+    """Both halves of ``sin(x * weight)``, with gradients, and the whole value, detached.
 
-    Models return a loss and its detached value for logging in the same way. The detached output must not remove the gradients
+    Models return a loss and its detached value for logging like this. The detached output must not remove the gradients
     of outputs that share its memory.
     """
 
@@ -83,7 +83,7 @@ class Views(nn.Module):
 
 
 class ViewWrites(nn.Module):
-    """A copy of ``x (6, 8)`` that is written to through its views, and two of these views, which must see all writes."""
+    """Writes to a copy of ``x (6, 8)`` through its views, two of which are returned and must see all writes."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         base = x.clone()

@@ -23,7 +23,8 @@ class Shift(nn.Module):
 class Statement(nn.Module):
     """One element-wise operation of ``x`` and ``y``, in place on ``x`` when `inplace`.
 
-    In place, autograd allows those operations alone that no later one spoils: none here saves its result (as tanh does).
+    In place, autograd allows those operations alone that no later one spoils: none here saves its result (as tanh
+    does).
     """
 
     __constants__ = ("inplace",)
@@ -113,7 +114,7 @@ class Bound(nn.Module):
 
 
 class Overlap(nn.Module):
-    """Each column plus the one before it: an implementation in place would overwrite what it still has to read."""
+    """Adds to each column the one before it: an implementation in place would overwrite operands."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x[:, :1], x[:, 1:] + x[:, :-1]], dim=1)

@@ -1,4 +1,4 @@
-"""Draws: the sets of parameters and inputs that a case is judged with, random and structured ones (probes)."""
+"""Draws: sets of parameters and inputs that a case is judged with, random and structured ones (probes)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
 
 
 SCALES = (1.0, 0.75, 0.875, 0.625)
-"""Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale, but
-not at all of them. No factor is above 1, since workloads choose a range in which nothing overflows and every function is
-well conditioned."""
+"""Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale,
+but not at all. No factor is above 1: workloads choose ranges without overflows, with well-conditioned functions."""
 DRAWS = len(SCALES)
 _STRIDE = 7919
-"""Distance between the seeds of draws. Large, so that no draw has the seed of a warm-up run (the case's seed plus 1, 2, ...)."""
+"""Distance between the seeds of draws, too large for the seed of a warm-up run (the case's seed plus 1, 2, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One set of parameters and inputs of a case.
+    """Set of parameters and inputs of a case.
 
     Attributes:
         number: Number of the random parameters and inputs, from 0 to ``DRAWS - 1``; 0 has the case's own seed.
-        probe: Name of the probe that is applied to them; empty for random inputs.
+        probe: Name of the probe applied to them; empty for random inputs.
     """
 
     number: int = 0
@@ -44,17 +43,17 @@ class Draw:
 
     @property
     def plain(self) -> Draw:
-        """The draw with the same number and random inputs."""
+        """Draw with the same number and random inputs."""
         return Draw(self.number)
 
     @property
     def parameters(self) -> tuple[int, bool]:
-        """Equal for two draws if and only if they have the same parameters: the number, and whether a probe changes them."""
+        """Key that two draws share if and only if they have the same parameters: number, and change by a probe."""
         return self.number, self.probe == "channels"
 
     @property
     def special(self) -> bool:
-        """Whether the probe puts a NaN or an infinite element into an input."""
+        """True if the probe puts a NaN or an infinite element into an input."""
         return self.probe.startswith(("nan", "inf", "-inf"))
 
     def seed(self, seed: int) -> int:
@@ -62,14 +61,14 @@ class Draw:
         return seed + _STRIDE * self.number
 
     def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
-        """The problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
+        """Problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
 
-        Its random modules drop nothing: see `accelcheck.workloads.probes`.
+        Its random modules drop nothing: see `quieted`.
 
         Args:
-            workload: Makes the problem.
-            seed: The case's seed.
-            dtype: Storage dtype of the case, such as ``bfloat16``: it decides which numbers are subnormal.
+            workload: Workload of the case.
+            seed: Seed of the case.
+            dtype: Storage dtype of the case, such as ``bfloat16``, which decides which numbers are subnormal.
         """
         problem = quieted(workload.problem(self.seed(seed)))
         if self.probe:
@@ -80,16 +79,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Probe:
-    """A structured input, such as zeros or one NaN. A workload lists the names of those that are meaningful for it.
+    """Structured input, such as zeros or one NaN. A workload lists the names of its meaningful probes.
 
     Attributes:
         name: Name in `Workload.probes` and in failures.
-        summary: What it exposes.
-        apply: ``apply(problem, dtype)`` returns the problem with other inputs (or parameters). It may change the problem in
+        summary: Faults that it exposes.
+        apply: ``apply(problem, dtype)`` returns the problem with other inputs (or parameters), possibly changed in
             place. ``dtype`` is the case's storage dtype.
-        modes: Modes in which it is used. With backward mode, no value may lie where a function is not differentiable.
-        reshapes: Whether inputs get another shape. Slow techniques and lazy devices, which would compile again, skip it.
-        repeated: Whether it is also applied to the other random draws, to find a bias that all of them share.
+        modes: Modes that use it. In backward mode, no value may lie where a function is not differentiable.
+        reshapes: True if inputs get another shape. Slow techniques and lazy devices, which would recompile, skip it.
+        repeated: True to apply it to the other random draws too, to find a bias that all of them share.
     """
 
     name: str
@@ -101,12 +100,12 @@ class Probe:
 
 
 def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
-    """All draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
+    """Lists all draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
 
     Args:
-        workload: Names its probes.
-        mode: Probes that are not for this mode are left out.
-        admitted: Whether a probe may be used; `Technique.admits`, for one.
+        workload: Workload with the names of its probes.
+        mode: Mode of the case; probes of other modes are left out.
+        admitted: Predicate of usable probes, such as `Technique.admits`.
 
     Raises:
         UnknownNameError: The workload names a probe that does not exist.
@@ -115,15 +114,15 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
         raise unknown("probe", name, sorted(PROBES))
     probes = [PROBES[name] for name in sorted(workload.probes)]
     probes = [probe for probe in probes if mode in probe.modes and admitted(probe)]
-    found = [Draw()]
+    chosen = [Draw()]
     for number in range(1, DRAWS):
-        found += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
-    # Those that change shapes come last, so that the others still run the code that was compiled for the first shape.
-    return [*found, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
+        chosen += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
+    # Probes that change shapes come last: the others still run the code compiled for the first shape.
+    return [*chosen, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
-    """The problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
+    """Problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
 
     Raises:
         ValueError: No floating-point input is at one of these positions.
@@ -134,16 +133,16 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
             f"a probe changes input {', '.join(map(str, only))}; floating-point inputs of the workload: {sorted(floating)}"
         )
 
-    def one(index: int, value: Any) -> Any:
+    def replaced(index: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or (only and index not in only):
             return value
         return _refilled(value, change(value))
 
-    return replace(problem, inputs=tuple(one(index, value) for index, value in enumerate(problem.inputs)))
+    return replace(problem, inputs=tuple(replaced(index, value) for index, value in enumerate(problem.inputs)))
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """`content` with the strides of `value`. Along an expanded dimension, where elements share memory, the first one counts."""
+    """Gives `content` the strides of `value`; along an expanded dimension, with shared memory, the first element counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()
@@ -163,7 +162,7 @@ def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _hot(x: Tensor) -> Tensor:
-    """Row r is 1 at position r modulo the width, and 0 elsewhere."""
+    """One-hot rows: row r is 1 at position r modulo the width, and 0 elsewhere."""
     rows = x.numel() // max(1, x.shape[-1])
     hot = torch.zeros(rows, x.shape[-1])
     hot[torch.arange(rows), torch.arange(rows) % x.shape[-1]] = 1.0
@@ -197,7 +196,7 @@ def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Numbers halfway between two neighbours of bfloat16 in even rows, of float16 in odd rows; exact in FP32."""
+    """Replaces inputs by midpoints between neighbours of bfloat16 (even rows) and float16 (odd rows), exact in FP32."""
 
     def change(x: Tensor) -> Tensor:
         rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
@@ -208,7 +207,7 @@ def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
-    """One large number among ones: a sum in half precision loses the ones."""
+    """Puts one large number among ones: a sum in half precision loses the ones."""
 
     def change(x: Tensor) -> Tensor:
         x = torch.ones_like(x)
@@ -219,22 +218,22 @@ def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Numbers of about half the smallest normal one: results are subnormal, or 0 where they are flushed."""
+    """Replaces inputs by about half the smallest normal number: results are subnormal, or 0 where they are flushed."""
     return _changed(problem, lambda x: torch.where(x < 0, -0.5, 0.5) * torch.finfo(dtype).tiny * (1.0 + x.abs() / 8))
 
 
 def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Numbers of about 1e4, whose squares overflow float16."""
+    """Replaces inputs by numbers of about 1e4, whose squares overflow float16."""
     return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
 
 
 def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
-    """1024 times the inputs: a homogeneous workload gives exactly 1024 times the outputs, since every rounding is the same."""
+    """Multiplies inputs by 1024, and so the outputs of a homogeneous workload exactly: every rounding is the same."""
     return _changed(problem, lambda x: 1024 * x)
 
 
 def _future(problem: Problem, dtype: torch.dtype) -> Problem:
-    """The last key and value are much larger than all others: a query that wrongly sees them has a wrong output."""
+    """Enlarges the last key and value: a query that wrongly sees them has a wrong output."""
 
     def change(x: Tensor) -> Tensor:
         x = x.clone()
@@ -245,12 +244,12 @@ def _future(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
+    """Scales queries by 8: attention weights near 0 and 1, where an error of the scores matters most."""
     return _changed(problem, lambda x: 8 * x, 0)
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
-    """All samples but the first: each must give what it gives in the whole batch."""
+    """Drops the first sample: each other one must give its result in the whole batch."""
     return replace(problem, inputs=tuple(v[1:].clone() if isinstance(v, Tensor) else v for v in problem.inputs))
 
 
@@ -258,7 +257,7 @@ def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Pr
     def apply(problem: Problem, dtype: torch.dtype) -> Problem:
 
         def change(x: Tensor) -> Tensor:
-            # Of elements that share memory `_refilled` takes the first.
+            # `_refilled` takes the first of elements that share memory.
             place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
             x = x.clone()
             x[place] = number
@@ -310,19 +309,19 @@ PROBES = {
 
 
 def random_modules(module: nn.Module) -> dict[str, str]:
-    """The modules that draw random numbers in training: what each is, by its name."""
+    """Modules that draw random numbers in training: descriptions by name."""
     return {name or "the module itself": str(part) for name, part, _ in _dropping(module)}
 
 
 def quieted(problem: Problem) -> Problem:
-    """The same problem, its random modules changed in place so that they drop nothing."""
+    """Problem with its random modules changed in place so that they drop nothing."""
     for _, part, rate in _dropping(problem.module):
         setattr(part, rate, 0.0)
     return problem
 
 
 def _dropping(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """Name, module, and the attribute that holds its rate, of each that drops anything."""
+    """Yields name, module, and name of the rate's attribute of each module that drops anything."""
     for name, part in module.named_modules():
         rate = "p" if isinstance(part, dropout_base) else "dropout"
         if isinstance(part, (dropout_base, nn.MultiheadAttention, nn.RNNBase)) and getattr(part, rate) > 0:

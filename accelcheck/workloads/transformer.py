@@ -88,8 +88,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
         (integers(generator, 0, VOCABULARY, *shape),),
         target=integers(generator, 0, VOCABULARY, *shape),
         loss=functional.cross_entropy,
-        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near 0
-        # would decide the sign of the step, and move the parameter by a whole lr.
+        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near
+        # 0 would decide the sign of the step, and move the parameter by a whole lr.
         optimizer=partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
         steps=4,
     )
@@ -114,7 +114,7 @@ WORKLOADS = (
         2,
         frozenset({Mode.TRAIN}),
         _TRAITS | {"blocks", "training"},
-        # With parameters in FP16, AdamW's second moments are subnormal: eager itself differs from the oracle (head.bias by 5 %).
+        # With FP16 parameters, AdamW's second moments are subnormal: eager itself differs from the oracle by 5 %.
         frozenset({"float32", "bfloat16"}),
     ),
 )
