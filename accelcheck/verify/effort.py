@@ -33,7 +33,7 @@ SAMPLES = 6
 """Runs of the oracle with random rounding errors. A seventh exceeds the largest of 6 in 1 of 7 cases, by a factor of 2
 practically never: see `accelcheck.verify.precision.SLACK`."""
 PROBE_SAMPLES = 3
-"""The same for structured inputs, whose faults are orders of magnitude."""
+"""The same for structured inputs, whose faults exceed budgets by orders of magnitude."""
 CAREFUL = (32, 128)
 """Samples of the first and second closer look at a candidate that exceeds its budget slightly. A number that spreads as
 the samples do exceeds twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution); a run
@@ -128,8 +128,8 @@ class Size:
         return 3 * once if mode is Mode.BACKWARD else once
 
     def __str__(self) -> str:
-        parts = (_short(number) for number in (self.parameters, self.operations, self.elements))
-        return "{} parameters, {} operations and {} elements a pass".format(*parts)
+        parameters, operations, elements = map(_short, (self.parameters, self.operations, self.elements))
+        return f"{parameters} parameters, {operations} operations and {elements} elements a pass"
 
 
 def choose(word: str, size: Size, mode: Mode) -> Effort:

@@ -12,7 +12,7 @@ ResNet, forward and training):
   tensor is granted the largest ratio of two samples of one tensor, over all tensors.
 
 With closer looks at 8 and 24 samples no verdict of 14,000 drawn from those samples was wrong without such decisions,
-and 1 in 200 of a ResNet's training in which every sixth sample had one.
+and 1 in 200 was of a ResNet's training in which every sixth sample had one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 UNITS: Mapping[str, float] = MappingProxyType({"row": 512.0, "column": 1024.0, "block": 512.0, "element": 1024.0})
 """Caps in unit roundoffs; a column of a vector is one element. The condition of a workload magnifies rounding errors of
-a few units: all built-in workloads show 50 to 150 for attention and layer norm, 400 behind several batch norms."""
+a few units: all built-in workloads show 50 to 150 for attention and layer norm, 400 for gradients behind several batch
+norms."""
 ACCUMULATED = 4.0
 """Factor of the caps in the accumulator's own precision, where a sum adds the square root of its length."""
 SHARES: Mapping[str, float] = MappingProxyType({"row": 0.65, "block": 0.65, "gain": 0.3})
@@ -89,7 +90,7 @@ RARE_TOGETHER = 5e-8
 FEW = 16
 """Elements of a tensor below which all its views count as single numbers."""
 CALM = 4.0
-"""Largest ratio of two samples' errors of one tensor where no decision differs: 2.3 is usual among ten samples."""
+"""Largest ratio of two samples' errors of one tensor where no decision differs; among ten samples 2.3 in the median."""
 _NORMS = ("row", "column", "block", "element")
 
 

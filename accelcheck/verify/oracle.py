@@ -97,7 +97,7 @@ class Store:
         return reference
 
     def effort(self, case: Case, workload: Workload) -> Effort:
-        """Effort for a case: the full one unless the model is user-owned."""
+        """Effort for a case: the full one unless the workload is `given`."""
         if not workload.given or self.word == FULL.name or case.mode not in {Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN}:
             return FULL
         return choose(self.word, self.size(case, workload), case.mode)

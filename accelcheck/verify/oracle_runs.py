@@ -229,7 +229,7 @@ class Oracle:
         return frozenset(name for name in asked if f"grad:{name}" not in truth)
 
     def calls(self) -> list[tuple[str, list[Tensor], list[Tensor]]]:
-        """Runs once: name, inputs and outputs of each call of a module, in the order in which the calls end."""
+        """Runs once, and returns name, inputs and outputs of each call of a module, in the order in which calls end."""
         calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
         handles = [
             part.register_forward_hook(
@@ -304,7 +304,7 @@ def check_truth(source: Source, oracle: Oracle, truth: Result) -> None:
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
         raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
     idle = source.workload.idle
-    # A user-owned model may leave parameters without a gradient.
+    # A `given` model may leave parameters without a gradient.
     if source.mode is Mode.BACKWARD and not source.workload.given and (lost := oracle.without_gradient(truth) - idle):
         raise OracleError(
             f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in "

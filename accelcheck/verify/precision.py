@@ -10,13 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
-    {
-        "float64": 2.0**-53,
-        "float32": 2.0**-24,
-        "tf32": 2.0**-11,
-        "float16": 2.0**-11,
-        "bfloat16": 2.0**-8,
-    }
+    {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 )
 """Relative rounding error bound u = 2**-p for p significant bits, the implicit one counted.
 
@@ -24,13 +18,7 @@ IEEE 754-2019 for the first and the last but one; TF32 keeps 10 fraction bits (N
 """
 
 SMALLEST_SUBNORMAL: Mapping[str, float] = MappingProxyType(
-    {
-        "float64": 2.0**-1074,
-        "float32": 2.0**-149,
-        "tf32": 2.0**-136,
-        "float16": 2.0**-24,
-        "bfloat16": 2.0**-133,
-    }
+    {"float64": 2.0**-1074, "float32": 2.0**-149, "tf32": 2.0**-136, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 )
 """Spacing of numbers around zero; rounding errs there by at most half of it."""
 

@@ -107,7 +107,7 @@ def of_samples(
 
 
 def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[int], careful: int) -> dict[str, float]:
-    """Budgets of one path within their caps; a user-owned workload is held to the caps of the first look."""
+    """Budgets of one path within their caps; a `given` workload is held to the caps of the first look."""
     who, unit = f"{source}: {path}", source.unit
     budgets = _budgets(who, samples, unit)
     if source.technique.oracle != "float64":  # a rounding moves what a scheme quantizes by a whole step

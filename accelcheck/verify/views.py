@@ -71,8 +71,7 @@ class Reading:
     """Views of the error of one tensor.
 
     Attributes:
-        values: By view, in the order of `VIEWS`; gain and bias are signed. Infinite where the oracle is 0 and the error
-            is not.
+        values: Errors by view, in the order of `VIEWS`; signed for gain and bias. Infinite against an oracle of 0.
         places: Positions of the worst row, column and block.
         relative: Relative Frobenius error of the whole tensor.
         finite: True where candidate and oracle are finite everywhere; other elements count as right.
@@ -291,8 +290,7 @@ def ratio(error: float, size: float) -> float:
 def floor(view: str, unit: float) -> float:
     """Least budget of a view in one draw, for roundings common to all elements of a correct result.
 
-    gain: one rounded constant (a scale, a learning rate) moves every element by up to u, an operand and a result may
-        too.
+    gain: one rounded constant (a scale, a learning rate) moves every element by up to u, as may operand and result.
     tail: correct rounding of the result alone errs by up to half a unit.
     Others: none; eager and the rounding samples show all.
     """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, normal
+from accelcheck.workloads.draw import normal, of_normal
 
 
 class DetachedBeside(nn.Module):
@@ -50,18 +52,6 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.after(torch.sin(self.before(x)))
         return out
-
-
-def _detached(generator: torch.Generator, extent: int) -> Problem:
-    module = DetachedBeside()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
-
-
-def _shared(generator: torch.Generator, extent: int) -> Problem:
-    module = Shared()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
 
 
 _TRAITS = frozenset({"scriptable", "resizable"})
@@ -107,12 +97,16 @@ WORKLOADS = (
     Workload(
         "detached-beside",
         "Views of a value as outputs, together with the detached value.",
-        _detached,
+        partial(of_normal, make=DetachedBeside, shape=(24, 32)),
         2,
         traits=_TRAITS,
     ),
     Workload(
-        "shared-layer", "A layer that is registered under two names and called twice.", _shared, 2, traits=_TRAITS
+        "shared-layer",
+        "A layer that is registered under two names and called twice.",
+        partial(of_normal, make=Shared, shape=(24, 32)),
+        2,
+        traits=_TRAITS,
     ),
     Workload(
         "shared-views",

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal, orders, signs
+from accelcheck.workloads.draw import initialise, integers, normal, of_normal, orders, signs
 from accelcheck.workloads.probes import SCALES
 
 if TYPE_CHECKING:
@@ -185,12 +185,6 @@ def _images(
     return Problem(module, (imprinted(generator, batch + extent, *image),))
 
 
-def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv2d]) -> Problem:
-    module = make()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 4 + extent, module.in_channels, 17, 15),))
-
-
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Cnn()
     imprint(module, generator)
@@ -232,7 +226,7 @@ WORKLOADS = (
     Workload(
         "conv-strided",
         "A convolution with bias, stride 2 and padding on an image of odd sizes.",
-        partial(_conv, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1)),
+        partial(of_normal, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1), shape=(4, 8, 17, 15)),
         2,
         traits=_CONV,
         probes=_PROBES,
@@ -240,7 +234,11 @@ WORKLOADS = (
     Workload(
         "conv-replicated",
         "A convolution whose padding repeats the values at the edge.",
-        partial(_conv, make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate")),
+        partial(
+            of_normal,
+            make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate"),
+            shape=(4, 4, 17, 15),
+        ),
         3,
         traits=_CONV,
         probes=_PROBES,
@@ -248,7 +246,11 @@ WORKLOADS = (
     Workload(
         "conv-depthwise",
         "A dilated convolution with one group per channel and a bias.",
-        partial(_conv, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16)),
+        partial(
+            of_normal,
+            make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16),
+            shape=(4, 16, 17, 15),
+        ),
         3,
         traits=_CONV,
         probes=_PROBES,

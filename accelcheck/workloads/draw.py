@@ -12,11 +12,16 @@ sample times sign of the unit), plus noise that is several times smaller.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from accelcheck.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PATTERN = 2.0
 """Size of the sign pattern of a planted weight. A ReLU passes half of it: 2 keeps the size from layer to layer."""
@@ -128,3 +133,13 @@ def initialise(module: nn.Module, generator: torch.Generator, *, relu: bool = Fa
         if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
             layer.running_mean.copy_(0.1 * normal(generator, layer.num_features))
             layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+
+
+def of_normal(
+    generator: torch.Generator, extent: int, *, make: Callable[[], nn.Module], shape: tuple[int, ...], axis: int = 0
+) -> Problem:
+    """Problem of an initialised module and one standard normal input, whose dimension `axis` grows by the extent."""
+    module = make()
+    initialise(module, generator)
+    sizes = (size + extent * (place == axis) for place, size in enumerate(shape))
+    return Problem(module, (normal(generator, *sizes),))

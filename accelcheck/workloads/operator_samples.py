@@ -57,7 +57,7 @@ def database() -> Mapping[str, Any]:
 
 
 def structured(info: Any) -> Callable[..., Any]:
-    """Wraps an operator of triangular or Hermitian matrices, as OpInfo says, so that its result ignores unread elements.
+    """Wraps an operator of triangular or Hermitian matrices, as OpInfo says, so that unread elements change no result.
 
     Derivatives by unread elements are a convention, in which forward and reverse mode differ.
     """
@@ -246,7 +246,7 @@ def _reach(most: int) -> int:
 
 @functools.lru_cache(16)
 def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
-    """Inputs of a draw: its own values where they have the template's shapes and pass the trials, else the template's."""
+    """Inputs of a draw: its own where they have the template's shapes and pass the trials, else the template's."""
     made = template(operators, most)
     cases = {operator.name: operator.cases for operator in operators}
     values = list(made.inputs)

@@ -99,7 +99,8 @@ def _run_widely(
         with torch.no_grad(), seeded(1), sdpa_kernel(SDPBackend.MATH), _Watch() as watch:
             first = call(anchor, wide)
         writes = any(  # batch norm writes statistics without declaring it
-            value._version != version or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))  # noqa: SLF001
+            value._version != version  # noqa: SLF001 - torch has no public name for it
+            or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))
             for value, version, before in zip(wide, versions, tensors, strict=True)
         )
         call = replace(call, writes=writes)

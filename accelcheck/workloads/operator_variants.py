@@ -30,12 +30,7 @@ def _placed(tensors: Sequence[Tensor], *values: float) -> list[Tensor]:
 
 
 SPECIAL: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        "nan": (math.nan,),
-        "infinite": (math.inf, -math.inf),
-        "zeros": (0.0, -0.0),
-        "ones": (1.0, -1.0, 0.5, 2.0),
-    }
+    {"nan": (math.nan,), "infinite": (math.inf, -math.inf), "zeros": (0.0, -0.0), "ones": (1.0, -1.0, 0.5, 2.0)}
 )
 """Values put into the inputs, by variant."""
 SCALED: Mapping[str, float] = MappingProxyType({"tiny": 2.0**-80, "huge": 2.0**40})

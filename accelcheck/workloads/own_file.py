@@ -99,7 +99,7 @@ def _imported(path: Path) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A context in which the random generators of Python, NumPy and torch begin at a seed; afterwards they go on from where they were."""
+    """Seeds the random generators of Python, NumPy and torch inside a context, and restores their states after it."""
     plain, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)

@@ -34,7 +34,7 @@ class PackedAttention(Packed):
 
 
 class VariableAttention(Packed):
-    """Self-attention of sequences of ``lengths (B,)``: tokens beyond the end are masked, and their outputs are zeros."""
+    """Self-attention of sequences of ``lengths (B,)``: tokens beyond the end are masked, with outputs of zero."""
 
     def forward(self, qkv: Tensor, lengths: Tensor) -> Tensor:
         place = torch.arange(qkv.size(1), device=qkv.device)

@@ -81,76 +81,46 @@ _DTYPES = {
     "int4": 4,
 }
 """Bits of each dtype with a point of its own in PyTorch's Compute Platform Quality Levels."""
-_FLOAT32 = frozenset({"float32"})
-_ITEM = frozenset({Mode.PLATFORM})
-_SPEED = frozenset({Mode.PLATFORM_SPEED})
-_ALONE = frozenset({NAME})
+_workload = partial(Workload, dtypes=frozenset({"float32"}), techniques=frozenset({NAME}))
+_item = partial(_workload, modes=frozenset({Mode.PLATFORM}))
 
 WORKLOADS = (
     *(
-        Workload(
+        _item(
             f"dtype-{name}",
             f"Tensors of {name}: made, copied, cast, added, multiplied, reduced; "
             f"{'every bit pattern' if bits <= 8 else 'extreme and random numbers'}.",
             partial(_patterns, bits),
-            modes=_ITEM,
-            dtypes=_FLOAT32,
-            techniques=_ALONE,
         )
         for name, bits in _DTYPES.items()
     ),
     *(
-        Workload(
+        _workload(
             f"{mode}-{work}",
             "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples in "
             f"{mode} mode, beside the host's CPU: {what}.",
             _timed,
-            modes=_SPEED,
+            modes=frozenset({Mode.PLATFORM_SPEED}),
             traits=frozenset({"matmul", "linear", "training"}),
-            dtypes=_FLOAT32,
-            techniques=_ALONE,
         )
         for mode in ("eager", "graph")
         for work, what in (("inference", "a forward pass"), ("training", "a training step"))
     ),
-    Workload(
+    _item(
         "distributed-backend",
         "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.",
         _vectors,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
-    Workload(
+    _item(
         "cpp-extension",
         "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
         _vectors,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
-    Workload(
-        "profiler",
-        "Three linear layers under torch.profiler: the operators, and the device's own events.",
-        _layers,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
-    ),
-    Workload(
-        "import-with-hardware",
-        "A new process that imports torch, and computes on the device.",
-        _nothing,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
-    ),
-    Workload(
+    _item("profiler", "Three linear layers under torch.profiler: the operators, and the device's own events.", _layers),
+    _item("import-with-hardware", "A new process that imports torch, and computes on the device.", _nothing),
+    _item(
         "import-without-hardware",
         "A new process that imports torch where the device is hidden, and computes on the CPU.",
         _nothing,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
 )

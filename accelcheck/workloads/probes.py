@@ -130,7 +130,8 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
     floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
     if not set(only) <= floating:
         raise ValueError(
-            f"a probe changes input {', '.join(map(str, only))}; floating-point inputs of the workload: {sorted(floating)}"
+            f"a probe changes input {', '.join(map(str, only))}; "
+            f"floating-point inputs of the workload: {sorted(floating)}"
         )
 
     def replaced(index: int, value: Any) -> Any:
@@ -142,7 +143,7 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """Gives `content` the strides of `value`; along an expanded dimension, with shared memory, the first element counts."""
+    """Gives `content` the strides of `value`; along an expanded dimension, which shares memory, the first element counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()
@@ -153,12 +154,9 @@ def _refilled(value: Tensor, content: Tensor) -> Tensor:
     return view
 
 
-def _zeros(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, torch.zeros_like)
-
-
-def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, torch.ones_like)
+def _each(change: Callable[[Tensor], Tensor], *only: int) -> Callable[[Problem, torch.dtype], Problem]:
+    """Applies `_changed` whatever the dtype."""
+    return lambda problem, _: _changed(problem, change, *only)
 
 
 def _hot(x: Tensor) -> Tensor:
@@ -167,18 +165,6 @@ def _hot(x: Tensor) -> Tensor:
     hot = torch.zeros(rows, x.shape[-1])
     hot[torch.arange(rows), torch.arange(rows) % x.shape[-1]] = 1.0
     return hot.reshape(x.shape)
-
-
-def _one_hot(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, _hot)
-
-
-def _one_hot_values(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, _hot, 2)
-
-
-def _powers(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, lambda x: x * _exponents(x.shape[-1]))
 
 
 def _exponents(count: int) -> Tensor:
@@ -195,26 +181,18 @@ def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
     return problem
 
 
-def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Replaces inputs by midpoints between neighbours of bfloat16 (even rows) and float16 (odd rows), exact in FP32."""
-
-    def change(x: Tensor) -> Tensor:
-        rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
-        odd = 2 * (torch.arange(x.numel()).reshape(x.shape) % 128) + 1
-        return torch.where(x < 0, -1.0, 1.0) * (1.0 + odd * torch.where(rows % 2 == 0, 2.0**-8, 2.0**-11))
-
-    return _changed(problem, change)
+def _midpoints(x: Tensor) -> Tensor:
+    """Midpoints between neighbours of bfloat16 (even rows) and float16 (odd rows), exact in FP32."""
+    rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
+    odd = 2 * (torch.arange(x.numel()).reshape(x.shape) % 128) + 1
+    return torch.where(x < 0, -1.0, 1.0) * (1.0 + odd * torch.where(rows % 2 == 0, 2.0**-8, 2.0**-11))
 
 
-def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Puts one large number among ones: a sum in half precision loses the ones."""
-
-    def change(x: Tensor) -> Tensor:
-        x = torch.ones_like(x)
-        x[..., 0] = 2048.0
-        return x
-
-    return _changed(problem, change)
+def _cancel(x: Tensor) -> Tensor:
+    """One large number among ones: a sum in half precision loses the ones."""
+    x = torch.ones_like(x)
+    x[..., 0] = 2048.0
+    return x
 
 
 def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -222,30 +200,26 @@ def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
     return _changed(problem, lambda x: torch.where(x < 0, -0.5, 0.5) * torch.finfo(dtype).tiny * (1.0 + x.abs() / 8))
 
 
-def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Replaces inputs by numbers of about 1e4, whose squares overflow float16."""
-    return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
+def _huge(x: Tensor) -> Tensor:
+    """Numbers of about 1e4, whose squares overflow float16."""
+    return 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max()
 
 
-def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Multiplies inputs by 1024, and so the outputs of a homogeneous workload exactly: every rounding is the same."""
-    return _changed(problem, lambda x: 1024 * x)
+def _scaled(x: Tensor) -> Tensor:
+    """Inputs times 1024, and so the outputs of a homogeneous workload exactly: every rounding is the same."""
+    return 1024 * x
 
 
-def _future(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Enlarges the last key and value: a query that wrongly sees them has a wrong output."""
-
-    def change(x: Tensor) -> Tensor:
-        x = x.clone()
-        x[..., -1, :] *= 16.0
-        return x
-
-    return _changed(problem, change, 1, 2)
+def _future(x: Tensor) -> Tensor:
+    """A last key or value much larger than all others: a query that wrongly sees it has a wrong output."""
+    x = x.clone()
+    x[..., -1, :] *= 16.0
+    return x
 
 
-def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Scales queries by 8: attention weights near 0 and 1, where an error of the scores matters most."""
-    return _changed(problem, lambda x: 8 * x, 0)
+def _sharp(x: Tensor) -> Tensor:
+    """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
+    return 8 * x
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -254,18 +228,14 @@ def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Problem]:
-    def apply(problem: Problem, dtype: torch.dtype) -> Problem:
+    def change(x: Tensor) -> Tensor:
+        # `_refilled` takes the first of elements that share memory.
+        place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+        x = x.clone()
+        x[place] = number
+        return x
 
-        def change(x: Tensor) -> Tensor:
-            # `_refilled` takes the first of elements that share memory.
-            place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
-            x = x.clone()
-            x[place] = number
-            return x
-
-        return _changed(problem, change, operand)
-
-    return apply
+    return _each(change, operand)
 
 
 BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
@@ -273,27 +243,28 @@ BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 PROBES = {
     probe.name: probe
     for probe in (
-        Probe("zeros", "Zeros: only the bias is left, and zero points of integer grids must stand for 0.", _zeros),
-        Probe("ones", "Ones: wrong padding and wrong counts of terms.", _ones),
-        Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _one_hot),
         Probe(
-            "one-hot-values", "Values that make the output of attention its weights.", _one_hot_values, repeated=True
+            "zeros",
+            "Zeros: only the bias is left, and zero points of integer grids must stand for 0.",
+            _each(torch.zeros_like),
         ),
-        Probe("powers", "Features of different magnitudes: absolute tolerances and shared scales.", _powers),
+        Probe("ones", "Ones: wrong padding and wrong counts of terms.", _each(torch.ones_like)),
+        Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _each(_hot)),
+        Probe("one-hot-values", "Values that make the output of attention its weights.", _each(_hot, 2), repeated=True),
+        Probe(
+            "powers",
+            "Features of different magnitudes: absolute tolerances and shared scales.",
+            _each(lambda x: x * _exponents(x.shape[-1])),
+        ),
         Probe("channels", "Output channels of different magnitudes: scales along the wrong axis.", _channels),
-        Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _midpoints),
-        Probe("cancel", "One large number among ones: accumulation in half precision.", _cancel),
+        Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _each(_midpoints)),
+        Probe("cancel", "One large number among ones: accumulation in half precision.", _each(_cancel)),
         Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
-        Probe("huge", "Inputs near 1e4: squares that overflow.", _huge),
-        Probe("scaled", "1024 times the inputs: saturation, clipping.", _scaled),
-        Probe("future", "A large last key and value, which earlier queries must not see.", _future),
-        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _sharp),
-        Probe(
-            "slice",
-            "A part of the batch: samples that depend on each other, stale shapes.",
-            _slice,
-            reshapes=True,
-        ),
+        Probe("huge", "Inputs near 1e4: squares that overflow.", _each(_huge)),
+        Probe("scaled", "1024 times the inputs: saturation, clipping.", _each(_scaled)),
+        Probe("future", "A large last key and value, which earlier queries must not see.", _each(_future, 1, 2)),
+        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _each(_sharp, 0)),
+        Probe("slice", "A part of the batch: samples that depend on each other, stale shapes.", _slice, reshapes=True),
         *(
             Probe(
                 f"{word}[{operand}]",

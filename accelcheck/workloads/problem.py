@@ -46,8 +46,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "stream": "a submodule `net` that is called once for each input",
         "training": "a target, a loss and an optimizer",
         "twice-differentiable": "gradients that can be differentiated again, and are in backward mode",
-        "unsteady": "results whose last bits may follow from where memory lies, as LAPACK's do: no rerun has to give the "
-        "same bits",
+        "unsteady": "results whose last bits may follow from where memory lies, as LAPACK's do: no rerun has to give "
+        "the same bits",
         "variable-length": "sequences that differ in length",
         "views": "outputs that are all views of the first input",
     }
@@ -59,8 +59,8 @@ TRANSLATORS: Mapping[str, int] = MappingProxyType(
         "eager": 2,
         "compile-static": 3,
         **dict.fromkeys(
-            """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime openvino
-            jit-trace func-vmap-copies func-jacfwd view-padded""".split(),
+            """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime
+            openvino jit-trace func-vmap-copies func-jacfwd view-padded""".split(),
             4,
         ),
     }

@@ -182,7 +182,7 @@ class Trainer:
         return Parts(optimizer, self.recipe.schedule(optimizer), loader)
 
     def take(self, program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Takes one optimizer step; returns its mean loss over mini-batches, and the gradient's norm before clipping."""
+        """Takes one optimizer step; returns its mean loss over mini-batches, and the gradient norm before clipping."""
         parts.optimizer.zero_grad(set_to_none=True)
         losses = []
         for _ in range(self.recipe.accumulation):
@@ -215,7 +215,7 @@ class Trainer:
         call = program.module if program.call is None else program.call
         inputs, target = self.batch(program, parts.loader)
         with program.around():
-            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` checked that there is a loss
+            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` checked it
         return loss
 
     def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:

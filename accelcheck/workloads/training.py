@@ -1,4 +1,4 @@
-"""Long trainings: shuffled mini-batches, accumulated and clipped gradients, a learning-rate schedule, dropped inputs."""
+"""Long trainings: shuffled mini-batches, accumulated and clipped gradients, a schedule, dropped inputs."""
 
 from __future__ import annotations
 
