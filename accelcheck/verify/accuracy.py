@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 CONFIDENCE = 0.975
-"""Confidence of every bound, one-sided, as ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) asks of a
-trial of non-inferiority. A technique that costs exactly the limit passes in 1 of 40 trials, one that costs more in
-fewer."""
+"""One-sided confidence of every bound, from ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) for trials
+of non-inferiority. A technique that costs exactly the limit passes in 1 of 40 trials, one that costs more in fewer."""
 
 _PRECISION = 1e-9
 """Precision of a bound, as a part of all samples: a thousandth of one sample of 10**6."""

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 UNITS: Mapping[str, float] = MappingProxyType({"row": 512.0, "column": 1024.0, "block": 512.0, "element": 1024.0})
-"""Caps in unit roundoffs; a column of a vector is one element. The condition of a workload magnifies rounding errors of
-a few units: all built-in workloads show 50 to 150 for attention and layer norm, 400 for gradients behind several batch
-norms."""
+"""Caps in unit roundoffs; a column of a vector is one element. The condition of a workload magnifies rounding errors:
+built-in ones show 50 to 150 units for attention and layer norm, 400 for gradients behind several batch norms."""
 ACCUMULATED = 4.0
 """Factor of the caps in the accumulator's own precision, where a sum adds the square root of its length."""
 SHARES: Mapping[str, float] = MappingProxyType({"row": 0.65, "block": 0.65, "gain": 0.3})

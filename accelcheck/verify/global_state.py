@@ -188,8 +188,7 @@ _OWN = frozenset(
 )
 """Variables that pytest, torch and torch_xla set while they run."""
 _AT_LOAD = ("KMP_",)
-"""Prefix of variables that an OpenMP library reads when loaded; packages such as scikit-learn set them on first
-import."""
+"""Prefix of variables that an OpenMP library reads when loaded; packages, such as scikit-learn, set them on import."""
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
 """Files of wrappers that dynamo puts around torch's functions on first use: they compute nothing."""
 _AROUND = ("torch/_dynamo/eval_frame.py", "torch/optim/optimizer.py")

@@ -44,8 +44,7 @@ class Judgement:
     def near(self, careful: int, reference: Reference | None = None, *, divisible: bool = False) -> frozenset[str]:
         """Paths that need a closer look: views beyond their budgets by at most `CLOSE`, where nothing else is wrong.
 
-        The limit is lower after the first of `careful` looks. Independent results (`divisible`) are chosen each by
-        itself.
+        The limit is lower after the first of `careful` looks. Independent results (`divisible`) are chosen separately.
 
         With a reduced `reference`, all that is beyond its budget gets one closer look, and another where roundings
         decide something: the candidate may be the first of so few samples to show it. So does a tensor of fewer than
@@ -282,8 +281,7 @@ def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
 def apart(one: Result, other: Result) -> dict[str, float]:
     """Relative Frobenius distance by path: 0 for the same bits, infinite for other shapes, dtypes or NaN patterns.
 
-    NaN payloads and the sign of zero may differ: no operation promises them. A path in only one run is infinitely
-    apart.
+    NaN payloads and the sign of zero may differ: no operation promises them. Paths of one run are infinitely apart.
 
     Args:
         one: Tensors of the first run, on the CPU.

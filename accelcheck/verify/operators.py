@@ -83,8 +83,7 @@ INEXACT = frozenset(
 )
 """Transcendental, normalizing and fused operators, which may err by `accelcheck.verify.precision.INEXACT_ULPS`.
 
-``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, and are here since the budgets of emulated int8 were
-measured so.
+``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, but the budgets of emulated int8 were measured so.
 """
 
 CONTRACTIONS = frozenset(

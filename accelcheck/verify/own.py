@@ -1,9 +1,8 @@
 """Views that compare an error with those of correct results at the same place: in small rows, columns and elements.
 
 The views of `accelcheck.verify.views` measure by the size of a whole tensor: a channel 1/512 as large as the others may
-be anything in bfloat16, and nine of the 1,024 probabilities of a row may be hundreds of times too large. In the
-rounding samples, small numbers have small errors. With e the error, s^2 its mean square over the samples at the same
-place:
+be anything in bfloat16, and nine of the 1,024 probabilities of a row may be hundreds of times too large. In rounding
+samples, small numbers have small errors. With e the error, s^2 its mean square over the samples at the same place:
 
 ======= ==========================================================================================
 channel max over rows and columns i of at least 8 elements of |e_i| / |s_i|

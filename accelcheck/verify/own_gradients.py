@@ -29,8 +29,7 @@ STEP = 1e-6
 DIRECTIONS = 2
 """Random directions; a wrong gradient differs in all of them, a kink may lie along one."""
 TOLERANCE = 1e-5
-"""Least wrong difference of two slopes, relative to the gradient's norm. Finite differences in FP64 err by some
-1e-9."""
+"""Least wrong difference of two slopes, relative to the gradient's norm; finite differences in FP64 err by 1e-9."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 PART = 0.8
-"""Part of the available memory for an oracle's parameters and all that scales with them; the rest is for
-activations."""
+"""Part of the available memory for an oracle's parameters and tensors of their size; the rest is for activations."""
 WHOLE: Mapping[Mode, float] = MappingProxyType({Mode.FORWARD: 1.5, Mode.BACKWARD: 4.5, Mode.TRAIN: 5.5})
-"""Memory of an oracle relative to its parameters in FP64: they, and half as much for initial values in FP32; with
-gradients three more for them, the result and the stored truth; with an optimizer, of up to two states, five more in
-all."""
+"""Memory of an oracle relative to its parameters in FP64: 1 and 0.5 for initial values in FP32; with gradients 3 more
+for them, the result and the stored truth; with an optimizer, which may have two states, 4 instead of 3."""
 LAYERED = 1.0
 """The same for a forward pass layer by layer: parameters and initial values in FP32. One layer in FP64 comes on top."""
 

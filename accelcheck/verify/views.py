@@ -132,8 +132,7 @@ class Yardstick:
         """Reads all views of a candidate of the truth's shape and device, of any floating-point dtype.
 
         Temporaries take up to 9 MiB for rows of 1,024 elements (``benchmarks/verdict_speed.py``, up to 2**26 elements)
-        and up to 35 MiB for the widest rows, of `WIDEST` - 1 elements, unless NaN or infinite elements have to be
-        masked.
+        and up to 35 MiB for the widest rows, of `WIDEST` - 1 elements, unless non-finite elements are masked.
         """
         wide = candidate.detach()
         if self.small and wide.dtype not in _SUBTRACTED:

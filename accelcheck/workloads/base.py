@@ -53,7 +53,7 @@ class Program:
         within: Returns the context of a whole run: forward, backward and optimizer steps. Called for every run.
         backpropagate: ``backpropagate(step)`` computes the gradients of a training step, sets them on the parameters
             and returns the loss. ``step`` counts from 0 in each training. In train mode, it replaces one pass over the
-            whole batch.
+            batch.
         advance: ``advance(optimizer, step)`` takes a whole training step, from cleared gradients, and returns the loss.
             In train mode, it replaces `backpropagate` and `update`.
         trainer: Trains the program in trajectory mode; techniques may replace it by a subclass. None without a recipe.

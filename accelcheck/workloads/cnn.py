@@ -117,9 +117,9 @@ def imprint(module: nn.Module, generator: torch.Generator, second: float = SECON
 
     Otherwise rounding decides whether ReLUs pass numbers close to 0, and correct results differ by whole rows of
     gradients: with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16
-        by
-    7. A kernel takes the centre of one channel, and of another `second` times. With one alone, a batch norm's gradient
-    would cancel the rest of the next one's: it is orthogonal to its input, and all inputs would be the same pattern.
+    by 7. A kernel takes the centre of one channel, and of another `second` times. With one alone, a batch norm's
+    gradient would cancel the rest of the next one's: it is orthogonal to its input, and all inputs would be the same
+    pattern.
     """
     initialise(module, generator)
     for name, layer in module.named_modules():

@@ -81,8 +81,7 @@ def present() -> Capability:
 def digits() -> tuple[Tensor, Tensor]:
     """Test set of UCI's optdigits: images ``(1797, 64)`` FP32 between -1 and 1, and classes ``(1797,)`` int64.
 
-    A pixel has one of 17 levels, k / 8 - 1, exact in every dtype of the suite. The cache shares the tensors: do not
-    modify them.
+    A pixel has one of 17 levels, k / 8 - 1, exact in every dtype of the suite. Do not modify the cached tensors.
     """
     data = importlib.import_module("sklearn.datasets").load_digits()
     return torch.from_numpy(data.data).float() / 8.0 - 1.0, torch.from_numpy(data.target).long()

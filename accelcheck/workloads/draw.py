@@ -30,8 +30,8 @@ NOISE = 0.3
 deviations away from 0, and no two rows or columns are equal."""
 BATCH_NORM_NOISE = 1.0
 """Size of the noise where batch norm follows, also of inputs. Batch norm's gradient lacks the component along the
-pattern, so that gradients cancel with little noise (error of FP32 eager: 1e-5 at 0.3, 1e-6 at 1). Without the pattern,
-ReLUs flip."""
+pattern, so that gradients cancel with little noise (error of FP32 eager: 1e-5 at 0.3, 1e-6 at 1). Without it, ReLUs
+flip."""
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

@@ -34,7 +34,7 @@ PONDERING = 0.05
 
 
 class DynamicDepth(nn.Module):
-    """Applies a shared layer ``1 + n % 4`` times, n samples having a positive first feature.
+    """Applies a shared layer ``1 + n % 4`` times, where n samples have a positive first feature.
 
     Takes and returns ``(B, width)``.
     """
@@ -69,10 +69,9 @@ class AdaptiveTime(nn.Module):
 
     A step applies the two `blocks` to the state and computes a halting probability for each sample. A sample stops
     after step N, the first at which the sum of its probabilities reaches `limit`. The weight of each step is its
-    probability; that of step N is the remainder R, so that weights sum to 1. The loop ends when all samples have
-    stopped.
+    probability; that of step N is the remainder R, so that weights sum to 1. The loop ends when all have stopped.
 
-    Takes ``(B, width)``. Returns the head of the weighted mean state, ``(B, classes)``, and the ponder cost ``N + R``,
+    Takes ``(B, width)``. Returns the weighted mean state's head, ``(B, classes)``, and the ponder cost ``N + R``,
     ``(B,)``.
     """
 

@@ -31,7 +31,7 @@ LARGEST = 129
 PER_BINADE = 16
 """Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
 ALL = (-120, 120)
-"""Binades of float32, except those with abnormal reciprocals, or products with small integers."""
+"""Binades of float32 whose reciprocals, and products with small integers, are normal numbers."""
 
 
 class Functions(nn.Module):

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1e3
 SMALLEST = 1e-3
-"""Limits of the largest magnitude of each value and gradient; smaller ones are the rounding errors of a
-cancellation."""
+"""Limits of the largest magnitude of each value and gradient; smaller ones are left of a cancellation."""
 INDICES = 3
 """Bound of the integers of an input, so that they are legal in most dimensions."""
 UNARY: Mapping[str, Function] = {

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import OptimizerMaker
 
 SIZES = ((), (7,), (16,), (33,), (5, 13), (120,))
-"""Shapes of the parameters: a scalar, less than one vector register, several registers, and several with a
-remainder."""
+"""Shapes of the parameters: a scalar, less than a vector register, several registers, and several with a rest."""
 
 
 class Bank(nn.Module):

@@ -143,7 +143,7 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """Gives `content` the strides of `value`; along an expanded dimension, which shares memory, the first element counts."""
+    """Gives `content` the strides of `value`; along an expanded dimension, of shared memory, the first element counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()

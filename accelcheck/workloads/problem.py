@@ -231,8 +231,7 @@ class Workload:
     def narrowed(self) -> Workload:
         """Workload with only the inputs that its parts read, and the first one; for a `divisible` one.
 
-        A converter takes time for each input: 1.2 s for the 277 of a bundle with four parts left, and 0.1 s for their
-        nine.
+        A converter takes 1.2 s for the 277 inputs of a bundle with four parts left, and 0.1 s for their nine.
         """
         return replace(self, name=f"{self.name}~narrowed", make=partial(_narrowed, self.make))
 

@@ -1,8 +1,7 @@
 """Small random programs as workloads, each from its number: even ones of floating-point numbers, odd ones of integers.
 
 Single operators show errors in their translation; programs show errors of fusion, functionalisation and scheduling.
-PyTorch fuzzes its compiler in this way too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for its
-options).
+PyTorch fuzzes its compiler so too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for options).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Operators of torch as workloads: ``op-NAME`` of one operator, and ``ops-FAMILY-PART-N``, bundles of a family.
 
-An import of OpInfo takes 3 s, so that names and dtypes come from a file, which ``python benchmarks/torch_operators.py``
-writes.
+An import of OpInfo takes 3 s: names and dtypes come from a file that ``python benchmarks/torch_operators.py`` writes.
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ class Trainer:
 
     Attributes:
         recipe: Recipe of the training.
-        start: State to continue from, as returned by `save` after an earlier run; None to start from the program as it
-            is.
+        start: State to continue from, as returned by `save` after an earlier run; None for a new training.
         scales: Scale of the scaler after each step of the last run, by step; empty without a scaler.
         step: Number of the present step, counted from 0 at the beginning of the training.
         records: ``records(count)`` is true if parameters are recorded after ``count`` steps.

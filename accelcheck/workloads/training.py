@@ -20,8 +20,7 @@ STEPS = 50
 BATCHES = 8
 CLASSES = 10
 DROPPED = 0.25
-"""Probability of dropping an input, as by `torch.nn.Dropout`, but drawn on the CPU, so that all devices drop the
-same."""
+"""Probability of dropping an input, drawn on the CPU, unlike `torch.nn.Dropout`, so that all devices drop the same."""
 
 
 class Perceptron(nn.Module):
