@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 THREADS_BEGIN = 3.0
-"""Time limit in seconds of a first computation with several threads: it takes 0.1 s, or hangs after threads that
-`accelcheck.core.forking` cannot end."""
+"""Time limit in seconds of a first computation with several threads: it takes 0.1 s, or hangs where this process has
+threads that `accelcheck.core.forking` cannot end."""
 
 
 MAPPED = 2**20

@@ -56,25 +56,30 @@ def _others(workload: Workload, case: Case) -> dict[str, Result]:
     return {str(number): _other(workload, case, number) for number in range(SEEDS)}
 
 
-def _computed(workload: Workload, arithmetic: Arithmetic, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
-    return _plain(*_compute(workload, arithmetic, case, arithmetic.arithmetic, seeds))
-
-
-def _compute(
-    workload: Workload, technique: Arithmetic, case: Case, precision: str, seeds: Sequence[Result]
-) -> tuple[Course, float]:
+def _computed(workload: Workload, technique: Arithmetic, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
+    """Fields of the `Course`, in types that `torch.load` accepts with ``weights_only``, and eager's excess."""
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
     with unfused():
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
-        samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
+        samples = [_sample(workload, technique, case, index) for index in range(SAMPLES)]
     try:
         course = chart(truth, start, samples, seeds)
     except ValueError as error:
         raise OracleError(f"{workload.name}: {error}") from error
-    if technique.oracle != "float64" or precision != case.dtype:
-        return course, 0.0
-    judgement = judge(seeds[0], course)
+    comparable = technique.oracle == "float64" and technique.arithmetic == case.dtype
+    return {
+        "truth": truth,
+        "start": start,
+        "allowed": dict(course.allowed),
+        "horizons": dict(course.horizons),
+        "late": {kind: list(pair) for kind, pair in course.late.items()},
+        "eager_excess": _excess(workload, course, seeds[0]) if comparable else 0.0,
+    }
+
+
+def _excess(workload: Workload, course: Course, eager: Result) -> float:
+    judgement = judge(eager, course)
     by_step = [figure for figure in judgement.figures if figure.path in course.allowed]
     excess = max((SLACK * figure.used for figure in by_step), default=math.inf)
     if not excess <= TRUST:
@@ -82,7 +87,7 @@ def _compute(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
             f"{TRUST:g}): {'; '.join(map(str, judgement.faults))}"
         )
-    return course, excess
+    return excess
 
 
 def _exactly(workload: Workload, technique: Arithmetic, case: Case) -> Program:
@@ -92,8 +97,9 @@ def _exactly(workload: Workload, technique: Arithmetic, case: Case) -> Program:
     return program
 
 
-def _sample(workload: Workload, technique: Arithmetic, case: Case, precision: str, index: int) -> Result:
-    rounding = Rounding(precision, case.dtype, torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index))
+def _sample(workload: Workload, technique: Arithmetic, case: Case, index: int) -> Result:
+    generator = torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index)
+    rounding = Rounding(technique.arithmetic, case.dtype, generator)
     program = _exactly(workload, technique, case)
     program.update = lambda: rounding.at(case.dtype)
     with rounding:
@@ -120,14 +126,3 @@ def _trained(who: str, program: Program, seed: int) -> Result:
     if lost := [path for path, tensor in result.items() if not bool(tensor.isfinite().all())]:
         raise OracleError(f"{who}: the training is not finite at {lost[0]}")
     return result
-
-
-def _plain(found: Course, excess: float) -> dict[str, Any]:
-    return {
-        "truth": found.truth,
-        "start": found.start,
-        "allowed": dict(found.allowed),
-        "horizons": dict(found.horizons),
-        "late": {kind: list(pair) for kind, pair in found.late.items()},
-        "eager_excess": excess,
-    }

@@ -207,12 +207,7 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
 def beyond(figure: Figure) -> Fault:
     """Fault of a figure beyond its budget."""
     return Fault(
-        FaultKind.VIEW,
-        figure.path,
-        figure.view,
-        measured=figure.measured,
-        allowed=figure.allowed,
-        place=figure.where,
+        FaultKind.VIEW, figure.path, figure.view, measured=figure.measured, allowed=figure.allowed, place=figure.where
     )
 
 

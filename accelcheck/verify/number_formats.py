@@ -145,6 +145,5 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 """Formats by torch's names without prefix; `float4_e2m1fn` is one number of ``float4_e2m1fn_x2``.
 
-IEEE 754-2019 for the first three; bfloat16: 8 exponent bits; float8: arXiv:2209.05433; float4: OCP Microscaling (MX)
-1.0.
+IEEE 754-2019 for the first three; bfloat16: 8 exponent bits; float8: arXiv:2209.05433; float4: OCP Microscaling 1.0.
 """

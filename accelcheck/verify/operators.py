@@ -83,7 +83,8 @@ INEXACT = frozenset(
 )
 """Transcendental, normalizing and fused operators, which may err by `accelcheck.verify.precision.INEXACT_ULPS`.
 
-``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, but the budgets of emulated int8 were measured so.
+``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, but listed, since the budgets of emulated int8 were
+measured so.
 """
 
 CONTRACTIONS = frozenset(

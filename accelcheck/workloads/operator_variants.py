@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 GOLDEN = 0.6180339887498949
-"""Golden ratio, whose multiples, modulo 1, are spread evenly over 0 to 1."""
+"""Inverse of the golden ratio, whose multiples, modulo 1, are spread evenly over 0 to 1."""
 
 
 def _placed(tensors: Sequence[Tensor], *values: float) -> list[Tensor]:

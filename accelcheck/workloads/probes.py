@@ -143,7 +143,7 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """Gives `content` the strides of `value`; along an expanded dimension, of shared memory, the first element counts."""
+    """Gives `content` the strides of `value`; of elements that share memory (expanded dimensions), the first counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()
@@ -155,7 +155,7 @@ def _refilled(value: Tensor, content: Tensor) -> Tensor:
 
 
 def _each(change: Callable[[Tensor], Tensor], *only: int) -> Callable[[Problem, torch.dtype], Problem]:
-    """Applies `_changed` whatever the dtype."""
+    """Makes the `Probe.apply` of a change that depends on the inputs alone, not on the dtype."""
     return lambda problem, _: _changed(problem, change, *only)
 
 
