@@ -1,4 +1,4 @@
-"""Effort for judging a case: the full one, or what the size of a user-owned large model allows.
+"""Effort for judging a case: the full one, or less for a large user-owned model.
 
 The oracle of a case runs for each draw, once exactly and several times with simulated rounding errors. A sample of two
 training steps of 25 million parameters takes ten seconds: 6 samples of 4 draws would take minutes, and the first shows

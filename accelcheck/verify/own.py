@@ -6,7 +6,7 @@ samples, small numbers have small errors. With e the error, s^2 its mean square 
 
 ======= ==========================================================================================
 channel max over rows and columns i of at least 8 elements of |e_i| / |s_i|
-faint   of |e| / s what 8 elements exceed; the samples are held to what 2 of theirs exceed
+faint   value of |e| / s that 8 elements exceed; the samples are held to the value that 2 of theirs exceed
 ======= ==========================================================================================
 
 Small samples give a poor s, so s^2 is shrunk to what the tensor's relative error gives there, weighted as `PRIOR`

@@ -8,8 +8,8 @@ row     max over rows i of |e_i| / sqrt(|o_i|^2 + mean_i |o_i|^2)
 column  the same over columns
 block   the same over tiles of 16 x 16
 element max |e| / rms(o), for a single wrong element
-gain    <e, o> / <o, o>: how far a common factor is from 1; signed
-tail    of |e| / ulp(o) what 1 % of the elements, and 8 of them, exceed: small elements, which norms do not see
+gain    <e, o> / <o, o>, the distance of a common factor from 1; signed
+tail    value of |e| / ulp(o) that 1 % of the elements, and 8 of them, exceed: small elements, which norms do not see
 bias    median of e / ulp(o), for errors in one direction; signed
 ======= ==========================================================================================
 
@@ -138,7 +138,7 @@ class Yardstick:
         if self.small and wide.dtype not in _SUBTRACTED:
             wide = wide.to(torch.float64)
         matrix: Any = (wide.numpy() if self.small else wide).reshape(self.rows, self.columns)
-        with np.errstate(all="ignore"):  # NaN and infinities are what is looked for
+        with np.errstate(all="ignore"):  # NaN and infinities are expected here
             reading = self._read(matrix, self._truth)
         if math.isfinite(reading.relative) or (self.finite and _all_finite(wide)):
             return reading

@@ -114,7 +114,7 @@ def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
             alone = [tensor for _, tensor in flatten(module(*(value[:1] for value in inputs)))]
     except Exception:  # noqa: BLE001 - a model need not take one sample
         return False
-    pairs = zip(alone, results, strict=False)
+    pairs = zip(alone, results, strict=True)
     return len(alone) == len(results) and all(alike(single, whole[:1]) for single, whole in pairs)
 
 
