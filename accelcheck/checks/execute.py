@@ -29,9 +29,11 @@ from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
 from accelcheck.techniques.base import Unsupported
+from accelcheck.verify.accuracy import UndecidedError
 from accelcheck.verify.cache import clean_process, compute
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import Store
+from accelcheck.verify.reference import OracleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,7 +121,9 @@ class Bench:
         except UnknownTorchError as error:
             record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
         except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
-            record = Record(case, Verdict.ERROR, reason=_brief(error), traceback=_traceback(error))
+            undecided = isinstance(error, OracleError | UndecidedError) and self.matrix.workloads[case.workload].owned
+            code, reason = (ErrorCode.UNDECIDED, text(error, MOST_ERROR)) if undecided else ("", _brief(error))
+            record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
             if silent := self._silent(case.device):
                 record = replace(record, verdict=Verdict.DEVICE_LOST, reason=f"{silent}\n{record.reason}")
         record = replace(record, seconds=clock.seconds)

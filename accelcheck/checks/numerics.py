@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from accelcheck.checks.trial import (
     State,
     absent,
     given,
+    reason_of,
     unobserved,
     warm_up,
     watched,
@@ -92,17 +92,6 @@ def _lacking(refused: Mapping[str, str]) -> list[Fault]:
     return [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in words.items()]
 
 
-_COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
-
-
-def _reason(error: BaseException) -> str:
-    """The first two lines of the exception that led to others, which name the operator less often."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = _COLOURS.sub("", text(error)).strip().splitlines()
-    return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
-
-
 def refusals(trial: Trial) -> dict[str, str]:
     """The parts of a divisible workload that raise with the technique, by their labels, and the first line of what each raises.
 
@@ -135,7 +124,7 @@ def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
             program.run(trial.case.mode)
         trial.device.synchronize()
     except Exception as error:  # noqa: BLE001 - a converter may raise anything
-        return _reason(error)
+        return reason_of(error)
     finally:
         trial.technique.finish()
     return ""
@@ -470,7 +459,7 @@ class _Run:
             if draw.probe:
                 program.inputs = self._placed(draw.plain, self._problem(draw.plain)).inputs
             state = State(program)
-            trial.technique.prepare(program, trial.case.mode, trial.device)
+            trial.prepare(program)
             self._asking = asking(program)
             warm_up(trial, program)
             state.restore()

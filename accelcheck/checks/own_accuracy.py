@@ -59,7 +59,7 @@ def verify(trial: Trial, task: OwnTask) -> Finding:
     with trial.device.strict_float32():
         with trial.clock("prepare"):
             program = trial.program(trial.case.seed)
-            trial.technique.prepare(program, Mode.FORWARD, trial.device)
+            trial.prepare(program, Mode.FORWARD)
             warm_up(replace(trial, case=replace(trial.case, mode=Mode.FORWARD)), program)
         # What is judged runs unobserved, as for users; what shows that the technique runs is asked of a run with other inputs.
         with given(trial, program, Draw(1).problem(task, trial.case.seed, trial.case.dtype)):

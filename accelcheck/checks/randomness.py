@@ -106,7 +106,7 @@ def verify(trial: Trial) -> Finding:
 
 def _prepared(trial: Trial, mode: Mode) -> Program:
     program = trial.program(trial.case.seed)
-    trial.technique.prepare(program, mode, trial.device)
+    trial.prepare(program, mode)
     warm_up(replace(trial, case=replace(trial.case, mode=mode)), program)
     trial.device.synchronize()
     return program

@@ -113,7 +113,7 @@ class Contender:
         self.state = State(self.program)
         trial.device.synchronize()
         start = time.perf_counter()
-        trial.technique.prepare(self.program, mode, trial.device)
+        trial.prepare(self.program)
         trial.device.synchronize()
         self.preparation = time.perf_counter() - start
         self.sets = [(self.program.inputs, self.program.target)]

@@ -110,7 +110,7 @@ class Bed:
         program, data = self.program, self.program.inputs
         rows = len(data[0]) // self.trainer.recipe.batches
         program.inputs = tuple(value[:rows] if isinstance(value, Tensor) else value for value in data)
-        self.trial.technique.prepare(program, Mode.TRAJECTORY, self.trial.device)
+        self.trial.prepare(program, Mode.TRAJECTORY)
         program.inputs = data
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import traceback
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.plain import text
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation.compile import graphs
+from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify import known_answers
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import FIRST
@@ -20,7 +28,6 @@ from accelcheck.workloads.base import Program, to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from accelcheck.core.case import Case, Figure, Measurement, Mode
     from accelcheck.devices.base import Device
@@ -36,6 +43,22 @@ if TYPE_CHECKING:
 MOST_FAULTS = 1000
 """Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
 may show so many in a draw or two; whatever the others show, the case is wrong."""
+
+
+_PACKAGE = Path(__file__).parents[1]
+_COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
+
+
+def reason_of(error: BaseException) -> str:
+    """The first two lines of the exception that led to others, which name the operator less often."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = _COLOURS.sub("", text(error)).strip().splitlines()
+    return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
+
+
+COMPILED = "an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`"
+"""Advice where a technique of another package compiles, and its evidence is not seen."""
 
 
 class Clock:
@@ -133,6 +156,25 @@ class Trial:
         """`place` of the workload's own problem of a seed."""
         return self.place(self.problem(seed), seed)
 
+    def prepare(self, program: Program, mode: Mode | None = None) -> None:
+        """Apply the technique to a program, for the case's mode unless another one is given.
+
+        Raises:
+            Unsupported: One of accelcheck's techniques hands a user-owned model to a library, which refuses it. Such a refusal
+                is loud: the model's owner needs its reason, and no error.
+        """
+        try:
+            self.technique.prepare(program, mode or self.case.mode, self.device)
+        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            owned = self.workload.owned and type(self.technique).__module__.startswith("accelcheck.techniques.")
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if not owned or Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+                raise
+            reason = f"{self.technique.name} cannot be applied to this model: {reason_of(error)}"
+            raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
+
     def placed(self, value: Any) -> Any:
         """An input or target on the device, in the case's dtype where it is floating-point."""
         return to(value, self.device.torch_device(), getattr(torch, self.case.dtype))
@@ -210,6 +252,8 @@ def watched(
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
+    if isinstance(log, OperatorLog) and graphs() and not type(technique).__module__.startswith("accelcheck."):
+        seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 
 

@@ -48,6 +48,8 @@ USUAL = frozenset(
 """Techniques that a model's owner would switch on; the others are tried with ``--all``."""
 LEVEL = 2
 """Unless said: torch.compile is of this level, since it is slow."""
+SLOW = 1.0
+"""Seconds of a forward pass from which on smaller example inputs are advised."""
 TAIL = 40
 """Last lines of pytest's output that are printed where it could not run."""
 
@@ -116,6 +118,7 @@ def _check(given: argparse.Namespace) -> int:
         if path is not None and (why := check_new(path)):
             given.refuse(why)
     quiet.ignore_copied_trees()  # models are copied here too
+    print(f"reading {given.model}", file=sys.stderr, flush=True)
     config = registered.here((given.model,))
     (workloads,) = registered.own_models(config).values()
     model = _Model(given.model, workloads, registered.matrix(config))
@@ -127,6 +130,7 @@ def _check(given: argparse.Namespace) -> int:
     given.technique = given.technique or ([] if given.all else sorted(_usual(model.known)))
     if not (devices := devices_of(given, (given.model,))):
         return NOTHING
+    print(_estimate(given, model, devices), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="accelcheck-check-") as name:
         kept = given.journal or Path(name) / "journal.jsonl"
         journals: list[Path] = []
@@ -143,6 +147,24 @@ def _check(given: argparse.Namespace) -> int:
     wrong = any(not record.verdict.green for record in records)
     executed = any(record.verdict.executed for record in records)
     return RED if wrong else GREEN if executed else NOTHING
+
+
+def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) -> str:
+    """A sentence with the time of one forward pass, which is measured, that of all cases, and how to need less."""
+    from accelcheck.checks.estimate import seconds_of
+
+    selection = Selection(
+        tuple(devices), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level
+    )
+    cases = [case for case in model.known.cases(selection) if not (case.timed and given.no_speed)]
+    once, total = seconds_of(cases, model.known, model.workloads[0])
+    minutes = f"{total:.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
+    less = (
+        "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
+        if once > SLOW
+        else ""
+    )
+    return f"one forward pass takes {once:.2g} s, and {len(cases)} cases about {minutes}{less}"
 
 
 def _usual(known: Matrix) -> set[str]:

@@ -1,4 +1,4 @@
-"""What every other package shares: plain typed records (case, capability, registry, matrix, journal), files and child processes.
+"""Plain typed records (case, capability, registry, journal), files and child processes, for all other packages.
 
 Nothing here imports torch or another package of accelcheck, except for annotations.
 """

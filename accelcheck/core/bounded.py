@@ -1,4 +1,4 @@
-"""Files that strangers made, read within bounds: a regular file, of a stated size, in lines of a stated length. No torch."""
+"""Reads untrusted files within bounds: regular files of a stated size, in lines of a stated length. No torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 MOST_FILE = 4096 * MIB
-"""Bytes of a file that is read line by line."""
+"""Largest file that is read line by line, in bytes."""
 MOST_LINE = 8 * MIB
-"""Bytes of one line: a record with 2 texts of 100,000 characters and the figures of thousands of tensors fits."""
+"""Longest line, in bytes: a record with 2 texts of 100,000 characters and the figures of thousands of tensors fits."""
 
 
 class UnreadableFileError(ValueError):
@@ -34,9 +34,9 @@ class Piece:
 
     Attributes:
         path: The file.
-        start: Byte at which it begins.
-        size: Bytes.
-        name: For errors.
+        start: Offset of its first byte.
+        size: Length in bytes.
+        name: Name in errors.
     """
 
     path: Path
@@ -49,12 +49,9 @@ class Piece:
 
 
 Source: TypeAlias = Path | Piece
-"""What can be read."""
 
 
 class _Window(io.RawIOBase):
-    """Reads a part of a file."""
-
     def __init__(self, file: IO[bytes], piece: Piece) -> None:
         self._file, self._left = file, piece.size
         file.seek(piece.start)
@@ -76,10 +73,10 @@ def read(source: Source, most: int) -> bytes:
         UnreadableFileError: It cannot be read, is no regular file, or has more.
     """
     with opened(source, most) as file:
-        found = file.read(most + 1)
-    if len(found) > most:  # it grew
+        content = file.read(most + 1)
+    if len(content) > most:  # it grew
         raise UnreadableFileError(f"{source} cannot be read: expected at most {most:,} bytes, got more")
-    return found
+    return content
 
 
 def chunks(source: Source, most: int = MOST_FILE, size: int = MIB) -> Iterator[bytes]:
@@ -98,8 +95,8 @@ def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) 
 
     Args:
         path: A regular file, a link to one, or a part of one.
-        most_file: Bytes that it may have.
-        most_line: Bytes that a line may have.
+        most_file: Most bytes of the file.
+        most_line: Most bytes of a line.
 
     Raises:
         UnreadableFileError: It cannot be read, is no regular file, or exceeds a bound.
@@ -115,7 +112,7 @@ def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) 
 
 @contextmanager
 def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
-    """A file for reading.
+    """A context with a file that is open for reading.
 
     Raises:
         AbsentFileError: There is no such file.
@@ -128,12 +125,12 @@ def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         kind = AbsentFileError if isinstance(error, FileNotFoundError) else UnreadableFileError
         raise kind(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)  # of a folder Python makes no file
-        raise UnreadableFileError(f"{source} cannot be read: expected a file, got {_kind(found.st_mode)}")
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)  # `os.fdopen` refuses folders
+        raise UnreadableFileError(f"{source} cannot be read: expected a file, got {_kind(status.st_mode)}")
     with os.fdopen(descriptor, "rb") as file:
-        size = source.size if isinstance(source, Piece) else found.st_size
+        size = source.size if isinstance(source, Piece) else status.st_size
         if size > most:
             raise UnreadableFileError(f"{source} cannot be read: expected at most {most:,} bytes, got {size:,}")
         yield io.BufferedReader(_Window(file, source)) if isinstance(source, Piece) else file

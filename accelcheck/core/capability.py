@@ -1,4 +1,4 @@
-"""Whether a device or technique can run on this machine; if not, whether it is `unsupported` or `unavailable`, and why. No torch."""
+"""Records whether a device or technique runs on this machine, or is `unsupported` or `unavailable`. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelcheck.core.plain import text
 
 
 class Code(StrEnum):
-    """Why a device or a technique does not run: stable codes that reports can count."""
+    """Stable codes, which reports count, of the reasons why a device or a technique does not run."""
 
     OK = "ok"
     # unavailable: another machine, or this one with more hardware or software, could run it
@@ -32,15 +32,14 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Whether a device or technique runs on this machine.
+    """The answer whether a device or technique runs on this machine.
 
     Attributes:
         code: ``ok``, or why it does not run.
         reason: One sentence with the fact that was found; empty when it runs.
-        action: What the user can do about it, such as an install command; may be empty.
+        action: Advice to the user, such as an install command; may be empty.
         verdict: ``None`` when it runs, else ``unsupported`` or ``unavailable``.
-        tried: Whether it was found by trying, and so holds for the chip at hand: it ran, or the chip or its library refused or
-            did nothing. What a device declares is not.
+        tried: True when a trial on the chip at hand gave the answer, False when a device's declaration did.
     """
 
     code: Code
@@ -55,7 +54,7 @@ class Capability:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs."""
+        """True when it runs."""
         return self.verdict is None
 
     def __str__(self) -> str:
@@ -67,14 +66,14 @@ class Capability:
 
 SUPPORTED = Capability(Code.OK, "", "", None)
 BY_TRIAL = Capability(Code.OK, "", "", None, tried=True)
-"""It runs where a trial on the chip at hand shows that it does."""
+"""Runs, as a trial on the chip at hand has shown."""
 
 
 def unsupported(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:
-    """The device does not have it: no change to this machine would make it run. `tried` as in `Capability`."""
+    """The answer for a device that lacks it, on any machine. `tried` as in `Capability`."""
     return Capability(code, reason, action, Verdict.UNSUPPORTED, tried)
 
 
 def unavailable(code: Code, reason: str, action: str = "", *, tried: bool = False) -> Capability:
-    """It could run, but this machine lacks hardware, a package or a build. `tried` as in `Capability`."""
+    """The answer where this machine lacks hardware, a package or a build. `tried` as in `Capability`."""
     return Capability(code, reason, action, Verdict.UNAVAILABLE, tried)

@@ -19,13 +19,13 @@ LEVELS = (1, 2, 3, 4)
 DTYPES = ("float32", "bfloat16", "float16")
 """Storage dtypes that a case may have."""
 EFFORTS = ("auto", "full", "least")
-"""How much is computed to judge somebody's own model: by its size, all that is usual, or as little as can be."""
+"""Amounts of computation that judge a user-owned model: by its size, the usual amount, or the least possible."""
 SECONDS = (300.0, 900.0, 1800.0, 7200.0)
-"""Seconds that a case may take, by its level."""
+"""Time limits of a case in seconds, by its level."""
 
 
 def seconds_of(level: int, patience: float) -> float:
-    """Seconds that a case may take: of its level, times the `patience` of its technique."""
+    """Time limit of a case in seconds: that of its level, times the `patience` of its technique."""
     return SECONDS[LEVELS.index(level)] * patience
 
 
@@ -34,7 +34,7 @@ NON_FINITE = ("inf", "-inf", "nan")
 
 
 class Mode(StrEnum):
-    """Which part of a workload runs, and so which results are checked."""
+    """The part of a workload that runs, and whose results are checked."""
 
     FORWARD = "forward"
     """Outputs."""
@@ -43,7 +43,7 @@ class Mode(StrEnum):
     TRAIN = "train"
     """Losses, parameters and buffers of a few optimizer steps, each exact but for rounding."""
     TRAJECTORY = "trajectory"
-    """Losses, gradient norms and parameters of a long training, compared with the spread over seeds; also its resumption."""
+    """Losses, gradient norms and parameters of a long training, held against the spread over seeds; its resumption."""
     RANDOM = "random"
     """The statistics of operations that draw random numbers."""
     ACCURACY = "accuracy"
@@ -55,7 +55,7 @@ class Mode(StrEnum):
     TRAIN_SPEED = "train-speed"
     """Time and memory of a training step; a training as in train mode is judged first."""
     PLATFORM = "platform"
-    """What a compute platform is to have: a dtype, a distributed backend, a profiler and the like."""
+    """A feature that a compute platform is to have: a dtype, a distributed backend, a profiler and the like."""
     PLATFORM_SPEED = "platform-speed"
     """A forward pass or a training step, judged, and its time beside that of the host's CPU."""
 
@@ -74,13 +74,10 @@ WEIGHTS: Mapping[Mode, int] = MappingProxyType(
     }
 )
 """Cost of a case by its mode, in forward cases: rounded means of level 2 on a CPU; 1 for the others."""
-
 ALONE = frozenset({*TIMED, Mode.PLATFORM_SPEED})
-"""The modes that need the machine for themselves: other load would disturb what they time. They do not run on xdist's workers."""
-
-
+"""Modes whose timing other load would disturb: they do not run on xdist's workers."""
 HOST_RATIO = "time-beside-host-cpu"
-"""The `Measurement` of cases of platform-speed mode: the device's time as a multiple of that of eager on the host's CPU."""
+"""Name of the `Measurement` of platform-speed mode: the device's time as a multiple of eager's on the host's CPU."""
 
 
 class Verdict(StrEnum):
@@ -101,12 +98,12 @@ class Verdict(StrEnum):
 
     @property
     def executed(self) -> bool:
-        """Whether the technique was run."""
+        """True when the technique was run."""
         return self not in {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
     @property
     def green(self) -> bool:
-        """Whether a run with this verdict can still be successful."""
+        """True when a run with this verdict can still be successful."""
         return self in {Verdict.PASS, Verdict.XFAIL, Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
@@ -119,7 +116,7 @@ class Case:
         workload: Name of a workload, such as ``mlp``.
         device: Name of a device, such as ``cpu`` or ``xla``.
         dtype: Storage dtype of parameters and inputs, as torch spells it without its prefix: ``float32``.
-        mode: Which part of the workload runs.
+        mode: The part of the workload that runs.
         level: The lowest level (1 smoke, 2 standard, 3 full, 4 soak) at which the case runs.
     """
 
@@ -137,17 +134,17 @@ class Case:
 
     @property
     def timed(self) -> bool:
-        """Whether time and memory are measured, and can be held against baselines and limits."""
+        """True when time and memory are measured, and can be held against baselines and limits."""
         return self.mode in TIMED
 
     @property
     def alone(self) -> bool:
-        """Whether it runs without workers, in the second half of a nox session."""
+        """True when it runs without workers, in the second half of a nox session."""
         return self.mode in ALONE
 
     @property
     def seed(self) -> int:
-        """Seed of the parameters and inputs. It depends on the workload alone, so that all techniques share one oracle."""
+        """Seed of parameters and inputs: a function of the workload alone, so that all techniques share one oracle."""
         return stable_seed(self.workload)
 
 
@@ -157,7 +154,7 @@ def stable_seed(name: str) -> int:
 
 
 UNSEEN = "could not be seen: "
-"""Begins the claim of evidence that a device does not let anyone have."""
+"""Beginning of the claim of evidence that a device does not expose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +164,11 @@ class Evidence:
     A claim or an observation of another type is kept as its text, cut where it is long, and a 0-D tensor as its number.
 
     Attributes:
-        claim: What should be seen, such as ``compiled regions entered >= 1``.
-        observed: What was seen: a number or a short text.
-        engaged: Whether the observation supports the claim.
+        claim: The expected observation, such as ``compiled regions entered >= 1``.
+        observed: The actual observation: a number or a short text.
+        engaged: True when the observation supports the claim.
         draw: A later run that shows it, such as ``draw 1``; empty for the first.
-        strays: Operators that ran on the CPU instead of the device, and how often, where the claim is that none did.
+        strays: Operators that ran on the CPU instead of the device, with counts, where the claim is that none did.
 
     Raises:
         TypeError: `engaged` is a text, or Python cannot tell whether it is true.
@@ -193,11 +190,11 @@ class Evidence:
 
     @classmethod
     def unseen(cls, claim: str, why: str) -> Self:
-        """What a device does not let anyone see. It neither supports nor refutes the claim, so that a verdict needs other evidence.
+        """Evidence that a device does not expose: a verdict needs other evidence, since it says nothing on the claim.
 
         Args:
-            claim: As of evidence that can be had.
-            why: What was tried, and what came.
+            claim: The claim, worded as for evidence that can be had.
+            why: The attempt, and its result.
         """
         return cls(f"{UNSEEN}{claim}", why, engaged=True)
 
@@ -222,7 +219,7 @@ class Evidence:
 
     @property
     def seen(self) -> bool:
-        """Whether anything was observed."""
+        """True unless the device does not expose the observation."""
         return not self.claim.startswith(UNSEEN)
 
 
@@ -240,7 +237,7 @@ class Figure:
         measured: The candidate's error in this view (dimensionless, unless the view says otherwise).
         allowed: The budget; a gating view fails when ``measured > allowed``.
         where: Index of the worst place, such as ``[3, :]``; empty where the view has none.
-        gates: Whether this view may fail a case by itself.
+        gates: True when this view may fail a case by itself.
     """
 
     path: str
@@ -251,7 +248,7 @@ class Figure:
     gates: bool
 
     def __post_init__(self) -> None:
-        # Thousands are made a case: what is a number already is left alone.
+        # A case makes thousands of figures, so values that are floats already are left alone.
         for name in ("measured", "allowed"):
             if type(getattr(self, name)) is not float:
                 object.__setattr__(self, name, float(number(getattr(self, name), f"Figure.{name}")))
@@ -259,7 +256,7 @@ class Figure:
 
     @property
     def within(self) -> bool:
-        """Whether the figure is inside its budget; NaN never is."""
+        """True when the figure is inside its budget; NaN never is."""
         return self.measured <= self.allowed
 
     @property
@@ -276,9 +273,9 @@ class Measurement:
     """One measured figure of a case: time or memory.
 
     Attributes:
-        name: What was measured, such as ``latency``.
-        value: In `unit`; None, never 0, where it is not known.
-        unit: Such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
+        name: Name of the quantity, such as ``latency``.
+        value: Value in `unit`; None, never 0, where it is not known.
+        unit: Unit, such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
         low, high: Confidence interval of the value, where one is known.
         reason: Why there is no value, or a remark on it.
     """

@@ -1,8 +1,8 @@
-"""A clean process: a fork that is made before anything here could change how this process computes. No torch.
+"""A clean process: a fork made before any case could change how this process computes. No torch.
 
-What judges others must not compute where they ran: one that patches a function, or leaves a global mode switched, would change
-its own reference. A fork knows all objects that existed before it, so that closures and local classes can be sent there by
-reference; a new interpreter would have to find the same plugins again.
+References are not computed where cases ran: a case that patches a function, or leaves a global mode switched, would
+change its own reference. A fork knows all objects that existed before it, so that closures and local classes are sent
+by reference; a new interpreter would have to find the same plugins again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 TAIL = 16384
-"""Last bytes of its output that an error quotes."""
+"""Number of last bytes of its output that an error quotes."""
 
 Begin: TypeAlias = "tuple[Callable[[], object], float]"
 
@@ -41,8 +41,8 @@ class CleanProcessError(RuntimeError):
     """The clean process died, or cannot be sent something; the message says which function it ran.
 
     Attributes:
-        end: How the process that ran the function ended; None where none did.
-        printed: The last that it printed.
+        end: End of the process that ran the function; None where none ended.
+        printed: Its last output.
     """
 
     def __init__(self, message: str, end: End | None = None, printed: str = "") -> None:
@@ -52,19 +52,19 @@ class CleanProcessError(RuntimeError):
 
 
 class RemoteError(Exception):
-    """The traceback of an exception in the clean process; the exception that is raised here has it as its cause."""
+    """The traceback of an exception in the clean process: the cause of the exception that is raised here."""
 
 
 class CleanProcess:
-    """Calls functions in a fork of this process. A fork of the fork computes; when it dies, the next one takes its place.
+    """Calls functions in a fork of a fork of this process; when it dies, the next one takes its place.
 
     Args:
         known: Objects that are sent by reference: they need not be picklable, and must not change from now on.
-        begins: Functions that prepare the fork, best first, and the seconds that each may take: what needs threads of a library
-            that do not survive a fork hangs. The first that returns is kept.
+        begins: Functions that prepare the fork, best first, and time limits in seconds: one that needs threads, which a
+            fork lacks, hangs. The first that returns is kept.
 
     Attributes:
-        begun: Stands, as an argument of a call, for what that function returned there.
+        begun: Placeholder, as an argument of a call, for the object that this function returned there.
 
     Raises:
         CleanProcessError: None of `begins` returned.
@@ -73,17 +73,15 @@ class CleanProcess:
     def __init__(self, known: Iterable[object], begins: Sequence[Begin] = ((bool, 60.0),)) -> None:
         self.begun: Any = object()
         self._known = [self.begun, *known]
-        self._names = {id(one): number for number, one in enumerate(self._known)}
+        self._names = {id(value): number for number, value in enumerate(self._known)}
         self._call = 0
         self._native, self._late = "", 0
-        self._state = mmap.mmap(-1, 16)  # shared with the forks: how far the one that computes is, and the latest call
+        self._state = mmap.mmap(-1, 16)  # shared with the forks: state of the one that computes, and the latest call
         self._parent = os.getpid()
         self._output = os.memfd_create("accelcheck-clean-process")
-        fcntl.fcntl(
-            self._output, fcntl.F_SETFL, os.O_APPEND
-        )  # so that what is written after it is truncated begins at 0
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)  # output after a truncation then begins at 0
         self.pid = 0
-        """The process that computes; 0 while there is none."""
+        """Process that computes; 0 while there is none."""
         for begin, seconds in begins:
             self._seconds = max(seconds, BEGIN_AGAIN)
             self._pid, self._pipe = self._fork(begin)
@@ -96,16 +94,16 @@ class CleanProcess:
         raise CleanProcessError(f"a fork of this process does not begin within {seconds:g} s{printed}")
 
     def call(self, function: Callable[..., Any], *arguments: Any, limit: float | None = None) -> Any:
-        """The result of a function there; an exception that it raises is raised here too.
+        """The result of a function in the process that computes; its exception is raised here too.
 
         Args:
-            function: Runs in the process that computes.
-            *arguments: Of the function.
-            limit: Seconds after which that process, and what it has started, is killed. A process that takes the place of another
-                one has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
+            function: Function to call.
+            *arguments: Its arguments.
+            limit: Seconds after which that process and its children are killed. A process that takes the place of
+                another has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
 
         Raises:
-            CleanProcessError: The process died during the call, or none begins, or function, arguments or result cannot be sent.
+            CleanProcessError: The process died during the call, or none begins, or the call cannot be sent.
         """
         self._call += 1
         if self._pipe.closed:
@@ -116,7 +114,7 @@ class CleanProcess:
         try:
             self._pipe.send_bytes(_dumped(self._names, (self._call, function, arguments)))
             while self._first()[:2] != (_BEGUN, self._call):
-                pass  # about a call that was interrupted here, or a fork that has just begun
+                pass  # a message about a call that was interrupted here, or a fork that has just begun
             raised, value = self._outcome(_named(function), limit)
         except (EOFError, OSError) as error:
             self.pid = 0
@@ -128,7 +126,7 @@ class CleanProcess:
         return value
 
     def _outcome(self, name: str, limit: float | None) -> tuple[bool, Any]:
-        """Whether a call that has begun raised, and its result or exception; one that takes longer than `limit` is ended.
+        """True and the exception of a call that has begun, or False and its result; ends a call after `limit` seconds.
 
         Raises:
             CleanProcessError: The process ended during the call.
@@ -149,19 +147,19 @@ class CleanProcess:
 
     @property
     def gone(self) -> bool:
-        """Whether no call is possible any more, because the process that makes forks has ended."""
+        """True when no call is possible any more, because the process that makes forks has ended."""
         return self._pipe.closed
 
     def renew(self) -> None:
-        """Kill the process that computes, and what it has started; the next call finds another one."""
+        """Kills the process that computes, and its children; the next call finds another one."""
         if self.pid:
             kill_tree(self.pid)
 
     def printed(self) -> str:
-        """What it has printed since the last call began: at most the last `TAIL` bytes."""
+        """Output since the last call began, at most the last `TAIL` bytes, and native stacks of a killed process."""
         size = os.fstat(self._output).st_size
-        said = os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace").strip()
-        return "\n\n".join(part for part in (said, self._native) if part)
+        output = os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace").strip()
+        return "\n\n".join(part for part in (output, self._native) if part)
 
     def _received(self) -> tuple[Any, ...]:
         message: tuple[Any, ...] = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - from our own fork
@@ -175,7 +173,7 @@ class CleanProcess:
         """A message before a call begins; a fork that sends none is killed, and the next one takes the call.
 
         Raises:
-            CleanProcessError: That one does not send any either.
+            CleanProcessError: The next fork sends none either.
         """
         if not self._pipe.poll(self._seconds):
             kill_tree(self._pid, itself=False)
@@ -186,7 +184,7 @@ class CleanProcess:
         return self._received()
 
     def _stacks(self) -> None:
-        """Have the process that computes print the stacks of its threads; a handler in C does, whoever holds the GIL."""
+        """Has the process that computes print the stacks of its threads, by a handler in C that needs no GIL."""
         size = os.fstat(self._output).st_size
         with suppress(ProcessLookupError):
             os.kill(self.pid, STACKS)
@@ -197,7 +195,7 @@ class CleanProcess:
         self._native = native_stacks(self.pid) if self.pid else ""
 
     def close(self) -> None:
-        """End it. Only the process that made it can; in forks of that one, and a second time, nothing happens."""
+        """Ends it. In forks of the process that made it, and a second time, nothing happens."""
         if self._parent != os.getpid() or self._output < 0:
             return
         self._kill()
@@ -218,40 +216,38 @@ class CleanProcess:
     def _fork(self, begin: Callable[[], object]) -> tuple[int, Connection]:
         ours, theirs = Pipe()
         end_threads()
-        give_back()  # a page that both share is copied where either writes to it, whatever it was for
-        gc.freeze()  # later collections, here and there, then leave the pages alone that both share
+        give_back()  # a free page that both share would be copied where either writes to it
+        gc.freeze()  # later collections, in either process, then do not write to shared pages
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of other threads: `begin` tries whether a fork computes
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads: `begin` tries if a fork computes
             pid = os.fork()
         if pid == 0:
             _keep(os.getppid(), ours, theirs, self._output, self._state, self._known, begin)
         with suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)  # here as well as there: whoever comes first
+            os.setpgid(pid, pid)  # here as well as in the fork: either may come first
         theirs.close()
         return pid, ours
 
 
 _READY, _BEGUN, _ANSWER, _END = "ready", "begun", "answer", "end"
-"""What a message is: that a fork is there (its process), that it begins a call (number), what came out (number, whether it raised, the
-result), or how the fork ended (exit status)."""
+"""Kinds of messages: a fork is ready (its process), begins a call (number), answers it (number, True if it raised, the
+result or exception), or has ended (exit status)."""
 _BEGINS, _SERVES, _OVER = 0, 1, 2
-"""How far the fork that computes is: not yet ready, ready, or ended because nobody is left to call. It is in memory that the processes
-share, since an exit status may be that of a case."""
+"""States of the fork that computes: not yet ready, ready, ended because nobody is left to call. They are in shared
+memory, since an exit status may be that of a case."""
 BEGIN_AGAIN = 60.0
-"""Least seconds that a fork has to begin which takes the place of one that died."""
+"""Least seconds that a fork which takes the place of another has to begin."""
 ATTEMPTS = 2
-"""Forks in a row that may fail to begin."""
+"""Number of forks in a row that may fail to begin."""
 STACKS = signal.SIGUSR1
-"""Has a fork print its stacks."""
+"""Signal that has a fork print its stacks."""
 ORPHANED = signal.SIGTERM
-"""Tells the process that forks that the one which called has ended."""
+"""Signal to the process that forks when the calling process has ended."""
 STACKS_PATIENCE = 2.0
-"""Seconds to wait for them."""
+"""Seconds to wait for the stacks."""
 
 
-# In the fork, which only forks, so that it stays as it was, and in the forks of it, which compute.
+# In the fork, which only forks, so that it stays as it was, and in its forks, which compute.
 
 
 def _keep(
@@ -263,7 +259,7 @@ def _keep(
     known: Sequence[object],
     begin: Callable[[], object],
 ) -> NoReturn:
-    """Fork until a fork ends by itself, which it does when nobody is left to call."""
+    """Forks until a fork ends by itself, which it does when nobody is left to call."""
     status = 1
     try:
         ours.close()
@@ -292,9 +288,7 @@ def _keep(
                 break
             served = served or state[0] == _SERVES
             failed = 0 if state[0] == _SERVES else failed + 1
-            if failed == (
-                ATTEMPTS if served else 1
-            ):  # the first one tells whether forks of this process can begin at all
+            if failed == (ATTEMPTS if served else 1):  # the first one tells if forks of this process can begin at all
                 break
             pipe.send_bytes(pickle.dumps((_END, code)))
     finally:
@@ -302,18 +296,18 @@ def _keep(
 
 
 def _ended(pid: int) -> int:
-    """Wait until a fork has ended, and end what it has left behind."""
-    while (found := os.waitpid(-1, 0))[0] != pid:
-        pass  # of what a fork had started: on Linux it comes here when it loses its parent
+    """Waits until a fork has ended, ends its orphaned children, and returns the fork's exit status."""
+    while (ended := os.waitpid(-1, 0))[0] != pid:
+        pass  # an orphan of a fork, which this process adopts on Linux
     kill_tree(os.getpid(), itself=False)
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return os.waitstatus_to_exitcode(found[1])
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _orphaned(*_: object) -> NoReturn:
-    """The process that called has ended: end all that its calls have started, which would live on."""
+    """Ends all children when the calling process has ended: they would live on."""
     kill_tree(os.getpid(), itself=False)
     os._exit(0)
 
@@ -330,9 +324,7 @@ def _compute(
         signal.signal(ORPHANED, signal.SIG_DFL)
         end_with_parent(keeper)
         let_trace(caller)
-        os.setpgid(
-            0, 0
-        )  # what signals its group, as some launchers do at their end, does not end the process that forks
+        os.setpgid(0, 0)  # a launcher that signals its own group at its end would end the process that forks
         known = [begin(), *known[1:]]
         state[0] = _SERVES
         pipe.send_bytes(pickle.dumps((_READY, os.getpid())))
@@ -345,7 +337,7 @@ def _compute(
             _answer(pipe, message, int.from_bytes(state[8:], "little"), known)
     except BrokenPipeError:
         state[0] = _OVER
-    except BaseException:  # noqa: BLE001 - of `begin`: it is printed, and the parent told
+    except BaseException:  # noqa: BLE001 - `begin` raised: the parent quotes the traceback
         traceback.print_exc()
     finally:
         os._exit(1)
@@ -353,14 +345,14 @@ def _compute(
 
 def _answer(pipe: Connection, message: bytes, latest: int, known: Sequence[object]) -> None:
     call, content = pickle.loads(message)  # noqa: S301 - from our own parent
-    if call != latest:  # nobody waits for it any more
+    if call != latest:  # its caller was interrupted
         return
     pipe.send_bytes(pickle.dumps((_BEGUN, call)))
     trace, outcome = "", None  # type: str, BaseException | None
     try:
         function, arguments = _Unpickler(io.BytesIO(content), known).load()
         answer = pickle.dumps((_ANSWER, call, False, function(*arguments)))
-    except BaseException as error:  # noqa: BLE001 - raised again where the call came from: `pytest.skip` is no `Exception`
+    except BaseException as error:  # noqa: BLE001 - the caller raises it again: `pytest.skip` is no `Exception`
         trace, outcome = "".join(traceback.format_exception(error)), error
     if outcome is not None:
         answer = _raised(call, outcome, trace)
@@ -370,8 +362,8 @@ def _answer(pipe: Connection, message: bytes, latest: int, known: Sequence[objec
 def _raised(call: int, outcome: BaseException, trace: str) -> bytes:
     try:
         answer = pickle.dumps((_ANSWER, call, True, (outcome, trace)))
-        pickle.loads(answer)  # noqa: S301 - our own: exceptions may not be made again from their arguments
-    except Exception:  # noqa: BLE001 - as above
+        pickle.loads(answer)  # noqa: S301 - our own: some exceptions cannot be made again from their arguments
+    except Exception:  # noqa: BLE001 - `__init__` of others may raise anything
         plain = CleanProcessError(f"{type(outcome).__name__}: {outcome}")
         answer = pickle.dumps((_ANSWER, call, True, (plain, trace)))
     return answer
@@ -401,8 +393,8 @@ def _dumped(names: dict[int, int], message: tuple[int, Callable[..., Any], tuple
         _Pickler(file, names).dump(message[1:])
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise CleanProcessError(
-            f"{_named(message[1])}: cannot be sent to the clean process: {error}; register what it names before the first case"
-            " runs, or define its classes and functions at the top of a module"
+            f"{_named(message[1])}: cannot be sent to the clean process: {error}; register what it names before the "
+            "first case runs, or define its classes and functions at the top of a module"
         ) from error
     return pickle.dumps((message[0], file.getvalue()))
 

@@ -1,4 +1,4 @@
-"""Entry points by which installed packages bring devices, techniques and workloads: found without importing anything. No torch."""
+"""Finds the entry points of packages with devices, techniques and workloads, without importing anything. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 DEVICES, TECHNIQUES, WORKLOADS = GROUPS = ("accelcheck.devices", "accelcheck.techniques", "accelcheck.workloads")
-"""The groups. The value of an entry point names what it brings: `accelcheck.plugin.installed` says which forms it may have."""
+"""The groups; `accelcheck.plugin.installed` says which forms the value of an entry point may have."""
 
 
 def entries(group: str) -> tuple[metadata.EntryPoint, ...]:
@@ -23,33 +23,33 @@ def described(entry: metadata.EntryPoint) -> str:
 
 
 def spec(module: str) -> ModuleSpec | None:
-    """Where a module is, without importing it or its parents; None where there is none."""
+    """The spec of a module, found without importing it or its parents; None where there is none."""
     top, *below = module.split(".")
-    found = importlib.util.find_spec(top)
+    current = importlib.util.find_spec(top)
     for name in below:
-        if found is None or found.submodule_search_locations is None:
+        if current is None or current.submodule_search_locations is None:
             return None
-        found = PathFinder.find_spec(f"{found.name}.{name}", list(found.submodule_search_locations))
-    return found
+        current = PathFinder.find_spec(f"{current.name}.{name}", list(current.submodule_search_locations))
+    return current
 
 
 def beside(device: str, *path: str) -> Path | None:
-    """A file that the package of a device ships beside the module which its entry point names; None where there is none.
+    """A file beside the module that a device's entry point names; None where there is none.
 
-    Nothing is imported: reports of a journal, which a stranger may have written, look for these files too.
+    Nothing is imported: reports of untrusted journals look for these files too.
 
     Args:
-        device: Its name, and that of its entry point.
+        device: Name of the device and of its entry point.
         path: The file's path from the module's folder, such as ``ledgers`` and ``npu.toml``.
     """
     named = [entry for entry in entries(DEVICES) if entry.name == device]
     if len(named) != 1:  # two would be refused when a run begins
         return None
     try:
-        found = spec(named[0].module)
-    except (ImportError, ValueError):  # a name that is none, or a module without a spec: loading it says so
+        module = spec(named[0].module)
+    except (ImportError, ValueError):  # an invalid name, or a module without a spec: loading it says so
         return None
-    if found is None or not found.origin:
+    if module is None or not module.origin:
         return None
-    file = Path(found.origin).parent.joinpath(*path)
+    file = Path(module.origin).parent.joinpath(*path)
     return file if file.is_file() else None

@@ -1,4 +1,4 @@
-"""One fault of a case, as data: it goes from the check that finds it through the journal to ledgers, causes and reports. No torch."""
+"""Faults as data, which go from the check that finds them through the journal to ledgers and reports. No torch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from enum import StrEnum
 from accelcheck.core.plain import text
 
 MOST_TEXT = 10_000
-"""Characters that are kept of each text of a fault."""
+"""Longest text of a fault, in characters."""
 UNIT = 2.0**-23
 """Error that counts as 1 where nothing is allowed: the rounding unit of float32."""
 EXACT = 1e15
-"""Integers below it are written with all of their digits."""
+"""Bound below which integers are written with all of their digits."""
 
 
 class FaultKind(StrEnum):
     """Kinds of faults; the comment of each says what its `Fault.view` names."""
 
     METADATA = "metadata"
-    """A wrong part of a tensor's metadata: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides`, `storage` or `metadata`."""
+    """A tensor's `metadata`, or a part: `missing`, `unexpected`, `device`, `dtype`, `shape`, `strides`, `storage`."""
     PATTERN = "pattern"
-    """Special values elsewhere than in the oracle: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
+    """Misplaced special values: `NaN`, `+Inf`, `-Inf` or `not finite`. The size is the number of elements."""
     VALUE = "value"
-    """A wrong exact value; no view, or the rule that it breaks. The size is the difference, where the values are numbers."""
+    """A wrong exact value; no view, or the broken rule. The size is the difference, where the values are numbers."""
     VIEW = "view"
-    """An error beyond its budget: the view's name, such as `row`. The size is measured / allowed, or measured / `UNIT`."""
+    """An error beyond its budget: a view such as `row`. The size is measured / allowed, or measured / `UNIT`."""
     RERUN = "rerun"
     """A second run with other bits; no view. The size is the relative difference."""
     MUTATED = "mutated"
@@ -38,7 +38,7 @@ class FaultKind(StrEnum):
     RAISED = "raised"
     """An exception in one draw of a case: its class. `got` is the first line of its text."""
     EVIDENCE = "evidence"
-    """A claim of evidence that was not seen: the path is the claim. The operator, where the claim is that none left the device."""
+    """A claim of evidence, the path, that was not seen. The operator, where the claim is that none left the device."""
     REGRESSION = "regression"
     """More than the stored baseline: `time` or `memory`. The size is measured / allowed."""
     LIMIT = "limit"
@@ -56,13 +56,13 @@ class Fault:
     Attributes:
         kind: Kind of the fault; the other fields depend on it, see `FaultKind`.
         path: Path of the tensor in the result, such as ``out[1]['hidden']``, or the thing that is wrong.
-        view: Name of the view, the part of the metadata, the special value, the class of the exception, or the rule.
+        view: The view, the part of the metadata, the special value, the class of the exception, or the rule.
         draw: Name of the draw that shows it, such as ``nan[0]``; empty for the case's own draw.
         expected: Expected result in words; empty where `allowed` says it.
         got: Result in words; empty where `measured` says it.
         measured: Measured number.
-        allowed: Largest allowed number, or the smallest one where `at_least`; None where nothing is held against a bound.
-        at_least: Whether `allowed` is a lower bound.
+        allowed: Largest allowed number, or the smallest one where `at_least`; None without a bound.
+        at_least: True when `allowed` is a lower bound.
         place: Index of the worst element, such as ``[3, :]``.
     """
 
@@ -86,7 +86,7 @@ class Fault:
 
     @property
     def size(self) -> float | None:
-        """Size in the unit of the kind, or in `UNIT` where nothing is allowed; None if it has none, infinite for NaN."""
+        """Size in the kind's unit, or in `UNIT` where nothing is allowed; None if it has none, infinite for NaN."""
         if self.measured is None:
             return None
         if self.allowed is None:
@@ -96,19 +96,19 @@ class Fault:
 
     @property
     def bounded(self) -> bool:
-        """Whether `size` is a multiple of a bound, and no count or difference."""
+        """True when `size` is a multiple of a bound, and no count or difference."""
         return self.allowed is not None
 
     @property
     def what(self) -> str:
-        """Name of what is wrong in a word or two: that of a view, a part of the metadata or a rule, or the kind of the fault."""
+        """Name of the error in a word or two: of a view, a part of the metadata or a rule, or the kind of the fault."""
         if self.kind is FaultKind.PATTERN and self.view != "not finite":
             return f"{self.view} pattern"
         words = {FaultKind.STATE: "left changed", FaultKind.RAISED: "raised", FaultKind.EVIDENCE: "evidence"}
         return words.get(self.kind) or self.view or str(self.kind)
 
     def __str__(self) -> str:
-        """One line for people, and for the patterns of older ledgers: the only place where a fault becomes text."""
+        """The fault as one line for people, and for the patterns of older ledgers."""
         if self.kind is FaultKind.OTHER:
             return self.path
         draw = f" [{self.draw}]" if self.draw else ""

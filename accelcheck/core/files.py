@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all. No torch."""
+"""Writes files whole or not at all, and keeps temporary ones in a folder that outlives no run. No torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCRATCH = "ACCELCHECK_SCRATCH"
-"""Variable with the folder of `scratch`, in the environment of child processes."""
+"""Environment variable of child processes with the folder of `scratch`."""
 _KNOWN: list[Path] = []
 _GUARD = 'cat > /dev/null; for n in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
-"""What is killed together with this process may write for a moment."""
+"""Shell script that retries deletion for 5 s, because dying children may still write."""
 PARTIAL = ".partial"
 """Suffix of a file that is being written, or that a killed writer left behind."""
 
 
 def file_name(text: str) -> str:
-    """Reduce a text to lower-case letters, digits, dots and hyphens: a valid file name on every system, and never a path."""
+    """A file name that is valid on every system: the text's letters in lower case, digits, dots and hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
@@ -33,11 +33,11 @@ def file_name(text: str) -> str:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A binary file that takes the place of `path` when the block ends: a reader finds the old content or the new.
 
-    Where the block raises, `path` stays as it is. Several processes may write at once; the last one wins.
+    `path` stays as it is when the block raises. Several processes may write at once; the last one wins.
 
     Args:
-        path: In a folder that exists.
-        durable: Whether the file outlives a power failure, once the block has ended.
+        path: Final path, in a folder that exists.
+        durable: True for a file that outlives a power failure, once the block has ended.
 
     Raises:
         OSError: The file cannot be written.
@@ -64,9 +64,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def scratch() -> Path:
-    """The folder for temporary files of this process and of all that it starts: the first of them makes it.
+    """The folder for temporary files of this process and its children: the first process of a run makes it.
 
-    It is removed when that one ends, whatever ends it. So what a process leaves that is killed stays no longer than the run.
+    It is removed when that process ends, even killed, so that files of killed children do not outlive the run.
     """
     known = [*_KNOWN, *map(Path, filter(None, [os.environ.get(SCRATCH)]))]
     for folder in known:
@@ -79,7 +79,7 @@ def scratch() -> Path:
 
 
 def share(folder: Path) -> None:
-    """Take the folder that another process of this run has made."""
+    """Sets the folder that another process of this run has made."""
     _KNOWN[:] = [folder]  # not the environment, which is part of what cases are judged by
 
 
@@ -89,14 +89,14 @@ def private(prefix: str) -> Path:
 
 
 def _guarded(prefix: str) -> tuple[Path, Callable[[], None]]:
-    """A new temporary folder, and what removes it. It is removed as well when this process is killed, whatever kills it.
+    """A new temporary folder, and the function that removes it.
 
-    A shell waits for the end of this process: the kernel closes its pipe.
+    When this process is killed, the kernel closes the pipe of a waiting shell, which then removes the folder.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     owner = os.getpid()
     guard: subprocess.Popen[bytes] | None = None
-    with suppress(OSError):  # no such shell: then nobody is there when this process is killed
+    with suppress(OSError):  # no such shell: then the folder outlives a kill of this process
         guard = subprocess.Popen(  # noqa: S603 - a fixed program; the folder is no part of its text
             ["/bin/sh", "-c", _GUARD, str(folder)],
             env={"PATH": "/usr/bin:/bin"},

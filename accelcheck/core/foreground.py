@@ -1,4 +1,4 @@
-"""Runs another program in place of this one: it gets the terminal and every signal that this one gets. No torch."""
+"""Runs another program in place of this one: it gets the terminal and this process's signals. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.5
 """Seconds between two calls of `meanwhile`."""
 _HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-_SI_KERNEL = 0x80  # of <siginfo.h>: a key of the terminal, which reaches the whole process group
+_SI_KERNEL = 0x80  # from <siginfo.h>: a key of the terminal, which reaches the whole process group
 
 
 def run(
@@ -25,27 +25,27 @@ def run(
     output: IO[bytes] | None = None,
     meanwhile: Callable[[], bool] | None = None,
 ) -> int:
-    """Run a program until it ends, in this process group and with these standard streams.
+    """Runs a program until it ends, in this process group and with these standard streams.
 
-    SIGINT, SIGTERM and SIGHUP that this process gets are handed on, once: those of the terminal's keys have reached the program
-    already. The program is killed when this process is.
+    SIGINT, SIGTERM and SIGHUP that this process gets are handed on, except for those of the terminal's keys, which
+    reach the program anyway. The program is killed when this process is.
 
     Args:
         command: The program and its arguments.
         environ: Variables besides those of this process.
-        output: Takes the place of its standard output and error.
-        meanwhile: Called every `INTERVAL` seconds; where it says True, the program is interrupted, once.
+        output: File that takes the place of its standard output and error.
+        meanwhile: Function called every `INTERVAL` seconds; once it returns True, the program is interrupted.
 
     Returns:
-        Its exit status; 128 and the number of the signal that ended it.
+        The exit status; 128 plus the number of the signal that ended it.
     """
     parent = os.getpid()
     waited = {*_HANDED_ON, signal.SIGCHLD}
     end_threads()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # from here on they wait for `sigwaitinfo`
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # `sigwaitinfo` takes them
 
     def begin() -> None:
-        if meanwhile is not None:  # in the background of a shell SIGINT is ignored, and the program would inherit that
+        if meanwhile is not None:  # a shell ignores SIGINT in its background jobs, and the program would inherit that
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         end_with_parent(parent)
@@ -56,20 +56,20 @@ def run(
             env={**os.environ, **(environ or {})},
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
-            preexec_fn=begin,  # noqa: PLW1509 - no other thread runs: this is the program's own one
+            preexec_fn=begin,  # noqa: PLW1509 - no other thread runs
         ) as child:
             while child.poll() is None:
-                found = signal.sigwaitinfo(waited) if meanwhile is None else signal.sigtimedwait(waited, INTERVAL)
+                received = signal.sigwaitinfo(waited) if meanwhile is None else signal.sigtimedwait(waited, INTERVAL)
                 if meanwhile is not None and meanwhile():
                     meanwhile = None
                     child.send_signal(signal.SIGINT)
-                if found is None or found.si_signo not in _HANDED_ON or found.si_code == _SI_KERNEL:
+                if received is None or received.si_signo not in _HANDED_ON or received.si_code == _SI_KERNEL:
                     continue
                 if child.poll() is None:
-                    child.send_signal(found.si_signo)
+                    child.send_signal(received.si_signo)
             code = child.returncode
     finally:
         while signal.sigtimedwait(_HANDED_ON, 0) is not None:
-            pass  # one that came at the end was meant for the program
+            pass  # a late one was meant for the program
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return code if code >= 0 else 128 - code

@@ -1,8 +1,7 @@
-"""Calls what other packages hand over: an exception there becomes an error that names the place, and an endless loop ends. No torch.
+"""Calls code of other packages in pytest's process, with time limits and errors that name the place. No torch.
 
-Cases run in a process of their own, which is killed when it takes too long. What is called before there are cases, in pytest's
-process, is bounded here: after the time limit an alarm raises in Python code. Native code that holds the interpreter cannot be
-interrupted, only ended: then the whole process ends, and prints where it was.
+After the time limit an alarm raises in Python code. Native code that holds the interpreter cannot be interrupted: then
+the process prints its stacks and ends. Cases need none of this: their own process is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 60.0
-"""That a call may take where nothing else is asked for."""
+"""Default time limit of a call, in seconds."""
 HELD = 10.0
 """Seconds after the alarm until a process ends whose interpreter is held."""
 _REPEATED = 1.0
 """Seconds between two alarms: code that catches everything may catch the first."""
 LINES = 12
-"""Last lines of a traceback that an error quotes."""
+"""Number of last lines of a traceback that an error quotes."""
 _STDERR: list[int] = []
 
 
 class ForeignCodeError(ValueError):
-    """Code of another package raised, did not return in time, or gave something else than what was asked for.
+    """Code of another package raised, did not return in time, or gave a wrong result.
 
     Attributes:
-        late: Whether it did not return in time.
+        late: True when it did not return in time.
     """
 
     late = False
@@ -46,24 +45,24 @@ class _LateError(BaseException):
 
 
 def keep_stderr() -> None:
-    """Remember standard error as it is now: pytest captures it later, and what ends the process would be lost."""
+    """Keeps the present standard error: pytest captures it later, and the last words of the process would be lost."""
     if not _STDERR:
         with suppress(OSError):
             _STDERR.append(os.dup(2))
 
 
 def stderr() -> int:
-    """Descriptor of standard error as it was when it was remembered."""
+    """Descriptor of the standard error that `keep_stderr` kept, or of the present one."""
     return (*_STDERR, 2)[0]
 
 
 @contextmanager
 def calling(what: str, seconds: float = 0.0) -> Iterator[None]:
-    """Call code of another package.
+    """A context for calls of another package's code.
 
     Args:
         what: Package, class and method, for the error.
-        seconds: That it may take; 0 for no limit. There is none either outside of the main thread, or while another alarm is set.
+        seconds: Time limit in seconds; 0 for none. Ignored outside of the main thread and while another alarm is set.
 
     Raises:
         ForeignCodeError: It raised, or took longer.
@@ -103,7 +102,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 
 
 def _shown(error: BaseException) -> str:
-    """Where it was raised: the last lines of the traceback, without the frames of this module."""
+    """The last lines of the traceback, without the frames of this module."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in {__file__, _CONTEXTS}
     ]

@@ -10,16 +10,13 @@ import ctypes
 from pathlib import Path
 
 _HARD = 2
-"""``omp_pause_hard`` of the OpenMP specification 5.0, 3.2.44: all threads of the runtime end; it starts anew when it is used again."""
+"""``omp_pause_hard`` of the OpenMP specification 5.0, 3.2.44: ends all threads of the runtime until its next use."""
 _RUNTIMES = ("libgomp", "libomp", "libiomp5")
 _MAPS = Path("/proc/self/maps")
 
 
 def end_threads() -> None:
-    """End the threads that each loaded OpenMP runtime keeps for this thread; nothing where there is no such runtime.
-
-    Not to be called in a parallel region.
-    """
+    """Ends the threads that each loaded OpenMP runtime keeps for this thread. Not for use in a parallel region."""
     for path in _loaded():
         # A runtime without the function, or one that another has replaced: a fork then says that it cannot compute.
         with contextlib.suppress(OSError, AttributeError):
@@ -36,10 +33,10 @@ def _loaded() -> list[str]:
 
 
 def give_back() -> None:
-    """Have the C library return free pages, also those between others that are in use.
+    """Has glibc return free pages, also those between used ones; does nothing with other C libraries.
 
-    glibc keeps blocks of up to 32 MiB that were freed in its heap (mallopt(3), M_MMAP_THRESHOLD), where the many sizes of a large model's tensors leave
-    gaps of hundreds of megabytes. Elsewhere nothing happens.
+    glibc keeps freed blocks of up to 32 MiB in its heap (mallopt(3), M_MMAP_THRESHOLD), where the many sizes of a large
+    model's tensors leave gaps of hundreds of megabytes.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,6 +1,6 @@
-"""Modules that a run imports in every process that uses a device: backends of torch that no entry point loads. No torch.
+"""Imports backends of torch that no entry point loads, in every process that uses a device. No torch.
 
-The environment carries their names, because child processes inherit it: the probe's, workers, timing processes, ranks.
+An environment variable carries their names, because all child processes inherit it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping, Sequence
 
 VARIABLE = "ACCELCHECK_IMPORT"
-"""Holds the names, with commas between."""
+"""Environment variable with the names, separated by commas."""
 OPTION = "--accel-import"
 ADVICE = "install the package, or put its folder on PYTHONPATH"
-"""What to do where a module cannot be imported."""
+"""Advice of the error for a module that cannot be imported."""
 
 
 class ModuleImportError(ImportError):
-    """A module cannot be imported; the message names it, what it raised, and what to do."""
+    """A module cannot be imported; the message names it, its exception, and what to do."""
 
 
 def announce(modules: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set the modules that `load` imports, in this process and in those that it starts from now on.
+    """Sets the modules that `load` imports, in this process and in those that it starts from now on.
 
     Args:
-        modules: Their names; none removes those that were set.
-        environ: Of the process.
+        modules: Names of the modules; none removes those that were set.
+        environ: Environment to change.
 
     Raises:
-        UnknownNameError: One is not a module's name.
+        UnknownNameError: A name is not that of a module.
     """
     names = tuple(dict.fromkeys(modules))
     for name in names:
@@ -51,7 +51,7 @@ def announced() -> tuple[str, ...]:
 
 
 def load() -> None:
-    """Import the announced modules, in order. Call it in every process before it uses or unpickles a device.
+    """Imports the announced modules, in order. Call it in every process before it uses or unpickles a device.
 
     Raises:
         ModuleImportError: One of them cannot be imported.
@@ -61,7 +61,7 @@ def load() -> None:
 
 
 def load_one(name: str) -> None:
-    """Import one module.
+    """Imports one module.
 
     Raises:
         ModuleImportError: It cannot be imported.
@@ -75,14 +75,15 @@ def load_one(name: str) -> None:
 
 
 def unknown_device(word: str, legal: Sequence[str], option: str = OPTION) -> UnknownNameError:
-    """The error for a device that is not known.
+    """The error for an unknown device.
 
     Args:
-        word: The device that was asked for.
-        legal: Names of the known ones.
-        option: Of the pytest run or of the command, that takes a module.
+        word: Name of the unknown device.
+        legal: Names of the known devices.
+        option: Option, of the pytest run or of the command, that takes a module.
     """
     return UnknownNameError(
-        f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child processes look "
-        f"for devices: give {option}=MODULE, or install it as a package with a torch.backends entry point."
+        f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child "
+        f"processes look for devices: give {option}=MODULE, or install it as a package with a torch.backends entry "
+        "point."
     )

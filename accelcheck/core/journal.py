@@ -30,19 +30,21 @@ OLDER = 2
 """The version before, which is read too: its failures have their faults as lines of `Record.reason`."""
 
 MOST_REASON = 100_000
-"""Characters that are kept of a reason or a traceback."""
+"""Longest reason or traceback, in characters."""
 
 
 class ErrorCode(StrEnum):
-    """Errors that no exception is: `Record.code` of cases of the verdict ``error``."""
+    """Errors that are no exceptions: `Record.code` of cases of the verdict ``error``."""
 
     NO_EVIDENCE = "no-evidence"
     NOTHING_COMPARED = "nothing-compared"
     IMPLAUSIBLE = "implausible"
-    """What was timed cannot have done the work."""
+    """The timed calls cannot have done the work."""
     NO_BASELINE = "no-baseline"
-    """Nothing to compare with the baseline that the case has."""
+    """The case has a baseline, but no figure to compare with it."""
     NOT_COLLECTED = "not-collected"
+    UNDECIDED = "undecided"
+    """No reference for a user-owned model, or too few samples of its accuracy: neither right nor wrong."""
 
 
 class JournalError(ValueError):
@@ -51,13 +53,13 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an entry of a ledger expects of a case.
+    """The expectation that an entry of a ledger has of a case.
 
     Attributes:
         verdict: Expected verdict.
         at_most: Largest expected size of a fault, or the class of an exception.
         reason: Reason of the entry.
-        link: Its link.
+        link: Link of the entry.
         fault: Fault that the entry is about and does not cover; None where the case does not fail, or as expected.
     """
 
@@ -68,7 +70,6 @@ class Known:
     fault: Fault | None = None
 
     def __str__(self) -> str:
-        """One line for people."""
         if self.fault is None:
             return f"the ledger expects {self.verdict}: {self.reason}"
         if isinstance(self.at_most, str):
@@ -88,24 +89,24 @@ class Record:
     Attributes:
         case: The case.
         verdict: Its result.
-        code: Of `accelcheck.core.capability.Code` for what did not run, of `ErrorCode` for an error that no exception is, how the
-            process of a `crash` ended, such as ``SIGSEGV`` or ``status 3``; empty otherwise.
-        reason: Why it did not run, the text of an error, or why a failure is expected: one or several lines. Of a `flaky` case, that
-            of the first run that was wrong.
+        code: An `accelcheck.core.capability.Code` of a case that did not run, an `ErrorCode`, or the end of the process
+            of a `crash`, such as ``SIGSEGV`` or ``status 3``; empty otherwise.
+        reason: Why it did not run, the text of an error, or why a failure is expected: one or several lines. For a
+            `flaky` case, that of the first wrong run.
         evidence: Observations that show whether the technique ran.
         figures: For every view the figure with the largest used part of its budget, and all figures over their budgets.
         compared: Number of elements compared with the oracle.
         eager_excess: Eager's error divided by that of the rounding samples; see `accelcheck.verify.oracle`.
-        seconds: Wall time by phase: ``oracle``, ``prepare`` (compilation and warm-up), ``run``, ``evidence``, ``judge``.
-        traceback: Of an `error`; empty otherwise.
+        seconds: Wall time by phase: ``oracle``, ``prepare`` (compile, warm up), ``run``, ``evidence``, ``judge``.
+        traceback: Traceback of an `error`; empty otherwise.
         measurements: Time and memory of a timed case that passes.
         digest: Digest of everything that the work of a timed case depends on; empty for others.
         times: Seconds a call, one figure for each block of calls, in the order of measurement.
-        remark: What the stored statements about the chip leave open or do not fit: see `accelcheck.expectations.chips`.
-        faults: Faults of a `fail`, of what the ledger expects to fail, and of the first run of a `flaky` case that was wrong.
-        known: What the ledger expects of a case that fails so, that passes, or whose faults are larger.
+        remark: Gaps and contradictions of the stored statements about the chip: see `accelcheck.expectations.chips`.
+        faults: Faults of a `fail`, of an expected failure, and of the first wrong run of a `flaky` case.
+        known: Ledger entries for a case that fails as they say, that passes, or whose faults are larger.
         runs: Verdicts of all runs of a `flaky` case, the first wrong one first; empty for others.
-        family: Family of the technique, such as ``compile``; empty in journals that are older, and where a process was gone
+        family: Family of the technique, such as ``compile``; empty in older journals, and where a process was gone
             before any case of the technique had ended.
         refused: Reasons of the parts of a workload that the technique refuses, by label: these parts are not judged.
     """
@@ -139,7 +140,7 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Lines for people: why it did not run, what failed, or why a failure is expected; then each fault, and what was expected."""
+        """Lines for people: the wrong runs of a `flaky` case, the reason, each fault, and the ledger's expectations."""
         wrong = sum(not verdict.green for verdict in self.runs)
         runs = f"{wrong} of {len(self.runs)} runs were not right; the first one: {self.runs[0]}" if self.runs else ""
         known = () if self.verdict is Verdict.XFAIL else self.known
@@ -152,14 +153,14 @@ class Record:
 
     @property
     def contradiction(self) -> str:
-        """What in a `pass` says that it is none, as no run writes it; empty where nothing does, and for other verdicts."""
+        """The contradiction within a `pass` that no run writes; empty without one, and for other verdicts."""
         if self.verdict is not Verdict.PASS:
             return ""
         if not self.compared:
             return "no element was compared"
-        if absent := next((one.claim for one in self.evidence if not one.engaged), None):
+        if absent := next((observation.claim for observation in self.evidence if not observation.engaged), None):
             return f"not engaged: {absent}"
-        beyond = next((one for one in self.figures if one.gates and not one.within), None)
+        beyond = next((figure for figure in self.figures if figure.gates and not figure.within), None)
         return f"{beyond.path}: {beyond.view} is beyond its budget" if beyond is not None else ""
 
     def as_json(self) -> dict[str, Any]:
@@ -173,7 +174,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `as_json` wrote; fields that are not known are left out.
+        """A record from the values of `as_json`, without unknown fields.
 
         Raises:
             JournalError: A field is missing or has a value outside its range; the message names it.
@@ -189,11 +190,11 @@ ENDING = 3.0
 
 
 class Journal:
-    """Writes records, each as a line that is written at once, so that they survive a crash of the run; a thread syncs them to the disk.
+    """Writes each record at once as a line, so that it survives a crash of the run; a thread syncs lines to the disk.
 
     Args:
         path: The file; created, or truncated, at once. No other run can write to it until `end`.
-        resumed: Keep what is in it, and append; a last line that was cut short is removed.
+        resumed: True to append to the file; a last line that was cut short is removed.
 
     Raises:
         JournalError: It cannot be written, is a symbolic link, or another run writes to it.
@@ -210,7 +211,7 @@ class Journal:
             raise self._unwritable(error) from error
         self._lock()
         self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
-        self._size = _whole(path) if resumed else 0
+        self._size = path.read_bytes().rfind(b"\n") + 1 if resumed else 0
         if self._regular:
             os.ftruncate(self._file, self._size)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -218,7 +219,7 @@ class Journal:
         self._thread: threading.Thread | None = None
 
     def _lock(self) -> None:
-        """Take the file for this run alone. A child of a run that has ended may hold it until it ends too."""
+        """Locks the file for this run. A child of a run that has ended may hold it until it ends too."""
         until = time.monotonic() + ENDING
         while True:
             try:
@@ -234,26 +235,26 @@ class Journal:
             return
 
     def header(self, facts: Mapping[str, Any]) -> None:
-        """The first line: versions, options, devices."""
+        """Writes the first line: versions, options, devices."""
         self._line(finite({"kind": "run", "schema": SCHEMA, **facts}))
 
     def resumed(self, facts: Mapping[str, Any]) -> None:
-        """A line that says that the run goes on from here."""
+        """Writes the line at which a run goes on."""
         self._line(finite({"kind": "resumed", **facts}))
 
     def case(self, record: Mapping[str, Any]) -> None:
-        """One case, as `Record.as_json` gives it."""
+        """Writes one case, as `Record.as_json` gives it."""
         self._line(record)
 
     def end(self, facts: Mapping[str, Any]) -> None:
-        """The last line: counts and exit status. A journal without it was cut off."""
+        """Writes the last line, counts and exit status, without which a journal was cut off; closes the file."""
         try:
             self._line(finite({"kind": "end", **facts}))
         finally:
             self.close()
 
     def close(self) -> None:
-        """Sync it, and let others write to it; a second time nothing happens."""
+        """Syncs the file and lets others write to it; a second time nothing happens."""
         if self._over.is_set():
             return
         self._over.set()
@@ -266,7 +267,7 @@ class Journal:
 
     def _line(self, data: Mapping[str, Any]) -> None:
         line = msgspec.json.encode(data, order="sorted") + b"\n"
-        if not line.isascii():  # which some editors and tools break lines at, or cannot read
+        if not line.isascii():  # some editors and tools break lines at other characters, or cannot read them
             line = (json.dumps(data, allow_nan=False, sort_keys=True) + "\n").encode("ascii")
         rest = memoryview(line)
         try:
@@ -297,11 +298,6 @@ class Journal:
             f"the journal {self.path} cannot be written: {error.strerror or error}; "
             "give --accel-journal a path in a folder that you may write to"
         )
-
-
-def _whole(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reading journals, which may be a stranger's: by schema, within bounds, line by line. No torch."""
+"""Reads untrusted journals by schema, within bounds, line by line. No torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KINDS = ("run", "case", "resumed", "end")
-"""What a line may be: the header of a run, a case, the mark of a run that went on, the end of a run."""
+"""Kinds of lines: the header of a run, a case, the mark of a run that went on, the end of a run."""
 MOST_SHOWN = 60
-"""Characters that an error shows of a wrong value."""
+"""Longest text of a wrong value in an error, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Section:
     """One run in a journal; a merged journal holds several, one after the other.
 
     Attributes:
-        header: Its first line: schema, start, versions, selection, devices.
-        records: Of its cases, in the order in which they finished.
-        end: Its last line: counts and exit status; None where the run was cut off.
-        cut: Whether its last line was cut short, as a killed run leaves it.
+        header: First line: schema, start, versions, selection, devices.
+        records: Records of its cases, in the order in which they finished.
+        end: Last line: counts and exit status; None where the run was cut off.
+        cut: True when its last line was cut short, as a killed run leaves it.
         where: File and number of its first line, for errors.
     """
 
@@ -52,11 +52,11 @@ class Line:
     """One whole line of a journal.
 
     Attributes:
-        number: From 1.
+        number: Line number, from 1.
         kind: One of `KINDS`.
         raw: Its bytes, without the line end.
         where: File and number, for errors.
-        outlined: What `outline` reads, where `lines` has read it already.
+        outlined: The outline, where `lines` has read it already.
         schema: Version that the last header names.
     """
 
@@ -78,7 +78,7 @@ _CASE = msgspec.json.Decoder(Record, strict=False)  # `inf` and `nan` are texts 
 _TABLE = msgspec.json.Decoder(dict[str, Any])
 
 
-class _Cut(Exception):  # noqa: N818 - how reading ends, no error
+class _Cut(Exception):  # noqa: N818 - the end of reading, no error
     pass
 
 
@@ -86,8 +86,8 @@ def lines(path: bounded.Source, *, outlined: bool = False) -> Iterator[Line]:
     """The whole lines of a journal: each of a known kind, the first one a header. Cases are not read.
 
     Args:
-        path: Of the journal.
-        outlined: Whether `outline` is going to read each case: then both read a line once.
+        path: The journal.
+        outlined: True when `outline` is going to read each case: each line is then parsed once.
 
     Raises:
         JournalError: The file cannot be read, exceeds a bound, or a line is not JSON or of no known kind.
@@ -102,17 +102,17 @@ def sections(path: bounded.Source) -> Iterator[Section]:
     """The runs of a journal, one by one.
 
     Raises:
-        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON, of another schema, or has a wrong field; the
-            message names file, line and field. A last line that is cut short is left out, and `Section.cut` says so.
+        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON, of another schema, or has a wrong
+            field; the message names file, line and field. A last line cut short is left out, and `Section.cut` says so.
     """
     header: Mapping[str, Any] | None = None
     records: list[Record] = []
     end: Mapping[str, Any] | None = None
     cut, where = False, ""
-    found = _lines(path)
+    remaining = _lines(path)
     while True:
         try:
-            line = next(found, None)
+            line = next(remaining, None)
         except _Cut:
             line, cut = None, True
         if line is None or line.kind == "run":
@@ -131,12 +131,12 @@ def read(path: bounded.Source) -> tuple[dict[str, Any], list[Record]]:
     """The header and all case records of a journal of one run; both are empty where the run was cut off in its header.
 
     Raises:
-        JournalError: As `sections`; or the journal holds several runs.
+        JournalError: The errors of `sections`; or the journal holds several runs.
     """
-    found = list(sections(path))
-    if len(found) > 1:
-        raise JournalError(f"{path}: expected the journal of one run, got a merged one of {len(found)}")
-    return (dict(found[0].header), list(found[0].records)) if found else ({}, [])
+    runs = list(sections(path))
+    if len(runs) > 1:
+        raise JournalError(f"{path}: expected the journal of one run, got a merged one of {len(runs)}")
+    return (dict(runs[0].header), list(runs[0].records)) if runs else ({}, [])
 
 
 def case(line: Line) -> Record:
@@ -147,43 +147,44 @@ def case(line: Line) -> Record:
     """
     record = _decoded(_CASE, line.raw, line.where, "not a case record: ")
     if line.schema == OLDER and record.verdict is Verdict.FAIL:
-        faults = tuple(Fault(FaultKind.OTHER, said) for said in record.reason.splitlines())
+        faults = tuple(Fault(FaultKind.OTHER, text_line) for text_line in record.reason.splitlines())
         return dataclasses.replace(record, reason="", faults=faults)
     return record
 
 
 def outline(line: Line) -> tuple[str, Verdict]:
-    """The case id and the verdict of a line of the kind ``case``; all of its fields are checked, as `case` does, and none is kept.
+    """The case id and the verdict of a line of the kind ``case``, whose fields are all checked.
 
-    A third of the time of `case`: what is only checked needs no records.
+    It takes a third of the time of `case`, since it makes no records.
 
     Raises:
-        JournalError: As `case`.
+        JournalError: The errors of `case`.
     """
-    found = line.outlined or _decoded(_outlines(), line.raw, line.where, "not a case record: ")
-    if not 0 <= found.compared <= LARGEST:
-        case(line)  # which raises what it says of it
-    of = found.case
-    return f"{of.technique}/{of.workload}/{of.device}/{of.dtype}/{of.mode}", found.verdict
+    outlined = line.outlined or _decoded(_outlines(), line.raw, line.where, "not a case record: ")
+    if not 0 <= outlined.compared <= LARGEST:
+        case(line)  # raises the error for it
+    of = outlined.case
+    return f"{of.technique}/{of.workload}/{of.device}/{of.dtype}/{of.mode}", outlined.verdict
 
 
 def table(line: Line) -> Mapping[str, Any]:
-    """The fields of a line of another kind, of the schema that this accelcheck reads where it is a header.
+    """The fields of a line that is no case.
 
     Raises:
-        JournalError: It is of another schema.
+        JournalError: The line is not JSON, or a header of another schema.
     """
     data = _decoded(_TABLE, line.raw, line.where)
     if line.kind == "run" and data.get("schema") not in (SCHEMA, OLDER):
         raise JournalError(
-            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; this accelcheck reads {OLDER} and {SCHEMA}"
+            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; "
+            f"this accelcheck reads {OLDER} and {SCHEMA}"
         )
     return data
 
 
 @functools.cache
 def _outlines() -> msgspec.json.Decoder[Any]:
-    """A decoder of the fields of `Record`, of the same types, that makes plain structures instead of records that check themselves."""
+    """A decoder of the fields of `Record`, of the same types, into plain structures that do not check themselves."""
     record = _plain(Record)
     return msgspec.json.Decoder(
         msgspec.defstruct("Outline", [("kind", Any, None), ("schema", Any, None)], bases=(record,), gc=False),
@@ -198,9 +199,9 @@ def _plain(kind: Any) -> Any:
         fields = []
         for field in dataclasses.fields(kind):
             absent: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
-            given: dict[str, Any] = {name: value for name, value in absent.items() if value is not dataclasses.MISSING}
+            default = {name: value for name, value in absent.items() if value is not dataclasses.MISSING}
             typed = (field.name, _plain(hints[field.name]))
-            fields.append((*typed, msgspec.field(**given)) if given else typed)
+            fields.append((*typed, msgspec.field(**default)) if default else typed)
         return msgspec.defstruct(getattr(kind, "__name__", "Plain"), fields, gc=False)
     arguments = tuple(part if part is Ellipsis else _plain(part) for part in get_args(kind))
     if not arguments:
@@ -216,9 +217,9 @@ def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None)
         for number, raw in bounded.lines(path):
             where = f"{path}:{number}"
             try:
-                found = None if quick is None else _tried(quick, raw)
-                said = _decoded(_KIND, raw, where) if found is None else found
-                kind = said.kind
+                outlined = None if quick is None else _tried(quick, raw)
+                fields = _decoded(_KIND, raw, where) if outlined is None else outlined
+                kind = fields.kind
             except JournalError:
                 if raw.endswith(b"\n"):
                     raise
@@ -233,8 +234,8 @@ def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None)
                 )
             begun = True
             if kind == "run":
-                schema = said.schema
-            yield Line(number, kind, raw.rstrip(b"\n"), where, found if kind == "case" else None, schema)
+                schema = fields.schema
+            yield Line(number, kind, raw.rstrip(b"\n"), where, outlined if kind == "case" else None, schema)
     except bounded.UnreadableFileError as error:
         raise JournalError(f"the journal {error}") from error
 

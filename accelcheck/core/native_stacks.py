@@ -1,6 +1,6 @@
-"""The stacks of native code of a process that hangs, by a debugger, where one is installed and may look. No torch.
+"""Reads the native stacks of a process that hangs, by a debugger, where one is installed and permitted. No torch.
 
-Python's own stacks end where native code begins: they say that a kernel was launched, and not what it waits for.
+Python's own stacks end where native code begins: they show that a kernel was launched, but not what it waits for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SECONDS = 20.0
-"""That a debugger may take: it reads the symbols of all libraries of the process."""
+"""Time limit of a debugger, in seconds: it reads the symbols of all libraries of the process."""
 FRAMES = 40
 """Most frames of a thread."""
 MOST_TEXT = 8000
-"""Characters that are kept."""
+"""Longest text of the stacks, in characters."""
 PROGRAMS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "py-spy": ("dump", "--native", "--pid"),
@@ -38,11 +38,11 @@ PROGRAMS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 
 def native_stacks(pid: int, seconds: float = SECONDS) -> str:
-    """The stacks of all threads of a process; empty where no debugger is installed, or none may look.
+    """The stacks of all threads of a process; empty where no debugger is installed, or none is permitted.
 
     Args:
         pid: Number of the process, which is stopped meanwhile.
-        seconds: That each debugger may take.
+        seconds: Time limit of each debugger, in seconds.
     """
     for name, arguments in PROGRAMS.items():
         program = shutil.which(name)
@@ -54,7 +54,7 @@ def native_stacks(pid: int, seconds: float = SECONDS) -> str:
 
 def _frames(command: Sequence[str], seconds: float) -> list[str]:
     """The lines of threads and frames that a debugger prints; none where it fails or takes too long."""
-    environ = {**os.environ, "DEBUGINFOD_URLS": "", "LC_ALL": "C"}  # nothing is to be downloaded
+    environ = {**os.environ, "DEBUGINFOD_URLS": "", "LC_ALL": "C"}  # without downloads
     try:
         child = subprocess.Popen(  # noqa: S603 - a debugger from PATH, and a number
             command,
@@ -76,8 +76,8 @@ def _frames(command: Sequence[str], seconds: float) -> list[str]:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=1.0)  # what it has started may hold the pipe
+            child.communicate(timeout=1.0)  # its children may hold the pipe
     lines = [line.rstrip() for line in printed.splitlines()]
-    # py-spy indents its frames, the others number them; a debugger that may not look prints why, and no frame.
+    # py-spy indents its frames, the others number them; a debugger without permission prints why, and no frame.
     kept = [line for line in lines if line.startswith(("#", "Thread", "TID", "    "))]
     return kept if any(line.startswith(("#", "    ")) for line in kept) else []

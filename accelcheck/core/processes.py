@@ -1,9 +1,9 @@
-"""Child processes: one way to start, watch and end them, and to exchange messages with them. No torch.
+"""Starts, watches and ends child processes, and exchanges messages with them. No torch.
 
-A child prints to a file, because a pipe stays open as long as any process that the child started. While it runs it reports
-by messages: JSON lines that `say` appends to a second file. Python values, such as tensors, go through a `Mailbox`, whose files
-hold pickles. execnet does not fit: its gateway threads would disturb a process that measures, torchrun starts its ranks itself,
-and a gateway that a backend crashes does not tell what the backend printed last.
+A child prints to a file, because a pipe stays open as long as any process that the child started. It reports by
+messages: JSON lines that `say` appends to a second file. Python values, such as tensors, go through a `Mailbox`, whose
+files hold pickles. execnet does not fit: its gateway threads would disturb a process that measures, torchrun starts its
+ranks itself, and a gateway that a backend crashes loses the backend's last output.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 LINES = 25
-"""Last lines of output that an error quotes."""
+"""Number of last lines of output that an error quotes."""
 GRACE = 5.0
 """Seconds that a process has to end after SIGTERM."""
 PAUSE = 0.01
 """Seconds between two looks at a mailbox."""
 
 _MESSAGES = "ACCELCHECK_MESSAGES"
-"""In the environment of a child and of what it starts: the file that `say` appends to."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61  # of <linux/prctl.h>
+"""Environment variable of a child and its children with the file that `say` appends to."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61  # from <linux/prctl.h>
 
 Message = dict[str, Any]
 
@@ -52,12 +52,12 @@ class ChildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a child ended.
+    """The end of a child.
 
     Attributes:
         code: Exit status; the negative number of the signal that killed it.
         limit: Seconds after which it was killed; None where it ended by itself.
-        silent: Whether the limit was on its silence.
+        silent: True when the limit was on its silence.
     """
 
     code: int
@@ -66,17 +66,17 @@ class End:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the case during which it ended."""
+        """Verdict of the case during which it ended."""
         return Verdict.CRASH if self.limit is None else Verdict.HANG
 
     @property
     def how(self) -> str:
-        """The status or the signal that it ended with by itself, such as ``status 3`` or ``SIGSEGV``; empty where it was killed."""
+        """Status or signal of a child that ended by itself, such as ``status 3`` or ``SIGSEGV``; else empty."""
         if self.limit is not None:
             return ""
         if self.code >= 0:
             return f"status {self.code}"
-        names = {one.value: one.name for one in signal.Signals}
+        names = {number.value: number.name for number in signal.Signals}
         return names.get(-self.code, f"signal {-self.code}")  # real-time signals have no names
 
     def __str__(self) -> str:
@@ -87,27 +87,25 @@ class End:
 
 
 def calling(function: str, *arguments: object, parent: bool = False) -> list[str]:
-    """Arguments of an interpreter that calls a function, ``package.module:name``, with a list of texts.
-
-    The process that runs it is killed when its parent ends (`end_with_parent`).
+    """Arguments of an interpreter that calls a function with a list of texts, and dies with its parent.
 
     Args:
-        function: Its result, unless it is None, is the exit status.
-        *arguments: Of the function.
-        parent: Whether this process starts the interpreter; otherwise a child of it does, such as torchrun.
+        function: Function as ``package.module:name``; its result, unless it is None, is the exit status.
+        *arguments: Arguments of the function.
+        parent: True when this process starts the interpreter; otherwise a child of it does, such as torchrun.
     """
     return ["-m", __name__, str(os.getpid()) if parent else "-", function, *map(str, arguments)]
 
 
 class Child:
-    """A running Python program; a context, which ends the program and everything that it has started.
+    """A running Python program; a context, which ends the program and its children.
 
-    Start it in a thread that lives as long as the child: the kernel kills a child of `calling` with the thread that started it.
+    Start it in a thread that lives as long as the child: the kernel kills a child of `calling` with that thread.
 
     Args:
-        arguments: Of the interpreter; `calling` makes them for a function.
+        arguments: Arguments of the interpreter; `calling` makes them for a function.
         environ: Variables besides those of this process.
-        python: The interpreter. By default this one, with the import path of this process, whatever made that path.
+        python: The interpreter; by default this one, with the import path of this process.
         cwd: Working directory; by default that of this process.
 
     Raises:
@@ -127,7 +125,7 @@ class Child:
         self._messages.touch()
         self._killed: tuple[float | None, bool] = (None, False)
         self.started = time.monotonic()
-        # Safe: `-m` would put the working folder, which may hold a `torch` or a `queue.py`, before all of these.
+        # Safe path: `-m` would put the working folder, which may hold a `torch` or a `queue.py`, before all of these.
         path = {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path), "PYTHONSAFEPATH": "1"}
         try:
             with self._output.open("wb") as output:
@@ -159,27 +157,27 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Number of the process."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the program runs, or is stopped."""
+        """True when the program runs, or is stopped."""
         return self._process.returncode is None and self._state(os.WEXITED | os.WNOHANG) is None
 
     def wait(
         self, limit: float | None = None, *, since: float | None = None, silence: bool = False, turns: bool = False
     ) -> End | None:
-        """Wait until the child ends. It is not polled: that would take time from the cores that it measures.
+        """Waits until the child ends, without polls, which would take time from the cores that it measures.
 
         Args:
-            limit: Seconds after which the child and what it has started are killed.
+            limit: Seconds after which the child and its children are killed.
             since: Reading of `time.monotonic` from which the limit counts; by default it counts from now.
-            silence: Start the limit anew when the child says something; it is killed within twice the limit then.
-            turns: Return as well when the child has stopped itself (`stop`).
+            silence: True to restart the limit at each message; a silent child is then killed within twice the limit.
+            turns: True to return as well when the child has stopped itself (`stop`).
 
         Returns:
-            How it ended; None where it has stopped itself.
+            Its end; None where it has stopped itself.
         """
         if self._process.returncode is not None:
             return End(self._process.returncode, *self._killed)
@@ -197,16 +195,16 @@ class Child:
         return End(state.si_status if state.si_code == os.CLD_EXITED else -state.si_status, *self._killed)
 
     def go_on(self) -> None:
-        """Let a child run that has stopped itself."""
+        """Lets a child run on that has stopped itself."""
         self.signal(signal.SIGCONT)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program alone."""
+        """Sends a signal to the program alone."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def output(self) -> str:
-        """Everything that it and what it started have printed."""
+        """The whole output of the program and its children."""
         return self._output.read_text(errors="replace")
 
     def last(self, lines: int = LINES) -> str:
@@ -214,16 +212,16 @@ class Child:
         return "\n".join(self.output().splitlines()[-lines:])
 
     def messages(self) -> list[Message]:
-        """What it has said until now. A line that a crash cut short is left out."""
-        found: list[Message] = []
+        """The messages until now, without a line that a crash cut short."""
+        messages: list[Message] = []
         for line in self._messages.read_text(errors="replace").splitlines():
             with suppress(ValueError, RecursionError):
                 message = json.loads(line)
-                found += [message] if isinstance(message, dict) else []
-        return found
+                messages += [message] if isinstance(message, dict) else []
+        return messages
 
     def end(self, grace: float = 0.0) -> None:
-        """End the program and what it has started, and remove their files.
+        """Ends the program and its children, and removes their files.
 
         Args:
             grace: Seconds that the program has, after a SIGTERM, to end by itself.
@@ -241,20 +239,20 @@ class Child:
         self._folder.cleanup()
 
     def _state(self, options: int) -> os.waitid_result | None:
-        # The process stays a zombie until `end`: its number, which is also its group's, is given to no other one.
+        # The process stays a zombie until `end`: its number, which is also its group's, is not used again.
         return os.waitid(os.P_PID, self.pid, options | os.WNOWAIT)
 
-    def _watch(self, limit: float | None, passed: float, over: threading.Event, silence: bool) -> None:  # noqa: FBT001 - a thread's
+    def _watch(self, limit: float | None, passed: float, over: threading.Event, silence: bool) -> None:  # noqa: FBT001
         pause = None if limit is None else max(0.0, limit - passed)
-        said = self._messages.stat().st_size
+        before = self._messages.stat().st_size
         while not over.wait(pause):
             size = self._messages.stat().st_size
-            if not silence or size == said:
+            if not silence or size == before:
                 if self.running:
                     self._killed = limit, silence
                     self._kill(self._tree())
                 return
-            said, pause = size, limit
+            before, pause = size, limit
 
     def _tree(self) -> list[Any]:
         psutil = _psutil()
@@ -267,25 +265,26 @@ class Child:
             with suppress(_psutil().Error):
                 process.kill()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # also what has lost its parent, and is in no tree
+            os.killpg(self.pid, signal.SIGKILL)  # also orphans, which are in no tree
 
 
 def _psutil() -> Any:
+    # Late: its import takes longer than the rest of the plugin's start.
     import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
-    return psutil  # imported late: it takes longer than the rest of the plugin's start
+    return psutil
 
 
 # In the child.
 
 
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel kill this process when the one that started it ends, however it ends; on Linux alone.
+    """Has the Linux kernel kill this process when its parent ends; does nothing elsewhere.
 
-    A process that is stopped, or is measuring, would not notice by itself, and would disturb what is measured next.
+    A process that is stopped, or is measuring, would not notice, and would disturb the next measurement.
 
     Args:
-        parent: The process that started this one, where it is known: it may have ended already.
+        parent: Number of the parent, where it is known: it may have ended already.
         number: Signal that the kernel sends.
     """
     if sys.platform == "linux":
@@ -295,41 +294,41 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def end_at_once() -> None:
-    """End this process without tearing backends down: one that crashes or hangs at exit has answered all the same."""
+    """Ends this process without tearing backends down, which may crash or hang at exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def adopt_orphans() -> None:
-    """Have the kernel give this process what its children have started, when they end before it; on Linux alone."""
+    """Makes this process the new parent of its orphaned descendants, on Linux; does nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def let_trace(pid: int) -> None:
-    """Let debuggers that a process starts look into this one, where the kernel lets them look into their descendants only."""
+    """Permits debuggers of the process `pid` to trace this one, where Linux permits descendants only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def kill_tree(pid: int, *, itself: bool = True) -> None:
-    """Kill a process, and everything that it has started and that has not lost its parent.
+    """Kills a process and its descendants, except for orphans.
 
     Args:
-        pid: Its number.
-        itself: Whether to kill the process too, and not its children alone.
+        pid: Number of the process.
+        itself: False to kill the descendants alone.
     """
     psutil = _psutil()
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), *([process] if itself else [])]:
+        for member in [*process.children(recursive=True), *([process] if itself else [])]:
             with suppress(psutil.Error):
-                one.kill()
+                member.kill()
 
 
 def say(**message: Any) -> None:
-    """Report to the parent; without a parent that listens, print it. The line is written at once and as a whole."""
+    """Reports a message to the parent in one write; without a parent that listens, prints it."""
     line = json.dumps(message) + "\n"
     path = os.environ.get(_MESSAGES)
     if path is None:
@@ -343,7 +342,7 @@ def say(**message: Any) -> None:
 
 
 def stop() -> None:
-    """Stop all threads of this process until the parent lets them go on."""
+    """Stops all threads of this process until the parent lets them go on."""
     signal.raise_signal(signal.SIGSTOP)
 
 
@@ -351,7 +350,7 @@ def stop() -> None:
 
 
 def _pickled(value: Any) -> bytes:
-    """A pickle; of lambdas and local classes, such as somebody's own loss, the code itself is sent."""
+    """A pickle, with the code itself of lambdas and local classes, such as a user-owned loss."""
     with suppress(pickle.PicklingError, AttributeError, TypeError):
         return pickle.dumps(value)  # not multiprocessing's: tensors would share memory that ends with a process
     import cloudpickle
@@ -360,24 +359,24 @@ def _pickled(value: Any) -> bytes:
         content: bytes = cloudpickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
-            f"cannot be sent to another process: {error}; define its classes and functions at the top of a module, without open files, locks "
-            "and generators"
+            f"cannot be sent to another process: {error}; define its classes and functions at the top of a module, "
+            "without open files, locks and generators"
         ) from error
     return content
 
 
 @dataclass(frozen=True)
 class Mailbox:
-    """A folder, private to a run, in which our own processes leave each other values, each under a name.
+    """A folder, private to a run, through which our own processes exchange named values.
 
     Attributes:
-        folder: Exists.
+        folder: Path of the folder, which exists.
     """
 
     folder: Path
 
     def put(self, name: str, value: Any) -> None:
-        """Leave a value; whoever looks finds all of it or nothing.
+        """Writes a value; readers find all of it or nothing.
 
         Raises:
             TypeError: It cannot be pickled: it holds an open file or a lock, say.
@@ -387,7 +386,7 @@ class Mailbox:
             file.write(content)
 
     def has(self, name: str) -> bool:
-        """Whether there is a value under a name."""
+        """True when there is a value under a name."""
         return (self.folder / name).exists()
 
     def take(self, name: str) -> Any:
@@ -395,23 +394,19 @@ class Mailbox:
         return pickle.loads((self.folder / name).read_bytes())  # noqa: S301 - the folder is private to our processes
 
     def remove(self, *names: str) -> None:
-        """Remove values."""
         for name in names:
             (self.folder / name).unlink()
 
     def wait(self, names: Sequence[str], limit: float = math.inf, over: Callable[[], bool] = bool) -> list[Any] | None:
-        """The values under all the names, as soon as they are there.
+        """The values under all the names, as soon as they are there; None where they do not come.
 
         Args:
-            names: Of the values.
+            names: Names of the values.
             limit: Seconds to wait.
-            over: Asked at each look: whether none of them will come any more.
-
-        Returns:
-            None where they did not come.
+            over: Function that is True once no value will come any more.
         """
         for _ in polls(limit):
-            lost = over()  # asked first: what was left before the end counts
+            lost = over()  # first, so that values written before the end count
             if all(map(self.has, names)):
                 return [self.take(name) for name in names]
             if lost:
@@ -419,23 +414,23 @@ class Mailbox:
         return None
 
     def coming(self, name: str) -> Any:
-        """The value under a name, however long it takes to come: a child waits so for its parent, which ends it."""
+        """The value under a name, however long it takes to come: a child waits for its parent, which would end it."""
         while not self.has(name):
             time.sleep(PAUSE)
         return self.take(name)
 
     def raised(self, who: object, error: BaseException) -> None:
-        """Tell the parent that this process raised: text and traceback, under ``raised-`` and a name for the process."""
+        """Writes text and traceback of an exception under ``raised-`` and a name for this process."""
         self.put(f"raised-{who}", (f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))))
 
     def errors(self) -> list[tuple[str, str, str]]:
-        """Who raised, what, and the traceback; the first one first."""
+        """Process name, text and traceback of each exception that was written with `raised`, the first one first."""
         paths = sorted(self.folder.glob("raised-*"), key=lambda path: path.stat().st_mtime_ns)
         return [(path.name.removeprefix("raised-"), *self.take(path.name)) for path in paths]
 
 
 def polls(seconds: float) -> Iterator[None]:
-    """One item a look, for so many seconds, with pauses between them."""
+    """Yields for so many seconds, with a pause of `PAUSE` between two yields."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
@@ -443,7 +438,7 @@ def polls(seconds: float) -> Iterator[None]:
 
 
 def main(words: Sequence[str]) -> object:
-    """Call a function, as `calling` writes it down. Every child that runs a function of ours begins here."""
+    """Calls the function that `calling` named: the entry point of every child that runs a function of ours."""
     parent, function, *arguments = words
     end_with_parent(None if parent == "-" else int(parent))
     module, _, name = function.partition(":")
@@ -452,4 +447,4 @@ def main(words: Sequence[str]) -> object:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))  # type: ignore[arg-type]  # as `sys.exit` takes it: None, a number or a text
+    sys.exit(main(sys.argv[1:]))  # type: ignore[arg-type]  # `sys.exit` takes None, a number or a text

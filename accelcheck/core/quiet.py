@@ -1,4 +1,4 @@
-"""Known remarks of other packages that a person can do nothing about, kept out of the output. No torch."""
+"""Hides messages of other packages that users can do nothing about. No torch."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 LEAVES = "`isinstance(treespec, LeafSpec)` is deprecated"
-"""The beginning of a FutureWarning where a tree of outputs is copied: torch makes the leaves in a way that it deprecates itself."""
+"""Beginning of the FutureWarning with which torch deprecates its own way of copying a tree of outputs."""
 
 
 @contextlib.contextmanager
 def without(logger: str, *words: str) -> Iterator[None]:
-    """Context in which a logger leaves out the messages that have any of these words; all others come through."""
+    """A context in which a logger omits the messages with any of these words."""
 
-    def passes(said: logging.LogRecord) -> bool:
-        return not any(one in said.getMessage() for one in words)
+    def passes(record: logging.LogRecord) -> bool:
+        return not any(word in record.getMessage() for word in words)
 
-    found = logging.getLogger(logger)
-    found.addFilter(passes)
+    filtered = logging.getLogger(logger)
+    filtered.addFilter(passes)
     try:
         yield
     finally:
-        found.removeFilter(passes)
+        filtered.removeFilter(passes)
 
 
 @contextlib.contextmanager
 def torchao_imported() -> Iterator[None]:
-    """Context for what may import torchao, such as transformers.
+    """A context for imports of torchao, such as that of transformers.
 
-    At import torchao 0.18 registers enumerations in a way that torch 2.13 deprecates: only torchao can change that. It names the
-    kernels of its own that it cannot load, such as those for CUDA beside a torch for CPUs: no technique here needs them.
+    torchao 0.18 registers enumerations in a way that torch 2.13 deprecates. It also names its own kernels that it
+    cannot load, such as those for CUDA beside a torch for CPUs, which no technique here needs.
     """
     kernels = without("torchao", "Skipping import of cpp extensions", "Failed to load ")
     with without("torch.utils._pytree", "is an Enum subclass"), kernels:
@@ -44,13 +43,13 @@ def torchao_imported() -> Iterator[None]:
 
 
 def ignore_copied_trees() -> None:
-    """Leave out the warning of `LEAVES` from here on."""
+    """Hides the warning of `LEAVES` from here on."""
     warnings.filterwarnings("ignore", message=re.escape(LEAVES), category=FutureWarning)
 
 
 @contextlib.contextmanager
 def copied_trees() -> Iterator[None]:
-    """Context for exporters, which copy such a tree."""
+    """A context for exporters, which copy such a tree."""
     with warnings.catch_warnings():
         ignore_copied_trees()
         yield

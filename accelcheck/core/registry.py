@@ -1,4 +1,4 @@
-"""Finds the devices, techniques and workloads that are defined in the packages of these names, so that no list must be edited."""
+"""Finds devices, techniques and workloads by searching their packages, so that no list must be edited."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class DuplicateNameError(ValueError):
 
 
 class UnknownNameError(ValueError):
-    """No thing has this name; the message gives the legal names and the nearest one."""
+    """A name is unknown; the message gives the legal names and the nearest one."""
 
 
 def discover(package: str, attribute: str) -> list[Any]:
-    """All members of `attribute` (``DEVICES``, ``TECHNIQUES``, ``WORKLOADS``) of the modules of `package` and its packages.
+    """All members of `attribute`, such as ``DEVICES`` or ``WORKLOADS``, of the modules of `package` and its packages.
 
-    Modules whose name begins with an underscore hold machinery and are not imported: one that imports a compiler at its top
-    would cost every run that only collects.
+    Modules whose name begins with an underscore are not imported: they may import compilers, which would slow every
+    collection.
 
     Raises:
         ImportError: A module cannot be imported.
@@ -38,27 +38,28 @@ def discover(package: str, attribute: str) -> list[Any]:
     import pkgutil
 
     root = importlib.import_module(package)
-    found: list[Any] = [*getattr(root, attribute, ())]
+    members: list[Any] = [*getattr(root, attribute, ())]
     for module in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
         if module.name.startswith("_"):
             continue
         name = f"{package}.{module.name}"
-        found += discover(name, attribute) if module.ispkg else getattr(importlib.import_module(name), attribute, ())
-    return found
+        members += discover(name, attribute) if module.ispkg else getattr(importlib.import_module(name), attribute, ())
+    return members
 
 
 def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
     """Things by name, sorted by name, so that their order is the same on every machine.
 
     Raises:
-        DuplicateNameError: Two have the same name.
+        DuplicateNameError: Two things have the same name.
     """
     by_name: dict[str, T] = {}
     for thing in things:
         other = by_name.setdefault(thing.name, thing)
         if other is not thing:
             raise DuplicateNameError(
-                f"two {kind}s are named {thing.name!r}: {type(other).__module__} and {type(thing).__module__}; rename one"
+                f"two {kind}s are named {thing.name!r}: "
+                f"{type(other).__module__} and {type(thing).__module__}; rename one"
             )
     return MappingProxyType(dict(sorted(by_name.items())))
 

@@ -1,4 +1,4 @@
-"""The part of the matrix of cases that was asked for."""
+"""The selected part of the matrix of cases."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from accelcheck.core.shards import Shard  # noqa: TC001 - msgspec reads the anno
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of the matrix that was asked for. Empty means all; techniques and workloads may be globs.
+    """The selected part of the matrix: empty fields select all, techniques and workloads may be globs.
 
-    A `shard` is a part of what the other fields select.
+    A `shard` is a part of the cases that the other fields select.
     """
 
     devices: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A part of a selection, for one of several machines: the same part wherever it is asked for. No torch."""
+"""Divides a selection among several machines, in the same way on each. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 FORM = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 MOST = 8
-"""Missing shards that are named."""
+"""Largest number of missing shards that are named."""
 LARGEST = 999_999
 LEGAL = f"I/N with 1 <= I <= N <= {LARGEST}, such as 1/4"
 """The form of a shard, for people."""
@@ -30,31 +30,31 @@ class Shard:
     """One of several parts of equal size.
 
     Attributes:
-        number: Which, from 1 on.
-        of: How many there are.
+        number: Number of the shard, from 1.
+        of: Number of all shards.
     """
 
     number: int
     of: int
 
     def __str__(self) -> str:
-        """As on the command line: ``2/4``."""
+        """The form of the command line: ``2/4``."""
         return f"{self.number}/{self.of}"
 
     @classmethod
     def parse(cls, word: str) -> Self | None:
-        """Read what a user wrote; None where it is not of the form `LEGAL`."""
-        found = FORM.fullmatch(word)
-        if found is None:
+        """The shard that a user wrote; None where it is not of the form `LEGAL`."""
+        match = FORM.fullmatch(word)
+        if match is None:
             return None
-        number, of = map(int, found.groups())
+        number, of = map(int, match.groups())
         return cls(number, of) if number <= of else None
 
     def take(self, cells: Sequence[T], mode: Callable[[T], Mode]) -> list[T]:
         """This shard of some cells, in their order.
 
-        They are dealt one by one, those of the mode that takes longest first. So shards differ by at most one cell in
-        number, and their weights by at most that of one cell; cells of one technique, which are neighbours, are spread.
+        Cells are dealt one by one, those of the costliest mode first. So the sizes of shards differ by at most one
+        cell, their weights by at most that of one cell; cells of one technique, which are neighbours, are spread.
         """
         modes = [mode(cell) for cell in cells]
         order = sorted(range(len(cells)), key=lambda place: (-WEIGHTS.get(modes[place], 1), modes[place], place))
@@ -62,20 +62,20 @@ class Shard:
 
 
 def absent(selections: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is missing of the selections that journals say they are shards of: a line for each, none where all are whole.
+    """A line for each selection of which journals lack shards.
 
     Args:
-        selections: Of the headers of journals that have one device in common; they come from strangers, and what is not a shard in
-            them is ignored.
+        selections: Untrusted selections of the headers of journals that have one device in common; malformed shards are
+            ignored.
     """
-    found: dict[str, tuple[int, set[int]]] = {}
+    present: dict[str, tuple[int, set[int]]] = {}
     for selection in selections:
         if (shard := _of(selection)) is not None:
-            # A shard is the same whatever the devices of its machine, which may not have all the same.
+            # Devices are left out: a shard is the same on machines with different devices.
             rest = sorted((name, repr(value)) for name, value in selection.items() if name not in {"shard", "devices"})
-            found.setdefault(repr((shard.of, rest)), (shard.of, set()))[1].add(shard.number)
+            present.setdefault(repr((shard.of, rest)), (shard.of, set()))[1].add(shard.number)
     lines = []
-    for of, numbers in found.values():
+    for of, numbers in present.values():
         count = of - len(numbers)
         if count:
             first = list(itertools.islice((number for number in range(1, of + 1) if number not in numbers), MOST))
@@ -88,8 +88,8 @@ def absent(selections: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _of(selection: Mapping[str, Any]) -> Shard | None:
-    given = selection.get("shard")
-    if not isinstance(given, dict) or not all(type(given.get(name)) is int for name in ("number", "of")):
+    fields = selection.get("shard")
+    if not isinstance(fields, dict) or not all(type(fields.get(name)) is int for name in ("number", "of")):
         return None
-    number, of = given["number"], given["of"]
+    number, of = fields["number"], fields["of"]
     return Shard(number, of) if 1 <= number <= of <= LARGEST else None

@@ -1,6 +1,6 @@
-"""Parses what strangers wrote, ledgers and baselines say, so that it costs little time and memory whatever it holds. No torch.
+"""Parses untrusted TOML, JSON and regular expressions in bounded time and memory. No torch.
 
-TOML is looked through before it is parsed, because Python's parser takes time with the square of the parts of a key.
+TOML is searched for long keys first, because Python's parser takes time with the square of the parts of a key.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_PARTS = 32
-"""Parts of a dotted key of TOML, and of the name of a table."""
+"""Most parts of a dotted key of TOML, and of the name of a table."""
 LONGEST_PATTERN = 1000
-"""Characters of a regular expression."""
+"""Longest regular expression, in characters."""
 QUOTED = 200
-"""Characters that an error quotes of a value."""
+"""Longest quotation of a value in an error, in characters."""
 _MANY_PARTS = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}""", re.ASCII
 )
 
 
 class StrangerError(ValueError):
-    """A document or an expression is not what is read; the message says what was expected and what came, and not where."""
+    """A document or an expression is malformed; the message says what was expected and what came, and not where."""
 
 
 def toml(content: bytes) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def json(content: bytes) -> Any:
 
 
 def _loaded(content: str) -> dict[str, Any]:
-    if found := _MANY_PARTS.search(content):
-        line = content.count("\n", 0, found.start()) + 1
+    if match := _MANY_PARTS.search(content):
+        line = content.count("\n", 0, match.start()) + 1
         raise StrangerError(
-            f"line {line}: expected keys of at most {MOST_PARTS} parts, got more: {quoted(found[0], 60)}"
+            f"line {line}: expected keys of at most {MOST_PARTS} parts, got more: {quoted(match[0], 60)}"
         )
     return tomllib.loads(content)
 
@@ -70,28 +70,29 @@ def _parsed(kind: str, parse: Callable[[str], Any], content: bytes) -> Any:
 
 
 def quoted(value: object, most: int = QUOTED) -> str:
-    """A value as an error quotes it: as Python writes it, cut."""
+    """The `repr` of a value, cut, for an error."""
     if isinstance(value, str) and len(value) > most:
         return f"{value[:most]!r} ({len(value) - most:,} more characters)"
     try:
-        found = repr(value)
+        whole = repr(value)
     except (ValueError, RecursionError):  # a number of more digits than Python converts
         return f"{type(value).__name__} that is too large to show"
-    return found if len(found) <= most else f"{found[:most]}... ({len(found) - most:,} more characters)"
+    return whole if len(whole) <= most else f"{whole[:most]}... ({len(whole) - most:,} more characters)"
 
 
 class Pattern:
-    """A regular expression of a stranger. The time of a search grows with the length of the text, and never faster.
+    """An untrusted regular expression, whose search takes time linear in the length of the text.
 
     Args:
-        expression: As RE2 has it: without backreferences, lookahead and lookbehind.
+        expression: An expression of RE2: without backreferences, lookahead and lookbehind.
 
     Raises:
-        StrangerError: It is no such expression, or is too long; the message says what is wrong.
+        StrangerError: It is no such expression, or is too long.
     """
 
     def __init__(self, expression: str) -> None:
-        import re2  # type: ignore[import-untyped]  # it comes without annotations; late: only runs with a ledger need it
+        # Late: only runs with a ledger need it.
+        import re2  # type: ignore[import-untyped]  # it comes without annotations
 
         if len(expression) > LONGEST_PATTERN:
             raise StrangerError(f"expected at most {LONGEST_PATTERN:,} characters, got {len(expression):,}")
@@ -102,17 +103,16 @@ class Pattern:
         except UnicodeEncodeError as error:
             raise StrangerError("a surrogate is no character") from error
         except re2.error as error:
-            said = error.args[0] if error.args else "not an expression"
-            raise StrangerError(
-                text(said.decode(errors="replace") if isinstance(said, bytes) else said, QUOTED)
-            ) from error
+            message = error.args[0] if error.args else "not an expression"
+            message = message.decode(errors="replace") if isinstance(message, bytes) else message
+            raise StrangerError(text(message, QUOTED)) from error
 
     def search(self, line: str) -> bool:
-        """Whether it matches somewhere in a line."""
+        """True when the expression matches somewhere in a line."""
         return self._compiled.search(line.encode(errors="replace").decode()) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def pattern(expression: str) -> Pattern:
-    """The `Pattern` of an expression, made once."""
+    """The cached `Pattern` of an expression."""
     return Pattern(expression)

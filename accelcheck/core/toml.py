@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LARGEST = bounded.MIB
-"""Bytes of a file; the largest of accelcheck's own has 26 kB."""
+"""Largest file in bytes; the largest of accelcheck's own has 26 kB."""
 SCHEMA = "schema"
-"""Field of a file: the version of its layout."""
+"""Field of a file with the version of its layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What an entry may have under a name.
+    """A field of an entry.
 
     Attributes:
-        expected: In words, for the error.
-        legal: Whether a value is legal.
-        required: Whether every entry has it.
+        expected: Legal values in words, for the error.
+        legal: Function that is True for a legal value.
+        required: True when every entry must have it.
     """
 
     expected: str
@@ -45,7 +45,7 @@ class TomlTable:
 
     Attributes:
         where: File and number, and the name where it has one.
-        values: By field; of fields that are not required, those that were given.
+        values: Values by field, without omitted fields.
         raises: Class of the file's errors.
         schema: Version of the file's layout; 0 where it has none.
     """
@@ -59,14 +59,14 @@ class TomlTable:
         return self.values[field]
 
     def wrong(self, field: str, what: str) -> ValueError:
-        """The error for what a `Field` cannot express."""
+        """The error for a wrong field: also for rules that a `Field` cannot express."""
         return self.raises(f"{self.where}: field {quoted(field, 80)}: {what}")
 
     def checked(self, fields: Mapping[str, Field]) -> TomlTable:
         """The entry, if its fields are legal.
 
         Raises:
-            ValueError: Of the class `raises`; a field is missing, unknown or not legal.
+            ValueError: An error of the class `raises`: a field is missing, unknown or not legal.
         """
         for name in self.values:
             if name not in fields:
@@ -87,18 +87,18 @@ def read(
     schema: int | tuple[int, ...] = (),
     older: str = "",
 ) -> list[TomlTable]:
-    """Read a file that consists of tables ``[[kind]]``.
+    """The tables ``[[kind]]`` of a file that has no others.
 
     Args:
-        path: Of the file.
+        path: The file.
         kind: Name of the tables.
-        fields: Of each table.
+        fields: Fields of each table.
         raises: Class of the errors.
-        schema: Versions of the layout that the field ``schema`` may have, the newest first; none where there is no such field.
-        older: What to do with a file of an older layout, for the error.
+        schema: Versions of the layout that the field ``schema`` may have, the newest first; empty without such a field.
+        older: Advice of the error for a file of an older layout.
 
     Raises:
-        ValueError: Of the class `raises`; the file cannot be read, or is not what was described.
+        ValueError: An error of the class `raises`: the file cannot be read, or violates the description.
     """
     try:
         data = strangers.toml(bounded.read(path, LARGEST))
@@ -116,27 +116,27 @@ def read(
             ),
             **known,
         }
-    found = []
+    tables = []
     whole = TomlTable(str(path), data, raises).checked(known).values
     for number, raw in enumerate(whole.get(kind, []), start=1):
         name = raw.get("name") if isinstance(raw, dict) else None
         where = f"{path}: {kind} {number}" + (f" ({text(name, 80)})" if isinstance(name, str) else "")
         if not isinstance(raw, dict):
             raise raises(f"{where}: field {kind!r}: expected a table, got {quoted(raw)}")
-        found.append(TomlTable(where, raw, raises, whole.get(SCHEMA, 0)).checked(fields))
-    return found
+        tables.append(TomlTable(where, raw, raises, whole.get(SCHEMA, 0)).checked(fields))
+    return tables
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a text that is not blank."""
+    """True for a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def is_texts(value: object) -> bool:
-    """Whether a value is a list of texts that are not blank, one at least."""
+    """True for a list of texts that are not blank, one at least."""
     return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
 def is_number(value: object, low: float, high: float) -> bool:
-    """Whether a value is a number within these bounds."""
+    """True for a number, no bool, within these bounds."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

@@ -1,4 +1,4 @@
-"""Times and sizes in units that are easy to read."""
+"""Formats times and sizes in units that are easy to read."""
 
 from __future__ import annotations
 

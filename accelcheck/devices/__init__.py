@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 
 
 def devices(found: Iterable[Device] = ()) -> Mapping[str, Device]:
-    """All known devices by name: the built-in ones and `found` (generic accelerators, other plugins'). Imports no torch."""
+    """All known devices by name: the built-in ones and `found` (generic accelerators, other plugins')."""
     return index("device", [*discover("accelcheck.devices", "DEVICES"), *found])

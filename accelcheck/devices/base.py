@@ -1,4 +1,4 @@
-"""The interface of a device, and what it reports about itself. Imports no torch: nox and the probe's parent use it."""
+"""The interface of a device, and its records. Imports no torch: nox and the probe's parent use it."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ OF_TYPE: Mapping[str, frozenset[str]] = {
     "mps": frozenset({"flex-attention"}),
     "hpu": frozenset({"flex-attention"}),
 }
-"""Features that every device of a `torch.device` type has, because torch or one of its libraries gives them to the type."""
+"""Features that torch or one of its libraries gives to every device of a `torch.device` type."""
 TRIED = ("bfloat16", "float16", "strided", "autocast-bfloat16", "autocast-float16", "deterministic")
-"""Dtypes and features that the probe tries where a device neither declares nor denies them; see `accelcheck.devices.trying`."""
+"""Dtypes and features that `accelcheck.devices.trying` tries where a device neither declares nor denies them."""
 FOUND = "found by trying"
 """The answer of a trial that found something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What identifies a device for baselines and reports. Plain text and numbers, so that it travels as JSON.
+    """The identity of a device for baselines and reports, in plain texts and numbers, so that it travels as JSON.
 
     Attributes:
         device: The device's name.
         chip: The processor's name, such as ``NVIDIA H200`` or a CPU's model name.
-        count: How many of them this process may use.
+        count: Number of chips that this process may use.
         memory: Bytes of device memory of one chip; 0 where it is not known.
         driver: Driver version; empty where there is none.
         runtime: Runtime and its version, such as ``CUDA 13.0``, ``HIP 7.2``, ``PJRT CPU``.
@@ -98,14 +98,14 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the probe found out about one device: whether it can be used, and its fingerprint.
+    """The probe's result for one device.
 
     Attributes:
         device: The device's name.
         capability: ``ok``, or why the device cannot be used.
-        fingerprint: None where it cannot be used.
-        answers: Whether it has what it does not declare, by dtype or feature: `FOUND`, or why not. No part of the fingerprint, so that
-            what is found anew keeps its baselines.
+        fingerprint: Identity of the device; None where it cannot be used.
+        answers: Results of the trials, by dtype or feature: `FOUND`, or why not. No part of the fingerprint, so that
+            baselines stay valid when a trial finds more.
     """
 
     device: str
@@ -115,7 +115,7 @@ class Status:
 
     @property
     def present(self) -> bool:
-        """Whether cases can run on it."""
+        """True when cases can run on it."""
         return self.capability.ok
 
     @property
@@ -173,51 +173,50 @@ class Memory:
 class Device(ABC):
     """A backend under test. Each has a file in `accelcheck.devices`, which lists it in `DEVICES`.
 
-    The methods fall in three groups. `detect` reads the host alone and imports nothing. `fingerprint` runs in the
-    probe's child process. Everything else runs in the process that executes cases, where torch is imported.
+    `detect` reads the host alone and imports nothing. `fingerprint` runs in the probe's child process. All other
+    methods run in the process that executes cases, where torch is imported.
     """
 
     name: str
-    """Its name on the command line."""
+    """Name on the command line."""
     type: str
     """Its `torch.device` type; a ROCm build's is ``cuda``."""
     dtypes: frozenset[str] = frozenset({"float32"})
-    """Storage dtypes that it declares to support. A failure in one of them is a failure of the device, never skipped."""
+    """Storage dtypes that it declares to support; a failure in one of them is a failure of the device."""
     features: frozenset[str] = frozenset()
     """Declared features, of `FEATURES`, besides those of its type in `OF_TYPE`. Ask with `has`."""
     denied: Mapping[str, str] = MappingProxyType({})
-    """Dtypes and features that it is not to be held to, each with the reason, which reports show. Those of `TRIED` that are neither declared
-    nor denied are found by trying."""
+    """Dtypes and features that it must not be judged by, each with the reason, which reports show. The probe tries
+    those of `TRIED` that are neither declared nor denied."""
     answers: Mapping[str, str] = MappingProxyType({})
-    """Answers of the trials in the probe, of this run; set by `learn`."""
+    """Answers of the probe's trials in this run; set by `learn`."""
     variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables that change its results or speed; the ones that are set are part of the fingerprint."""
     modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that a script must import for the device to exist, where `import torch` alone does not load its backend."""
+    """Modules that a script must import for the device to exist, where `import torch` does not load its backend."""
     mask: ClassVar[str] = ""
-    """For a device of another package: the environment variable whose ids, with commas between, say which chips a process sees.
-    Each pytest-xdist worker gets one of them, and a process that it hides all from must do without. Empty where there is none, and workers share
-    all chips."""
+    """Environment variable, of a device of another package, with the comma-separated ids of the chips that a process
+    sees. Each pytest-xdist worker gets one id; an empty value hides all chips. Without a mask workers share them."""
 
     def has(self, feature: str) -> bool:
-        """Whether it has a feature of `FEATURES`: by its own declaration, by its type's, or by trial."""
+        """True for a feature of `FEATURES` by its own declaration, by its type's, or by trial."""
         return feature not in self.denied and (feature in self.features or feature in OF_TYPE.get(self.type, ()))
 
     def learn(self, status: Status) -> None:
-        """Take over what the probe found by trying: a failure in it is then a failure of the device, as in what it declares."""
+        """Adds dtypes and features that the probe found by trying: failures in them then count as in declared ones."""
         self.answers = status.answers
         self.features |= status.found & FEATURES.keys()
         self.dtypes |= status.found - FEATURES.keys()
 
     def lacks(self, word: str, code: Code) -> Capability:
-        """``unsupported``, with the reason why it does not have a dtype or feature."""
+        """The answer ``unsupported``, with the reason why it lacks a dtype or feature."""
         if word in self.denied:
             return unsupported(code, f"{self.name} denies {word}: {self.denied[word]}")
         answer = f": {self.answers[word]}" if word in self.answers else ""
         return unsupported(code, f"{self.name} does not declare {word}{answer}", tried=word in TRIED)
 
     def detect(self) -> Capability:
-        """Whether this machine has the hardware and the packages. Imports nothing and does not open the hardware."""
+        """Looks for the hardware and the packages on this machine, without imports and without opening anything."""
         return SUPPORTED
 
     @abstractmethod
@@ -225,30 +224,27 @@ class Device(ABC):
         """Its fingerprint. Called in a child process; raises whatever the backend raises when it cannot be used."""
 
     def usable(self) -> Capability:
-        """Whether this torch build can use it. Called in the child process after the imports; does not open the hardware."""
+        """Asks this torch build, in the child process after `open`, if it can use the device."""
         return SUPPORTED
 
     def open(self) -> None:
-        """Import what the device needs, once, before its first case in a process."""
+        """Imports the modules that the device needs, once, before its first case in a process."""
         return
 
     def in_use(self) -> bool:
-        """Whether this process has it in use, so that a fork of this process cannot use it."""
+        """True when this process uses it, so that a fork of this process cannot."""
         return False
 
     def shared(self) -> bool:
-        """Whether another process can open it while this one holds it. Called when the device is open."""
+        """True when another process can open it while this one holds it. Called when the device is open."""
         return True
 
     def computes_on_host(self) -> bool:
-        """Whether the host's processor computes for it. Called when the device is open."""
+        """True when the host's processor computes for it. Called when the device is open."""
         return self.has("host")
 
     def architecture(self) -> str:
-        """The chip's family, under whose name `accelcheck.expectations.chips` stores what it supports; empty where not known.
-
-        Called when the device is open.
-        """
+        """The chip's family: a name in `accelcheck.expectations.chips`, or empty. Called when the device is open."""
         return ""
 
     @abstractmethod
@@ -257,7 +253,7 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done all its work; on a lazy device, submit the work first."""
+        """Waits until the device has done all its work; on a lazy device, submits the work first."""
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
         """Seconds that `times` calls take one after the other, by the best clock of the device.
@@ -272,7 +268,7 @@ class Device(ABC):
         return time.perf_counter() - start
 
     def seed(self, seed: int) -> None:
-        """Seed every generator that a case may draw from."""
+        """Seeds every generator that a case may draw from."""
         import torch
 
         torch.manual_seed(seed)
@@ -286,26 +282,23 @@ class Device(ABC):
         return Telemetry()
 
     def reset_memory(self) -> None:
-        """Reset the peak."""
+        """Resets the peak."""
         return
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
-        """A context without TF32, bf16 and reduced-precision reductions in FP32 operators. It restores the settings afterwards."""
+        """A context without TF32, bf16 and reduced-precision reductions in FP32 operators."""
         from accelcheck.devices.strict import strict_matmul
 
         with strict_matmul():
             yield
 
     def float32_error(self) -> float:
-        """Relative error of an FP32 matmul that TF32 and bf16 cannot do exactly: the number that shows strictness.
-
-        0 for true FP32; 2**-11 for TF32, 2**-8.2 for bf16. See `accelcheck.devices.strict`.
-        """
+        """Relative error of FP32 products that TF32 (2**-11) and bf16 (2**-8.2) cannot do exactly; 0 for true FP32."""
         return self.float32_products().error
 
     def float32_products(self) -> Products:
-        """How FP32 products err that TF32 and bf16 cannot do exactly, and in which elements."""
+        """The errors of FP32 products that TF32 and bf16 cannot do exactly; see `accelcheck.devices.strict`."""
         from accelcheck.devices.strict import products
 
         return products(self.torch_device())
@@ -315,9 +308,9 @@ class Device(ABC):
         return {}
 
     def reset_fallbacks(self) -> None:
-        """Reset the count."""
+        """Resets the count."""
         return
 
     def environment(self) -> dict[str, str]:
-        """The variables of `variables` that are set."""
+        """The variables of `variables` that are set, with their values."""
         return {name: os.environ[name] for name in self.variables if name in os.environ}

@@ -1,4 +1,4 @@
-"""The processor, through torch's own kernels. It is always present, and the reference for all other devices."""
+"""The processor, through torch's own kernels: always present, and the reference for all other devices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Cpu(Device):
         )
 
     def architecture(self) -> str:
-        """``x86_64`` or ``aarch64``, whatever the operating system calls them."""
+        """The family ``x86_64`` or ``aarch64``, whatever the operating system calls it."""
         machine = platform.machine().lower()
         return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
@@ -74,16 +74,14 @@ class Cpu(Device):
     def seed(self, seed: int) -> None:
         import torch
 
-        # The CPU's own generator. torch.manual_seed records a stack trace for each other backend, which takes longer than
-        # a small case.
+        # torch.manual_seed records a stack trace for each other backend, which takes longer than a small case.
         torch.default_generator.manual_seed(seed)
 
     def telemetry(self) -> Telemetry:
         return telemetry.processor()
 
     def synchronize(self) -> None:
-        # CPU operators are synchronous.
-        return
+        return  # CPU operators are synchronous
 
 
 DEVICES: tuple[Device, ...] = (Cpu(),)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and what they share with AMD GPUs: torch gives both the type ``cuda``."""
+"""NVIDIA GPUs, and the base class that they share with AMD GPUs: torch gives both the type ``cuda``."""
 
 from __future__ import annotations
 
@@ -29,30 +29,22 @@ class CudaLike(Device):
     type = "cuda"
     dtypes = frozenset({"float32", "float64", "bfloat16", "float16"})
     features = frozenset(
-        {
-            "float64",
-            "strided",
-            "inductor",
-            "cuda-graphs",
-            "autocast-bfloat16",
-            "autocast-float16",
-            "memory-statistics",
-        }
+        {"float64", "strided", "inductor", "cuda-graphs", "autocast-bfloat16", "autocast-float16", "memory-statistics"}
     )
     denied: Mapping[str, str] = MappingProxyType(
         {"deterministic": "atomics add in any order in the operators that torch.use_deterministic_algorithms lists"}
     )
     masks: ClassVar[tuple[str, ...]] = ()
-    """The variables that hide GPUs from a process."""
+    """Environment variables that hide GPUs from a process."""
 
     def hardware(self) -> hardware.Hardware:
         """The GPUs of this host."""
         raise NotImplementedError(f"{type(self).__name__}.hardware: a subclass must override it")
 
     def detect(self) -> Capability:
-        found = self.hardware().capability
-        if not found.ok:
-            return found
+        present = self.hardware().capability
+        if not present.ok:
+            return present
         for mask in self.masks:
             if mask in os.environ and not chips(os.environ[mask]):
                 return unavailable(
@@ -63,7 +55,7 @@ class CudaLike(Device):
         return requires_torch()
 
     def offered(self) -> Capability:
-        """Whether the driver offers a GPU to this process. Creates no context where torch asks NVML."""
+        """Asks the driver for a GPU, without a context on it where torch asks NVML."""
         import torch
 
         if torch.cuda.is_available():
@@ -89,7 +81,7 @@ class CudaLike(Device):
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Measured by events of the current stream with cold caches, without the host's launches: see `accelcheck.devices.cold`."""
+        """Seconds by events of the current stream, with cold caches, without launches; see `cold.elapsed`."""
         return cold.elapsed(call, times)
 
     def seed(self, seed: int) -> None:
@@ -145,7 +137,7 @@ class Cuda(CudaLike):
         return hardware.nvidia()
 
     def architecture(self) -> str:
-        """Such as ``sm_90``, from the compute capability."""
+        """The compute capability, such as ``sm_90``."""
         import torch
 
         major, minor = torch.cuda.get_device_capability()
@@ -176,7 +168,7 @@ class Cuda(CudaLike):
         import torch
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # not annotated
         return Fingerprint(
             device=self.name,
             chip=properties.name,

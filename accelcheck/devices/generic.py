@@ -1,4 +1,4 @@
-"""Any other accelerator that torch knows: in-tree (``xpu``, ``mps``, ``mtia``) or out-of-tree as PrivateUse1 (``npu``)."""
+"""Other accelerators of torch: in-tree (``xpu``, ``mps``, ``mtia``), or out-of-tree as PrivateUse1 (``npu``)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     import torch
 
-_UNNAMED = "privateuseone"  # what PrivateUse1 is called until a backend gives it a name
+_UNNAMED = "privateuseone"  # the name of PrivateUse1 until a backend gives it one
 _TRIAL = 1 << 20  # bytes
 
-# What torch documents of its in-tree accelerators. For others, only their modules and trials tell.
+# From torch's documentation of its in-tree accelerators. For others, only their modules and trials tell.
 _FEATURES = {
     "xpu": frozenset({"strided", "inductor", "autocast-bfloat16", "autocast-float16"}),
     "mps": frozenset({"strided", "autocast-bfloat16", "autocast-float16"}),
@@ -49,9 +49,9 @@ _VARIABLES = {
 
 
 class Generic(Device):
-    """A device that is known by its torch type alone. torch and its module ``torch.<type>`` tell what it supports.
+    """A device known by its torch type alone: it declares the features that torch documents of the type.
 
-    Before `open`, it declares what torch documents of the type. The probe tries the rest.
+    `open` adds those that its module ``torch.<type>`` states. The probe tries the rest.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF",)
@@ -107,17 +107,15 @@ class Generic(Device):
         properties = _ask(module, "get_device_properties", 0)
         provider = self._provider()
         distribution = provider.dist if provider is not None else None
-        given = [] if distribution is None else [distribution.name]
-        given += [
-            name for module in imports.announced() for name in distributions(module)
-        ]  # which no entry point loads
+        packages = [] if distribution is None else [distribution.name]
+        packages += [name for module in imports.announced() for name in distributions(module)]
         return Fingerprint(
             device=self.name,
             chip=str(_ask(module, "get_device_name", 0) or getattr(properties, "name", "") or self.type),
             count=int(_ask(module, "device_count") or 1),
             memory=int(getattr(properties, "total_memory", 0)),
-            runtime=next((f"{name} {version(name)}" for name in given), f"torch.{self.type}"),
-            versions=versions("torch", "numpy", *given),
+            runtime=next((f"{name} {version(name)}" for name in packages), f"torch.{self.type}"),
+            versions=versions("torch", "numpy", *packages),
             environment=self.environment(),
         )
 
@@ -164,14 +162,14 @@ class Generic(Device):
         return next((entry for entry in backends() if self.type in {*package_of(entry).split("_"), entry.name}), None)
 
     def _load(self) -> None:
-        """Load its backend where autoloading is off, as it is where another backend is broken."""
+        """Loads its backend where autoloading is off, as it is where another backend is broken."""
         if os.environ.get(AUTOLOAD) != "0":
             return
         provider = self._provider()
         load_backend(backends() if provider is None else [provider])
 
     def _waiter(self) -> Callable[[], object]:
-        """The function that waits for the device: torch's, else the module's, else one that reads a value back."""
+        """A function that waits for the device: torch's, else the module's, else one that reads a value back."""
         import torch
 
         candidates = [torch.accelerator.synchronize] if _current() == self.type else []
@@ -189,13 +187,11 @@ class Generic(Device):
     def _read_back(self) -> object:
         import torch
 
-        with (
-            torch_names.disable_current_modes()
-        ):  # waiting is no part of what is watched: the copy would be an operator on the CPU
+        with torch_names.disable_current_modes():  # a watcher would take the copy for an operator on the CPU
             return torch.zeros(1, device=self.torch_device()).cpu()
 
     def _trial(self) -> str | None:
-        """Why torch.accelerator's memory statistics are not reliable; ``None`` where they and their peak follow an allocation."""
+        """The reason why torch.accelerator's memory statistics are unreliable; None where they follow an allocation."""
         import torch
 
         if _current() != self.type:
@@ -220,7 +216,6 @@ def found_types() -> tuple[str, ...]:
 
     private = torch_names.privateuse1_backend_name()
     named = private if private != _UNNAMED and hasattr(torch, private) else None
-    # In this order, without duplicates.
     return tuple(dict.fromkeys(kind for kind in (_current(), named) if kind is not None and kind != _UNNAMED))
 
 
@@ -233,7 +228,7 @@ def _current() -> str | None:
 
 
 def _ask(module: Any, function: str, *args: Any) -> Any:
-    """The result of a function of a device module; ``None`` where the module does not have it."""
+    """The result of a function of a device module; None where the module does not have it."""
     return getattr(module, function)(*args) if hasattr(module, function) else None
 
 

@@ -1,4 +1,4 @@
-"""The accelerators of the host, found without opening them. Standard library only, because nox runs this without packages.
+"""Finds the host's accelerators without opening them. Standard library only: nox runs this without packages.
 
 Every function takes the root of the file system, so that tests can supply their own ``/proc``, ``/sys`` and ``/dev``.
 """
@@ -40,7 +40,7 @@ _TPU_CHIPS = {
 }
 
 
-# Drivers that compute on the CPU: of Mesa (lvp; swrast in distributions of its old name) and of Google.
+# Drivers that compute on the CPU: Mesa's (lvp; swrast in distributions of its old name) and Google's.
 _SOFTWARE_VULKAN = re.compile(r"libvulkan_(lvp|lavapipe|swrast)|libvk_swiftshader")
 _VULKAN_LOADER = "libvulkan.so.1"
 _VULKAN_PACKAGES = (
@@ -53,7 +53,7 @@ class Hardware:
     """Accelerators of one vendor on this host.
 
     Attributes:
-        count: How many were found.
+        count: Number of accelerators found.
         names: Their names, one each; empty where they are not known.
         driver: Version of the kernel driver; empty where it is not known.
         capability: ``ok`` where a driver offers them to this process, else the reason why not.
@@ -76,10 +76,10 @@ class Processor:
 def nvidia(root: Path = ROOT) -> Hardware:
     """NVIDIA GPUs, from the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
     names = tuple(_nvidia_names(root))
-    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"nvidia\d+", node.name)]
+    nodes = _nodes(root / "dev", r"nvidia\d+")
     boards = [board for board in _pci(root, _NVIDIA) if board.is_class(_DISPLAY) and board.driver != "vfio-pci"]
     driver = _match(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read(root / "proc/driver/nvidia/version"))
-    # In a container only the nodes of its own GPUs exist, while /proc and PCI show the whole host.
+    # In a container only its own GPUs have nodes, while /proc and PCI show the whole host.
     count = len(nodes) or len(names)
     if not count and (root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*")):
         count = 1
@@ -122,7 +122,7 @@ def tpu(root: Path = ROOT) -> Hardware:
     )
     if names:
         return Hardware(len(names), names, "", SUPPORTED)
-    nodes = [node for node in _children(root / "dev") if re.fullmatch(r"accel\d+", node.name)]
+    nodes = _nodes(root / "dev", r"accel\d+")
     if nodes:
         return Hardware(len(nodes), (), "", SUPPORTED)
     missing = unavailable(Code.NO_HARDWARE, "no TPU chip on the PCI bus (vendor 0x1ae0)", "run on a Cloud TPU VM")
@@ -130,20 +130,16 @@ def tpu(root: Path = ROOT) -> Hardware:
 
 
 def vulkan(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Hardware:
-    """Vulkan drivers that can have a device here: one for GPUs where a GPU has a device node, one for the CPU anywhere.
+    """Usable Vulkan drivers: those for the CPU, and those for GPUs where a GPU has a device node.
 
-    They are found where the Vulkan loader looks: in ``VK_DRIVER_FILES``, else in ``vulkan/icd.d`` of the XDG folders
-    (https://github.com/KhronosGroup/Vulkan-Loader, docs/LoaderDriverInterface.md). On macOS torchvulkan brings its own.
+    Manifests are read where the Vulkan loader reads them: in ``VK_DRIVER_FILES``, else in ``vulkan/icd.d`` of the XDG
+    folders (https://github.com/KhronosGroup/Vulkan-Loader, docs/LoaderDriverInterface.md). On macOS torchvulkan ships
+    a driver.
     """
     if sys.platform == "darwin":
         return Hardware(1, (), "", SUPPORTED)
     libraries = dict.fromkeys(library for file in _vulkan_files(root, environ) if (library := _vulkan_library(file)))
-    nodes = any(re.fullmatch(r"renderD\d+", node.name) for node in _children(root / "dev/dri"))
-    gpu = (
-        nodes
-        or (root / "dev/dxg").exists()
-        or any(re.fullmatch(r"nvidia\d+", node.name) for node in _children(root / "dev"))
-    )
+    gpu = _nodes(root / "dev/dri", r"renderD\d+") or _nodes(root / "dev", r"nvidia\d+") or (root / "dev/dxg").exists()
     names = tuple(name for name in libraries if gpu or _SOFTWARE_VULKAN.search(name))
     if libraries and not names:
         reason = f"no GPU has a device node, and no Vulkan driver for the CPU is installed: {', '.join(libraries)}"
@@ -159,7 +155,8 @@ def vulkan(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Hardwa
 def cpu(root: Path = ROOT) -> Processor:
     """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it has them.
 
-    The name includes family and model numbers: hypervisors call several generations ``AMD EPYC``, and Arm processors have no name.
+    The name includes family and model numbers: hypervisors call several generations ``AMD EPYC``, and Arm processors
+    have no name.
     """
     text = _read(root / "proc/cpuinfo")
     name = _match(r"(?m)^(?:model name|cpu model|Processor|cpu)\s*:\s*(.+)$", text)
@@ -173,7 +170,7 @@ def cpu(root: Path = ROOT) -> Processor:
 
 
 def usable_cores() -> int:
-    """How many logical processors this process may run on."""
+    """Number of logical processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -201,7 +198,7 @@ def _vulkan_files(root: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     def paths(variable: str, default: str = "") -> list[str]:
         return [word for word in (environ.get(variable) or default).split(os.pathsep) if word]
 
-    given = paths("VK_DRIVER_FILES") or paths("VK_ICD_FILENAMES")  # the second is the old name of the first
+    files = paths("VK_DRIVER_FILES") or paths("VK_ICD_FILENAMES")  # the second is the old name of the first
     home = environ.get("HOME", "")
     folders = [
         *paths("XDG_CONFIG_HOME", f"{home}/.config"),
@@ -210,7 +207,7 @@ def _vulkan_files(root: Path, environ: Mapping[str, str]) -> Iterator[Path]:
         *paths("XDG_DATA_HOME", f"{home}/.local/share"),
         *paths("XDG_DATA_DIRS", "/usr/local/share:/usr/share"),
     ]
-    for word in given or [*paths("VK_ADD_DRIVER_FILES"), *(f"{folder}/vulkan/icd.d" for folder in folders)]:
+    for word in files or [*paths("VK_ADD_DRIVER_FILES"), *(f"{folder}/vulkan/icd.d" for folder in folders)]:
         path = root / word.lstrip("/")
         yield from [path] if path.suffix == ".json" else [file for file in _children(path) if file.suffix == ".json"]
 
@@ -218,10 +215,10 @@ def _vulkan_files(root: Path, environ: Mapping[str, str]) -> Iterator[Path]:
 def _vulkan_library(manifest: Path) -> str:
     """The name of a driver's library; empty where the manifest does not tell."""
     try:
-        found = json.loads(_read(manifest))["ICD"]["library_path"]
+        library = json.loads(_read(manifest))["ICD"]["library_path"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return Path(found).name if isinstance(found, str) else ""
+    return Path(library).name if isinstance(library, str) else ""
 
 
 def _loads(library: str) -> bool:
@@ -259,6 +256,10 @@ def _children(path: Path) -> list[Path]:
         return []
 
 
+def _nodes(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in _children(folder) if re.fullmatch(pattern, path.name)]
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
@@ -267,5 +268,5 @@ def _read(path: Path) -> str:
 
 
 def _match(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found.group(1).strip() if found else ""
+    match = re.search(pattern, text)
+    return match.group(1).strip() if match else ""

@@ -1,4 +1,4 @@
-"""What of the host decides whether a run goes through: shared memory, disk, memory, limits, debuggers, variables. No torch."""
+"""Reads the host's shared memory, disk, memory, limits, debuggers and variables, on which runs depend. No torch."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ _NAMES = frozenset(
     }
 )
 _DEBUGGERS = ("py-spy", "eu-stack", "gdb")
-_PTRACE_SEIZE = 0x4206  # of <linux/ptrace.h>
+_PTRACE_SEIZE = 0x4206  # from <linux/ptrace.h>
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much of something there is, in bytes; `total` is 0 where it is not known."""
+    """Free and total bytes of a kind of storage; `total` is 0 where it is not known."""
 
     place: str
     free: int
     total: int
 
 
-def shared_memory(place: Path = Path("/dev/shm")) -> Room | None:  # noqa: S108 - not a temporary file: what is asked about
+def shared_memory(place: Path = Path("/dev/shm")) -> Room | None:  # noqa: S108 - no temporary file
     """Shared memory of the host or container; None where there is none."""
     return _room(place)
 
 
 def temporary() -> Room | None:
-    """Disk in the folder of temporary files, in which compiled code, references and messages lie; None where none can be written."""
+    """Disk space in the folder of temporary files: compiled code, references, messages; None where there is none."""
     try:
         folder = Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -64,23 +64,23 @@ def temporary() -> Room | None:
 
 
 def memory(root: Path = hardware.ROOT) -> Room:
-    """Memory that this process may still use: of the host, or of its control group where that is less."""
+    """Available memory: that of the host, or that of the control group where it is less."""
     import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
     host = psutil.virtual_memory()
-    found = Room("memory of the host", int(host.available), int(host.total))
+    least = Room("memory of the host", int(host.available), int(host.total))
     for limit, used in (
         ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
         ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         most, now = _number(root / limit), _number(root / used)
-        if most is not None and now is not None and most < found.total and most - now < found.free:
-            found = Room("memory of the control group", max(0, most - now), most)
-    return found
+        if most is not None and now is not None and most < least.total and most - now < least.free:
+            least = Room("memory of the control group", max(0, most - now), most)
+    return least
 
 
 def limits() -> dict[str, int]:
-    """The limits of this process that are finite, by the name that `ulimit` has for them."""
+    """The finite limits of this process, by the name that `ulimit` has for them."""
     known = {
         "open files (ulimit -n)": resource.RLIMIT_NOFILE,
         "processes (ulimit -u)": resource.RLIMIT_NPROC,
@@ -93,18 +93,18 @@ def limits() -> dict[str, int]:
 
 
 def variables(declared: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that are set and change results, speed or how a run begins, by name.
+    """The set variables, by name, that change results, speed or the start of a run.
 
     Args:
-        declared: Those that devices declare.
-        environ: Of the process.
+        declared: Variables that devices declare.
+        environ: Environment of the process.
     """
     wanted = {*declared, *_NAMES}
     return {name: value for name, value in sorted(environ.items()) if name in wanted or name.startswith(_PREFIXES)}
 
 
 def tracing() -> str:
-    """Why a child of this process cannot be traced, which a debugger does to show native stacks; empty where it can."""
+    """The reason why a debugger cannot trace a child of this process to show native stacks; empty where it can."""
     if sys.platform != "linux":
         return "only known on Linux"
     # Not `os.fork`: threads of libraries may hold locks.
@@ -126,22 +126,23 @@ def debuggers() -> list[str]:
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """The C++ compiler that inductor calls for the CPU: its name, and its first line about itself, empty where there is none."""
+    """Name and first line of ``--version`` of the C++ compiler of inductor; the line is empty without a compiler."""
     name = environ.get("CXX", "g++")
     path = shutil.which(name)
     if path is None:
         return name, ""
     with suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=20)  # noqa: S603 - as inductor calls it
-        return name, next(iter(said.stdout.splitlines()), "it says no version")
+        asked = [path, "--version"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)  # noqa: S603
+        return name, next(iter(answer.stdout.splitlines()), "it says no version")
     return name, ""
 
 
 def cuda_major(runtime: str, driver: str) -> int:
-    """The CUDA that extras are chosen for: that of torch's build, or else the newest that the driver runs; 0 without either.
+    """Major version of CUDA for extras: that of torch's build, else the newest that the driver runs, else 0.
 
     Args:
-        runtime: Of the device's fingerprint, such as ``CUDA 13.0``.
+        runtime: Runtime in the device's fingerprint, such as ``CUDA 13.0``.
         driver: Version of the driver, such as 580.159.04.
     """
     built = re.match(r"CUDA (\d+)", runtime)
@@ -155,10 +156,10 @@ def cuda_major(runtime: str, driver: str) -> int:
 
 def _room(place: Path) -> Room | None:
     try:
-        found = shutil.disk_usage(place)
+        usage = shutil.disk_usage(place)
     except OSError:
         return None
-    return Room(str(place), found.free, found.total)
+    return Room(str(place), usage.free, usage.total)
 
 
 def _number(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Which packages and out-of-tree backends of torch are installed; found without importing them."""
+"""Finds installed packages and out-of-tree backends of torch without importing them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""Set to 0, it keeps `import torch` from loading the installed out-of-tree backends."""
+"""Environment variable that, set to 0, keeps `import torch` from loading the installed out-of-tree backends."""
 _GROUP = "torch.backends"
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be found. Its parent packages are not imported."""
+    """True when a module can be found; its parent packages are not imported."""
     try:
         return spec(module) is not None
-    except ValueError:  # it is imported already, by something that gave it no spec
+    except ValueError:  # it is imported already, without a spec
         return True
 
 
@@ -32,7 +32,7 @@ def requires(package: str, action: str) -> Capability:
 
 
 def requires_torch() -> Capability:
-    """As `requires`, for torch."""
+    """The answer of `requires` for torch."""
     return requires("torch", "pip install torch")
 
 
@@ -45,8 +45,8 @@ def version(distribution: str) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Version by name, of those that are installed."""
-    return {name: found for name in distributions if (found := version(name))}
+    """Versions of the installed ones of some distributions, by name."""
+    return {name: text for name in distributions if (text := version(name))}
 
 
 def distributions(module: str) -> list[str]:
@@ -74,6 +74,6 @@ def package_of(entry: metadata.EntryPoint) -> str:
 
 
 def load_backend(entries: Iterable[metadata.EntryPoint]) -> None:
-    """Load out-of-tree backends as `import torch` does unless `AUTOLOAD` is 0."""
+    """Loads out-of-tree backends as `import torch` does unless `AUTOLOAD` is 0."""
     for entry in entries:
         entry.load()()

@@ -1,4 +1,4 @@
-"""Gives each pytest-xdist worker one of the visible chips, by the vendor's own mask, and says how many workers that makes. No torch.
+"""Gives each pytest-xdist worker one of the visible chips, by the vendor's mask, and counts the workers. No torch.
 
 The mask must be set before the runtime starts, so this is called before torch is imported.
 Sources: CUDA programming guide (CUDA_VISIBLE_DEVICES), ROCm "GPU isolation techniques", torch_xla's
@@ -21,21 +21,21 @@ _ONE_TPU = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,
 _CPU_DEVICES = "CPU_NUM_DEVICES"
 """Number of devices that PJRT's CPU client makes in a process, 1 by default: each process has devices of its own."""
 CALLERS = "ACCELCHECK_CALLERS_DEVICES"
-"""Variable of a pinned worker: ``VARIABLE=VALUE`` of its caller's masks, a ``;`` between them, for processes that need several devices."""
+"""Environment variable of a pinned worker with its caller's masks, ``VARIABLE=VALUE`` separated by ``;``."""
 _OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
 def pin(
     device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None, mask_name: str | None = None
 ) -> dict[str, str]:
-    """Let a worker see one chip; where there are more workers than chips, they share chips in turn.
+    """Hides all chips but one from a worker; where there are more workers than chips, they share chips in turn.
 
     Args:
         device_name: The device's name.
         worker: The worker's name, ``gw0`` and up; any other (``master``) is left alone.
-        environ: Where to set the mask. The worker gets one chip of a mask that is set; an empty one (or ``-1``) stays.
-        count: Number of chips, used where no mask is set; with ``None`` or 0 nothing is pinned then.
-        mask_name: The variable that the device of another package names; None for those that are known here.
+        environ: Environment to change. The worker gets one chip of a mask that is set; an empty one (or ``-1``) stays.
+        count: Number of chips, used where no mask is set; with None or 0 nothing is pinned then.
+        mask_name: Mask that the device of another package names; None for devices that are known here.
 
     Returns:
         The variables that were set.
@@ -67,13 +67,13 @@ def _narrowed(environ: MutableMapping[str, str], variable: str, whole: str, chos
 
 
 def callers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The masks of the caller of a pinned worker, by variable: what a process is given that needs several devices."""
+    """Masks of the caller of a pinned worker, by variable, for processes that need several devices."""
     pairs = (word.partition("=") for word in environ.get(CALLERS, "").split(";") if word)
     return {variable: value for variable, _, value in pairs}
 
 
 def callers_count(device: str, environ: Mapping[str, str]) -> int:
-    """How many devices the caller of a pinned worker sees; 0 where this process is not pinned."""
+    """Number of devices that the caller of a pinned worker sees; 0 where this process is not pinned."""
     masks = callers(environ)
     if _on_pjrt_cpu(device, environ):
         return int(masks.get(_CPU_DEVICES, "0"))
@@ -81,11 +81,11 @@ def callers_count(device: str, environ: Mapping[str, str]) -> int:
 
 
 def workers(devices: Iterable[str], environ: Mapping[str, str]) -> int | None:
-    """How many workers give each device one; None where a device is not counted without opening it, and for the processor.
+    """Number of workers by which each chip gets one; None where counting would open a device, and for the processor.
 
     Args:
         devices: Names of the selected devices.
-        environ: Of the caller; its masks are what is counted.
+        environ: Environment of the caller, whose masks are counted.
     """
     counts = [_count(name, environ) for name in devices]
     return max(counts) if counts and all(counts) else None
@@ -93,17 +93,17 @@ def workers(devices: Iterable[str], environ: Mapping[str, str]) -> int | None:
 
 def _count(device: str, environ: Mapping[str, str]) -> int:
     if _on_pjrt_cpu(device, environ):
-        given = environ.get(_CPU_DEVICES, "")
-        return int(given) if given.isdecimal() else 0
+        value = environ.get(_CPU_DEVICES, "")
+        return int(value) if value.isdecimal() else 0
     variable = mask_variable(device, environ)
     if variable is not None and variable in environ:
         return len(chips(environ[variable]))
-    found = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
-    return found[device]().count if device in found else 0
+    counted = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
+    return counted[device]().count if device in counted else 0
 
 
 def chips(mask: str) -> list[str]:
-    """The ids in a mask: numbers, UUIDs or MIG names. As in CUDA, an invalid id ends the list."""
+    """The ids in a mask: numbers, UUIDs or MIG names. An invalid id ends the list, as in CUDA."""
     visible: list[str] = []
     for word in (word.strip() for word in mask.split(",")):
         if not word or word.startswith("-"):
@@ -113,10 +113,10 @@ def chips(mask: str) -> list[str]:
 
 
 def mask_variable(device: str, environ: Mapping[str, str]) -> str | None:
-    """The environment variable whose ids say which chips a process sees; None where none is known."""
+    """The environment variable with the ids of the chips that a process sees; None where none is known."""
     if device == "rocm":
-        # HIP's mask counts within ROCR's, so the innermost one that the caller has set is the one to narrow.
-        # HIP reads CUDA_VISIBLE_DEVICES as its own when that is not set.
+        # HIP's mask counts within ROCR's, so the innermost mask that the caller has set is narrowed.
+        # HIP reads CUDA_VISIBLE_DEVICES as its own when HIP_VISIBLE_DEVICES is not set.
         inner = (name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in environ)
         return next(inner, "ROCR_VISIBLE_DEVICES" if sys.platform == "linux" else "HIP_VISIBLE_DEVICES")
     if device == "tpu" or (device == "xla" and _on_tpu(environ)):

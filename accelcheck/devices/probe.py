@@ -1,7 +1,7 @@
-"""Finds out which devices run on this machine, in child processes: a backend that raises, hangs or crashes affects no other.
+"""Probes devices in child processes, so that a backend that raises, hangs or crashes affects no other.
 
-The parent never imports torch. Each child says how far it got, and one status a device.
-Run by hand, it prints that: ``python -m accelcheck.devices.probe NAME...``.
+The parent never imports torch. Each child reports its stages, and one status a device.
+A child by hand, which prints its messages: ``python -m accelcheck.devices.probe NAME...``.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ if TYPE_CHECKING:
     from accelcheck.core.processes import End
 
 TIMEOUT = 60.0
-"""Seconds that a child may take."""
+"""Time limit of a child in seconds."""
 _OTHERS = "*"
-"""In a child's list of names: every accelerator that torch has and that is not a known device."""
+"""Word in a child's list of names for every accelerator of torch that is not a known device."""
 _LOAD = "load:"
-"""In a child's list of names, before that of an out-of-tree backend: load it."""
+"""Prefix, in a child's list of names, of an out-of-tree backend to load."""
 _IMPORT = f"{imports.OPTION}="
-"""Before the name of a module that was to be imported, in stages and statuses of a child."""
+"""Prefix, in stages and statuses of a child, of the name of a module to import."""
 _AT = "@"
-"""Between the name of another package's device and its ``module:Class``."""
+"""Separator of the name of another package's device and its ``module:Class``."""
 _WITHOUT = {AUTOLOAD: "0"}
-"""For a child: torch loads no backends by itself."""
-_SETTINGS = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # ask the driver for GPUs without making a context on one
-}
+"""Environment of a child in which torch loads no backends by itself."""
+_SETTINGS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # torch then asks the driver for GPUs, without a context on one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,12 @@ class HostFacts:
 
     Attributes:
         cpu: The processor's name.
-        cores: How many logical processors this process may use.
+        cores: Number of logical processors that this process may use.
         backends: Names of the installed out-of-tree backends, by their entry points.
-        broken: The ones of them that cannot be loaded, with their errors.
+        broken: The backends that cannot be loaded, with their errors.
         failed_imports: Modules of ``--accel-import`` that a child could not import, with their errors.
-        autoload: Whether `import torch` may load them. If not, `TORCH_DEVICE_BACKEND_AUTOLOAD=0` must be set before torch
-            is imported, or the import raises or hangs.
+        autoload: True when `import torch` may load backends. Otherwise `TORCH_DEVICE_BACKEND_AUTOLOAD=0` must be set
+            before torch is imported, or the import raises or hangs.
     """
 
     cpu: str
@@ -83,33 +81,35 @@ def builtin() -> Mapping[str, Device]:
 def probe(
     names: Sequence[str] | None, timeout: float = TIMEOUT, extra: Sequence[Device] = ()
 ) -> tuple[dict[str, Status], HostFacts]:
-    """Which devices run here, and what they are.
+    """The statuses of devices on this machine, by name, and the facts of the host.
 
     Args:
-        names: Devices to ask for; an unknown name is taken as the torch type of some other accelerator. ``None`` asks for
-            all known devices and for the other accelerators that are found.
-        timeout: Seconds that each child process may take.
+        names: Devices to probe; an unknown name is taken as the torch type of some other accelerator. None means all
+            known devices and the other accelerators that are found.
+        timeout: Time limit of each child process in seconds.
         extra: Devices of other packages; their classes must be importable and take no arguments.
     """
     known = dict(registry.index("device", [*builtin().values(), *extra]))
     wanted = list(dict.fromkeys(known if names is None else names))
     detected = {name: _detect(known[name], timeout) for name in wanted if name in known}
     statuses = {name: Status(name, capability) for name, capability in detected.items() if not capability.ok}
-    strangers = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in known]
     jobs = _jobs(
         [name for name, capability in detected.items() if capability.ok],
-        others=installed("torch") and (names is None or bool(strangers)),
+        others=installed("torch") and (names is None or bool(unknown)),
     )
     specs = {device.name: _spec(device) for device in extra}
     results, broken, autoload = _ask(jobs, specs, timeout)
-    found: dict[str, Status] = {}
     for result in results:
-        found |= {name: status for name, status in result.statuses.items() if not name.startswith((_LOAD, _IMPORT))}
-    statuses |= {name: status for name, status in found.items() if names is None or name in wanted}
+        statuses |= {
+            name: status
+            for name, status in result.statuses.items()
+            if not name.startswith((_LOAD, _IMPORT)) and (names is None or name in wanted)
+        }
     for name, error in broken.items():
         if names is None or name in wanted:
             statuses[name] = Status(name, _broken(name, error))
-    for name in strangers:
+    for name in unknown:
         statuses.setdefault(name, Status(name, _absent(name, broken, results)))
     PROBED.update(statuses)
     facts = HostFacts(
@@ -124,10 +124,10 @@ def probe(
 
 
 def broken_backends(timeout: float) -> dict[str, str]:
-    """The installed out-of-tree backends that keep `import torch` from ending, with their errors. `probe` knows them from then on.
+    """The installed out-of-tree backends that keep `import torch` from ending, with errors; `probe` remembers them.
 
     Args:
-        timeout: Seconds that each child process may take.
+        timeout: Time limit of each child process in seconds.
     """
     _, broken, _ = _ask([[]], {}, timeout)
     _BROKEN.update(broken)
@@ -138,24 +138,23 @@ def broken_backends(timeout: float) -> dict[str, str]:
 
 
 PROBED: dict[str, Status] = {}
-"""What `probe` has found in this process, by device."""
-
+"""Results of `probe` in this process, by device."""
 _BROKEN: dict[str, str] = {}
-"""What `broken_backends` has found in this process."""
+"""Results of `broken_backends` in this process."""
 
 
 @dataclass(slots=True)
 class _Answers:
-    """What one child process was asked for, and what it answered."""
+    """The names that one child process must answer, and its answers."""
 
     names: list[str]
     imported: bool = False
     failure: Capability | None = None
-    """Why it ended before all its names were answered."""
+    """Reason why it ended before all its names were answered."""
     statuses: dict[str, Status] = field(default_factory=dict)
 
     def finish(self, child: Child, timeout: float) -> None:
-        """Wait for the child, read its messages, and put a status to every name that it was asked for."""
+        """Waits for the child, reads its messages, and sets a status for each of its names."""
         end = child.wait(timeout, since=child.started)
         stage = "start"
         for message in child.messages():
@@ -167,7 +166,7 @@ class _Answers:
         child.end()
         if self.failure is None:
             return
-        # The last stage may name a module that was being imported, or an accelerator that was found and being opened.
+        # The last stage may name a module that was being imported, or an accelerator that was being opened.
         opened = [stage.removeprefix("open ")] if stage.startswith(("open ", _IMPORT)) else []
         for name in (*self.names, *opened):
             if name != _OTHERS:
@@ -186,7 +185,7 @@ class _Answers:
 
 
 def _jobs(pending: Sequence[str], *, others: bool) -> list[list[str]]:
-    """Which names each child is asked for. The CPU and the unknown accelerators share a child: most machines start only one."""
+    """The names for each child. The CPU and unknown accelerators share one, so that most machines start only one."""
     jobs = [[name] for name in pending if name != "cpu"]
     shared = [name for name in pending if name == "cpu"] + ([_OTHERS] if others else [])
     return [shared, *jobs] if shared else jobs
@@ -195,10 +194,10 @@ def _jobs(pending: Sequence[str], *, others: bool) -> list[list[str]]:
 def _ask(
     jobs: Sequence[list[str]], specs: Mapping[str, str], timeout: float
 ) -> tuple[list[_Answers], dict[str, str], bool]:
-    """Run the children; where a broken backend keeps them from importing torch, once more without it.
+    """Runs the children; where a broken backend keeps them from importing torch, once more without it.
 
     Returns:
-        The answers, the broken backends with their errors, and whether torch may load backends by itself.
+        The answers, the broken backends with their errors, and True when torch may load backends by itself.
     """
     entries = [entry.name for entry in backends()]
     known = {name: _BROKEN[name] for name in entries if name in _BROKEN}
@@ -210,7 +209,7 @@ def _ask(
     if not stuck or not entries or os.environ.get(AUTOLOAD) == "0":
         return first, {}, True
     reason = stuck[0].failure.reason if stuck[0].failure is not None else "import torch did not end"
-    # Where each loads alone, they break each other, and nothing is known but the error of `import torch`.
+    # Where each loads alone, they break each other, and only the error of `import torch` is known.
     broken = _break_alone(entries, specs, timeout) or dict.fromkeys(entries, reason)
     loads = [f"{_LOAD}{name}" for name in entries if name not in broken]
     again = _run(_loading([answers.names for answers in stuck], loads), specs, timeout, _WITHOUT)
@@ -220,7 +219,7 @@ def _ask(
 
 
 def _break_alone(entries: Sequence[str], specs: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Those of several backends that cannot be loaded, each in a child of its own, with their errors; not asked for a single one."""
+    """The backends, of several, that fail to load alone, with their errors; empty for a single one."""
     if len(entries) == 1:
         return {}
     tries = _run([[f"{_LOAD}{name}"] for name in entries], specs, timeout, _WITHOUT)
@@ -232,28 +231,27 @@ def _break_alone(entries: Sequence[str], specs: Mapping[str, str], timeout: floa
 
 
 def _loading(jobs: Sequence[list[str]], loads: list[str]) -> list[list[str]]:
-    """The jobs, with backends that are loaded before the unknown accelerators are looked for."""
+    """The jobs, with backends to load before the search for unknown accelerators."""
     return [[word for name in names for word in ([*loads, name] if name == _OTHERS else [name])] for names in jobs]
 
 
 def _run(
     jobs: Sequence[list[str]], specs: Mapping[str, str], timeout: float, environ: Mapping[str, str]
 ) -> list[_Answers]:
-    """Run a child for each list of names, side by side, no more than the machine has processors (two at least)."""
+    """Runs a child for each list of names, at most as many at once as there are processors (two at least)."""
     limit = max(2, hardware.usable_cores())
     done, running = list[_Answers](), deque[tuple[_Answers, Child]]()
     with ExitStack() as stack:
 
         def finish() -> None:
-            answers, child = running.popleft()  # the oldest: its time is over first
+            answers, child = running.popleft()  # the oldest, whose time is over first
             answers.finish(child, timeout)
             done.append(answers)
 
         for names in jobs:
             if len(running) == limit:
                 finish()
-            words = [specs.get(name, name) for name in names]
-            child = stack.enter_context(_started(words, environ))
+            child = stack.enter_context(_started([specs.get(name, name) for name in names], environ))
             running.append((_Answers(list(names)), child))
         while running:
             finish()
@@ -265,10 +263,10 @@ def _started(words: Sequence[str], environ: Mapping[str, str]) -> Child:
 
 
 def _early(end: End | None, stage: str, output: str) -> Capability:
-    """Why a child ended early."""
+    """The reason why a child ended early."""
     if end is not None and end.limit is not None:
         return unavailable(Code.PROBE_TIMEOUT, f"no answer within {end.limit:g} s, during: {stage}")
-    place = re.search(r'^  File "(.+)", line (\d+) in (.+)$', output, re.MULTILINE)  # of faulthandler
+    place = re.search(r'^  File "(.+)", line (\d+) in (.+)$', output, re.MULTILINE)  # from faulthandler
     if end is not None and end.code < 0:
         where = f", in {place.group(3)} at {place.group(1)}:{place.group(2)}" if place else ""
         return unavailable(Code.PROBE_FAILED, f"the probe {end} during: {stage}{where}")
@@ -281,12 +279,12 @@ def _detect(device: Device, timeout: float) -> Capability:
     what = f"{kind.__module__}.{kind.__qualname__}.detect"
     try:
         with calling_foreign(what, timeout):
-            found: Any = device.detect()
+            capability: Any = device.detect()
     except ForeignCodeError as error:
         return unavailable(Code.PROBE_TIMEOUT if error.late else Code.PROBE_FAILED, str(error).partition("\n")[0])
-    if not isinstance(found, Capability):
-        return unavailable(Code.PROBE_FAILED, f"{what}: expected a Capability, got {quoted(found)}")
-    return found
+    if not isinstance(capability, Capability):
+        return unavailable(Code.PROBE_FAILED, f"{what}: expected a Capability, got {quoted(capability)}")
+    return capability
 
 
 def _broken(name: str, error: str) -> Capability:
@@ -296,11 +294,11 @@ def _broken(name: str, error: str) -> Capability:
 
 
 def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -> Capability:
-    """Why an accelerator that was asked for by its type was not found."""
+    """The reason why an accelerator that was asked for by its type was not found."""
     for backend, error in broken.items():
         if name in backend:
             return _broken(backend, error)
-    failures = [one.failure for one in results if _OTHERS in one.names and one.failure is not None]
+    failures = [child.failure for child in results if _OTHERS in child.names and child.failure is not None]
     failures += _failed_imports(results).values()
     if failures:
         return failures[0]
@@ -312,7 +310,7 @@ def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -
 
 
 def _failed_imports(results: Sequence[_Answers]) -> dict[str, Capability]:
-    """Why modules of ``--accel-import`` cannot be imported, by name."""
+    """Reasons why modules of ``--accel-import`` cannot be imported, by name."""
     return {
         name.removeprefix(_IMPORT): status.capability
         for child in results
@@ -330,7 +328,7 @@ def _spec(device: Device) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Answer for each name in turn, and end the process without tearing backends down."""
+    """Answers for each name in turn, and ends the process without tearing backends down."""
     _answer(names)
     end_at_once()
 
@@ -370,7 +368,7 @@ def _answer_others(known: Mapping[str, Device]) -> None:
 
 
 def _import_announced() -> None:
-    """Import the modules of ``--accel-import``; answers for those that raise."""
+    """Imports the modules of ``--accel-import``; answers for those that raise."""
     for name in imports.announced():
         say(stage=f"{_IMPORT}{name}")
         try:
@@ -382,7 +380,7 @@ def _import_announced() -> None:
 
 
 def _answer_backend(word: str) -> None:
-    """Load one backend as `import torch` would; report only a failure."""
+    """Loads one backend as `import torch` would; reports only a failure."""
     say(stage=word)
     entry = next(entry for entry in backends() if entry.name == word.removeprefix(_LOAD))
     try:
@@ -393,7 +391,7 @@ def _answer_backend(word: str) -> None:
 
 
 def _tell(name: str, make: Callable[[], Device]) -> None:
-    """Say what a device is, then what trials find: one that ends this process takes nothing back of what was said."""
+    """Reports a device's status, and again after each trial: one that ends this process loses nothing reported."""
     try:
         device = make()
         device.open()
@@ -409,7 +407,7 @@ def _tell(name: str, make: Callable[[], Device]) -> None:
 
 
 def _status(name: str, device: Device) -> Status:
-    """Ask an open device whether it is usable, and take its fingerprint."""
+    """The status of an open device, with its fingerprint where it is usable."""
     try:
         capability = device.usable()
         return Status(name, capability, device.fingerprint() if capability.ok else None)
@@ -428,7 +426,7 @@ def _foreign(spec: str) -> Device:
 
 
 def _last_line(error: BaseException) -> str:
-    """The last line of its traceback, and that of the error that caused it."""
+    """The last line of its traceback, and those of the errors that caused it."""
     lines = [traceback.format_exception_only(error)[-1].strip()]
     while error.__cause__ is not None:
         error = error.__cause__

@@ -1,4 +1,4 @@
-"""What accelcheck requires, from its own metadata, what of it is installed, and the command that installs the rest. No torch."""
+"""Reads accelcheck's requirements from its metadata, finds the installed ones, and names pip's commands. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RIVALS = {
     "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-4-3", "cupy-rocm-5-0", "cupy-rocm-7-0"),
     "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-nightly"),
 }
-"""Distributions that install the same module, by module: the one installed last has overwritten files of the others."""
+"""Distributions that install the same module, by module: the last one installed overwrites files of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Needed:
     """One requirement of accelcheck.
 
     Attributes:
-        name: Of the distribution.
+        name: Name of the distribution.
         wanted: The legal versions, such as ``<2.16,>=2.9``; empty for any.
-        installed: The version that is installed; empty where none is.
-        extra: The extra that asks for it; empty for what accelcheck itself needs.
+        installed: The installed version; empty where there is none.
+        extra: The extra that requires it; empty for accelcheck itself.
     """
 
     name: str
@@ -46,39 +46,39 @@ class Needed:
 
     @property
     def met(self) -> bool:
-        """Whether a legal version is installed."""
+        """True when a legal version is installed."""
         requirement = Requirement(f"{self.name}{self.wanted}")
         return bool(self.installed) and requirement.specifier.contains(self.installed, prereleases=True)
 
     @property
     def words(self) -> str:
-        """As pip takes it."""
+        """The requirement in pip's form."""
         return f"{self.name}{self.wanted}"
 
 
 def needed() -> list[Needed]:
-    """All requirements, those of accelcheck itself first; those whose markers exclude this Python or platform are left out.
+    """All requirements that apply to this Python and platform, those of accelcheck itself first.
 
-    A checkout's ``pyproject.toml`` says them, because the metadata of an editable install may be older.
+    A checkout's are read from its ``pyproject.toml``: the metadata of an editable install may be older.
     """
-    found: list[Needed] = []
+    requirements: list[Needed] = []
     for text, extra in _declared():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             name = canonicalize_name(requirement.name)
-            found.append(Needed(name, str(requirement.specifier), version(name), extra))
-    return found
+            requirements.append(Needed(name, str(requirement.specifier), version(name), extra))
+    return requirements
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of accelcheck, in this environment and from where this accelcheck comes."""
+    """The command that installs an extra of accelcheck in this environment, from this accelcheck's source."""
     return f"{pip()} install {source(extra)}"
 
 
 def pip() -> str:
-    """What calls pip of this interpreter."""
-    found = shutil.which("pip")
-    ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    """The words that call pip of this interpreter."""
+    program = shutil.which("pip")
+    ours = program is not None and Path(program).parent == Path(sys.executable).parent
     return "pip" if ours else f"{sys.executable} -m pip"
 
 
@@ -92,7 +92,7 @@ def source(extra: str = "") -> str:
 
 
 def here(action: str) -> str:
-    """A command that installs an extra, as techniques word it, for where this accelcheck comes from."""
+    """An action with its commands that install extras rewritten for this accelcheck's source."""
     for extra in {extra for _, extra in _declared() if extra}:
         for quote in ("'", '"'):
             action = action.replace(f"pip install {quote}accelcheck[{extra}]{quote}", install(extra))
@@ -100,16 +100,16 @@ def here(action: str) -> str:
 
 
 def checkout() -> bool:
-    """Whether this accelcheck is a checkout and no installed copy."""
+    """True when this accelcheck is a checkout and no installed copy."""
     return (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "tests").is_dir()
 
 
 def rivals() -> dict[str, list[str]]:
-    """The distributions that install the same module, where there are several: by module, with versions."""
-    found = {
+    """The installed distributions, with versions, of each module that several of them install."""
+    present = {
         module: [f"{name} {have}" for name in names if (have := version(name))] for module, names in _RIVALS.items()
     }
-    return {module: names for module, names in found.items() if len(names) > 1}
+    return {module: names for module, names in present.items() if len(names) > 1}
 
 
 def _declared() -> list[tuple[str, str]]:
@@ -123,8 +123,5 @@ def _declared() -> list[tuple[str, str]]:
         texts = metadata.requires("accelcheck") or []
     except metadata.PackageNotFoundError:
         return []
-    found = []
-    for text in texts:
-        named = re.search(r"""extra == ['"]([\w.-]+)['"]""", text)
-        found.append((text, named[1] if named else ""))
-    return found
+    named = ((text, re.search(r"""extra == ['"]([\w.-]+)['"]""", text)) for text in texts)
+    return [(text, match[1] if match else "") for text, match in named]

@@ -43,7 +43,7 @@ class Rocm(CudaLike):
         return hardware.amd()
 
     def architecture(self) -> str:
-        """Such as ``gfx942``: the name of the instruction set, without the settings that follow it."""
+        """The name of the instruction set, such as ``gfx942``, without the settings that follow it."""
         import torch
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -64,7 +64,7 @@ class Rocm(CudaLike):
         import torch
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        # The marketing name can be empty in a container; the architecture never is.
+        # The marketing name may be empty in a container; the architecture never is.
         words = (properties.name, getattr(properties, "gcnArchName", ""))
         return Fingerprint(
             device=self.name,

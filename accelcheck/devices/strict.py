@@ -1,10 +1,9 @@
-"""Turns every reduced-precision mode of torch off and on again, and measures whether FP32 matmuls are exact FP32.
+"""Turns every reduced-precision mode of torch off and on again, and measures if FP32 matmuls are exact FP32.
 
 torch >= 2.9 keeps two sets of switches: the legacy ones (`torch.set_float32_matmul_precision`, ``allow_tf32``) and a
 table of ``fp32_precision`` by backend and operator, where ``none`` inherits from the row above. A legacy setter writes
-its own flag and rows of the table, a new one only its row, and a legacy getter raises when the two disagree. So the
-table is emptied top down, which makes each row readable as it was stored and lets the legacy flags be read whatever
-their state; setting goes the other way: legacy flags first, rows last.
+its own flag and rows of the table, a new one only its row, and a legacy getter raises when the two disagree. So reading
+empties the table top down, after which each row and legacy flag reads as stored; writing sets legacy flags first.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _ROWS = (
     *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
 )
 FLOAT32_LIMIT = 4 * 2.0**-24
-"""Most that products may err which FP32 has exactly. Their sums are exact in FP32 too, so 0 is expected; TF32 errs 2**-11. A few
-units are left to devices that multiply in split halves."""
+"""Largest relative error of products that are exact in FP32: 0 is expected, TF32 errs 2**-11. A few units are left to
+devices that multiply in split halves."""
 _SIZE = 512  # above the thresholds at which tensor cores and oneDNN's bf16 kernels are chosen
 
 
@@ -41,9 +40,9 @@ class MatmulState:
     """Every switch of torch that lets a matmul, convolution or reduction be less precise than its dtype.
 
     Attributes:
-        rows: ``fp32_precision`` as stored, in the order of the table.
-        legacy: `torch.get_float32_matmul_precision`.
-        cudnn: ``torch.backends.cudnn.allow_tf32``.
+        rows: Stored values of ``fp32_precision``, in the order of the table.
+        legacy: Value of `torch.get_float32_matmul_precision`.
+        cudnn: Value of ``torch.backends.cudnn.allow_tf32``.
         flags: The other switches, by the name of their getter in ``torch._C`` without ``_get_``; a tuple of its values.
     """
 
@@ -71,17 +70,17 @@ _FLAGS = (
 
 @contextmanager
 def strict_matmul() -> Iterator[None]:
-    """A context with every reduced-precision mode off. It restores each switch afterwards. Not thread-safe."""
-    found = read_state()
+    """A context with every reduced-precision mode off. Not thread-safe."""
+    before = read_state()
     try:
-        _write(found.strict(), found)
+        _write(before.strict(), before)
         yield
     finally:
-        _write(found, None)
+        _write(before, None)
 
 
 def read_state() -> MatmulState:
-    """All switches as stored, also in states for which torch's own getters raise."""
+    """All stored switches, also in states for which torch's own getters raise."""
     rows: list[str] = []
     with _quiet():
         for row in _ROWS:
@@ -100,7 +99,7 @@ def read_state() -> MatmulState:
 
 
 def write_state(state: MatmulState) -> None:
-    """Set all switches as a state has them stored."""
+    """Restores all switches from a state."""
     _write(state, None)
 
 
@@ -115,7 +114,7 @@ def _cudnn_flag() -> bool:
 
 
 def _write(state: MatmulState, current: MatmulState | None) -> None:
-    """Set all switches; flags only where they differ from `current`, since some setters warn on some builds."""
+    """Sets all switches; flags only where they differ from `current`, since some setters warn on some builds."""
     with _quiet():
         _c("_set_float32_matmul_precision")(state.legacy)
         _c("_set_cudnn_allow_tf32")(state.cudnn)
@@ -143,11 +142,11 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """How FP32 products err whose terms and sums FP32 has exactly, in any order.
+    """Errors of products whose terms and sums are exact in FP32, in any order.
 
     Attributes:
         error: Largest relative error: 0 for FP32, 2**-11 for TF32, 2**-8.2 for bfloat16; infinite where one is NaN.
-        reading: What the errors look like, and where they are: one sentence.
+        reading: Pattern and place of the errors, in one sentence.
     """
 
     error: float
@@ -155,19 +154,19 @@ class Products:
 
     @property
     def exact(self) -> bool:
-        """Whether they are products in FP32."""
+        """True when they are products in FP32."""
         return self.error <= FLOAT32_LIMIT
 
 
 def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> Products:
-    """Multiply matrices whose entries need 12 significant bits, and say how the results err.
+    """Errors of products of matrices whose entries need 12 significant bits.
 
     Rows are constant, 1024.5 and up in steps of one, and the other operand is all ones: every product and partial sum
     is exact in FP32 in any order, so an FP32 multiplication gives 0.0. TF32 (11 bits) gives 2**-11, bf16 (8 bits)
     2**-8.2, and both err in every element. Both sides of the product are tried.
 
     Args:
-        device: Where to multiply.
+        device: Device that multiplies.
         multiply: Function that multiplies two float32 matrices; `torch.matmul` by default.
     """
     import torch
@@ -190,13 +189,12 @@ def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Te
     worst = max(math.inf if bool(e.isnan().any()) else float(e.abs().max()) for e in errors.values())
     if readings["left"] == readings["right"]:
         return Products(worst, readings["left"])
-    return Products(
-        worst, "; ".join(f"with the 12-bit operand on the {side}: {said}" for side, said in readings.items())
-    )
+    sides = (f"with the 12-bit operand on the {side}: {reading}" for side, reading in readings.items())
+    return Products(worst, "; ".join(sides))
 
 
 def _reading(error: Tensor) -> str:
-    """What relative errors ``(rows, columns)`` of a product look like."""
+    """The pattern of relative errors ``(rows, columns)`` of a product, in one sentence."""
     import torch
 
     size = error.nan_to_num(nan=torch.inf).abs()
@@ -204,14 +202,11 @@ def _reading(error: Tensor) -> str:
     if not bool(wrong.any()):
         return "exact"
     if bool(wrong.all()):
-        # Terms that a sum leaves out are the same part of every element; a rounded operand errs by another part of each.
+        # Omitted terms of a sum are the same part of every element; a rounded operand errs by another part of each.
         lost = -float(error.mean()) * _SIZE
         if worst < 1 and float(error.max() - error.min()) <= FLOAT32_LIMIT:
-            terms = (
-                f", as if {lost:.0f} of {_SIZE} terms of each sum were left out"
-                if abs(lost - round(lost)) < 0.01
-                else ""
-            )
+            whole = abs(lost - round(lost)) < 0.01
+            terms = f", as if {lost:.0f} of {_SIZE} terms of each sum were left out" if whole else ""
             return f"wrong by {-lost / _SIZE:.3g} in every element{terms}"
         if worst <= 2.0**-11:
             return f"errs up to {worst:.3g} in every element, as TF32 does (2**-11)"
@@ -223,24 +218,25 @@ def _reading(error: Tensor) -> str:
 
 
 def _place(wrong: Tensor) -> str:
-    """Rows and columns that hold what is wrong."""
+    """The rows and columns of wrong elements, in words."""
     rows, columns = (wrong.any(other).nonzero().flatten().tolist() for other in (1, 0))
     every = (len(rows) == wrong.shape[0], len(columns) == wrong.shape[1])
     where = [
-        "all" if whole else _listed(found, size)
-        for whole, found, size in zip(every, (rows, columns), wrong.shape, strict=True)
+        "all" if whole else _listed(indices, size)
+        for whole, indices, size in zip(every, (rows, columns), wrong.shape, strict=True)
     ]
     full = int(wrong.sum()) == len(rows) * len(columns)
     return f"rows {where[0]}; columns {where[1]}{'' if full else ' (not all of them)'}"
 
 
-def _listed(found: list[int], size: int) -> str:
+def _listed(indices: list[int], size: int) -> str:
     """Numbers below `size`, as ranges or with their stride."""
-    steps = {after - before for before, after in itertools.pairwise(found)}
-    if len(found) == 1:
-        return f"{found[0]}{', the last' if found[0] == size - 1 else ''}"
+    steps = {after - before for before, after in itertools.pairwise(indices)}
+    first, last, count = indices[0], indices[-1], len(indices)
+    if count == 1:
+        return f"{first}{', the last' if first == size - 1 else ''}"
     if steps == {1}:
-        return f"{found[0]} to {found[-1]}{f', the last {len(found)}' if found[-1] == size - 1 else ''}"
+        return f"{first} to {last}{f', the last {count}' if last == size - 1 else ''}"
     if len(steps) == 1:
-        return f"{found[0]} to {found[-1]} in steps of {steps.pop()}"
-    return f"{', '.join(map(str, found[:4]))}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
+        return f"{first} to {last} in steps of {steps.pop()}"
+    return f"{', '.join(map(str, indices[:4]))}{f' and {count - 4} more' if count > 4 else ''}"

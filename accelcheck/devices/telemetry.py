@@ -1,6 +1,6 @@
-"""A chip's clock, temperature, energy and throttling. No torch.
+"""Reads a chip's clock, temperature, energy and throttling. No torch.
 
-Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for the processor. Figures that they do not give are None.
+Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for the processor.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """One reading; None where it is not known.
+    """One reading; None where a figure is not known.
 
     Attributes:
-        clock: MHz.
-        temperature: Degrees Celsius.
-        energy: Joules since some moment in the past.
-        throttled: What slows the chip down; empty where nothing is known to. For a processor, the number of throttle events.
+        clock: Clock in MHz.
+        temperature: Temperature in degrees Celsius.
+        energy: Energy in joules since an unspecified moment.
+        throttled: Known reasons of a slowed chip, or empty. For a processor, the number of throttle events.
     """
 
     clock: float | None = None
@@ -43,7 +43,7 @@ class Telemetry:
 
 
 def processor(root: Path = _SYS) -> Telemetry:
-    """Clock of the first core, temperature of the first package, energy of all packages, throttle counts of all cores."""
+    """Reads the first core's clock, the first package's temperature, all packages' energy, all cores' throttling."""
     clock = _number(root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
     heat = _number(root / "class/thermal/thermal_zone0/temp")
     packages = [_number(path) for path in sorted(root.glob("class/powercap/intel-rapl:?/energy_uj"))]
@@ -59,18 +59,18 @@ def processor(root: Path = _SYS) -> Telemetry:
 
 
 def nvidia(uuid: str) -> Telemetry:
-    """Of the GPU with this UUID, such as ``GPU-1b2c...``. An index would mean another GPU where a mask is set."""
+    """Reads the GPU with this UUID, such as ``GPU-1b2c...``: with a mask an index would mean another GPU."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except Exception:  # noqa: BLE001 - no package, no driver or no permission
         return Telemetry()
-    found = Telemetry()
+    reading = Telemetry()
     with suppress(Exception):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         slowed = _asked(lambda: _reasons(nvml, handle)) or 0
         millijoules = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        found = Telemetry(
+        reading = Telemetry(
             _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             None if millijoules is None else millijoules / 1e3,
@@ -78,24 +78,24 @@ def nvidia(uuid: str) -> Telemetry:
         )
     with suppress(Exception):
         nvml.nvmlShutdown()
-    return found
+    return reading
 
 
 def amd(bus: str) -> Telemetry:
-    """Of the GPU at this PCI address, such as ``0000:c1:00.0``."""
+    """Reads the GPU at this PCI address, such as ``0000:c1:00.0``."""
     try:
         smi: Any = importlib.import_module("amdsmi")
         smi.amdsmi_init()
     except Exception:  # noqa: BLE001 - as above
         return Telemetry()
-    found = Telemetry()
+    reading = Telemetry()
     with suppress(Exception):
         handle = smi.amdsmi_get_processor_handle_from_bdf(bus)
         energy = _whole(lambda: smi.amdsmi_get_energy_count(handle))
         metrics = _whole(lambda: smi.amdsmi_get_gpu_metrics_info(handle))
         status = metrics.get("throttle_status")
         joules = energy.get("energy_accumulator", 0) * energy.get("counter_resolution", 0) / 1e6
-        found = Telemetry(
+        reading = Telemetry(
             _float(metrics.get("current_gfxclk")),
             _float(metrics.get("temperature_hotspot")),
             joules or None,
@@ -103,7 +103,7 @@ def amd(bus: str) -> Telemetry:
         )
     with suppress(Exception):
         smi.amdsmi_shut_down()
-    return found
+    return reading
 
 
 def _reasons(nvml: Any, handle: Any) -> int:

@@ -1,7 +1,9 @@
-"""The private names of torch that accelcheck uses, in one place, each found when it is asked for.
+# mypy: implicit-reexport
+# ruff: noqa: F401
+"""The private names of torch that accelcheck uses, in one place, each looked up at its use.
 
-Torch may rename or remove them in any release. A name that is gone gives `UnknownTorchError`, which says so in place of whatever an absent
-attribute would break: the cases that need it are ``unavailable``, and ``accelcheck list`` names it. Importing this module imports no torch.
+Torch may rename or remove them in any release. A name that is gone raises `UnknownTorchError`: cases that need it are
+``unavailable``, and ``accelcheck list`` names it. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ if TYPE_CHECKING:
     from torch._inductor import config as inductor_config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-    from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported explicitly
+    from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload, OpOverloadPacket
-    from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported explicitly
+    from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported
     from torch.jit import _recursive as recursive
     from torch.library import _impls as python_kernels
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
@@ -71,76 +73,8 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
     from torch.utils.data._utils import fetch as data_fetch
 
-__all__ = (
-    "GLOBAL_DEVICE_CONTEXT",
-    "AOTICompiledModel",
-    "AsyncCompile",
-    "CustomGraphPass",
-    "DeviceType",
-    "DispatchKey",
-    "DispatchKeySet",
-    "EventType",
-    "ForceDispatchKeyGuard",
-    "InferenceMode",
-    "OpOverload",
-    "OpOverloadPacket",
-    "TensorType",
-    "TorchDispatchMode",
-    "aot_autograd",
-    "aoti_compile_and_package",
-    "aoti_load_package",
-    "autograd_multithreading",
-    "autograd_sequence",
-    "capturable_devices",
-    "clear_compilation_metrics",
-    "compiled_functions",
-    "counters",
-    "current_autograd_node",
-    "data_fetch",
-    "decomposition_table",
-    "disable_current_modes",
-    "dropout_base",
-    "dynamo_config",
-    "excluded_keys",
-    "fresh_cache",
-    "fresh_inductor_cache",
-    "function_mode_at",
-    "function_modes",
-    "functorch",
-    "fused_kernel_devices",
-    "get_compilation_metrics",
-    "get_current_dispatch_mode_stack",
-    "get_hash_for_files",
-    "included_keys",
-    "inductor_config",
-    "jit_inline",
-    "lookup_backend",
-    "lowering",
-    "mkldnn_enabled",
-    "optimizer_post_hooks",
-    "optimizer_pre_hooks",
-    "per_channel_quantized",
-    "per_tensor_quantized",
-    "pop_dispatch_mode",
-    "pop_function_mode",
-    "pop_saved_tensor_hooks",
-    "privateuse1_backend_name",
-    "push_dispatch_mode",
-    "push_function_mode",
-    "push_saved_tensor_hooks",
-    "python_dispatch",
-    "python_kernels",
-    "pytree",
-    "recursive",
-    "saved_tensor_hooks",
-    "scaled_mm",
-    "set_autograd_multithreading",
-    "set_grad_mode",
-    "set_mkldnn_enabled",
-)
-
 SUPPORTED_TORCH = "2.9 to 2.15"
-"""The releases that accelcheck is tested with; as in pyproject.toml."""
+"""The tested releases, as in pyproject.toml."""
 
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -219,7 +153,7 @@ class UnknownTorchError(RuntimeError):
 
 
 def __getattr__(name: str) -> Any:
-    """A name of `NAMES`, as torch has it now.
+    """The attribute of torch behind a name of `NAMES`.
 
     Raises:
         UnknownTorchError: This torch does not have it.
@@ -244,14 +178,14 @@ def found(module: str, attribute: str) -> Any:
             place = getattr(place, part) if hasattr(place, part) else importlib.import_module(path)
     except (ImportError, AttributeError) as error:
         raise UnknownTorchError(
-            f"accelcheck does not know this torch ({metadata.version('torch')}): {module}.{attribute} is gone; accelcheck supports "
-            f"torch {SUPPORTED_TORCH}"
+            f"accelcheck does not know this torch ({metadata.version('torch')}): {module}.{attribute} is gone; "
+            f"accelcheck supports torch {SUPPORTED_TORCH}"
         ) from error
     return place
 
 
 def gone() -> list[str]:
-    """Why each name that this torch lacks cannot be used. Imports all of torch's compilers: seconds."""
+    """The reason for each name that this torch lacks. Imports all of torch's compilers, which takes seconds."""
     reasons: list[str] = []
     for place in NAMES.values():
         try:

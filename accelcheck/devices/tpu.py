@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,9 +51,9 @@ class Tpu(Device):
     )
 
     def detect(self) -> Capability:
-        found = hardware.tpu().capability
-        if not found.ok:
-            return found
+        present = hardware.tpu().capability
+        if not present.ok:
+            return present
         if sys.version_info < _PYTHON:
             running = f"{sys.version_info.major}.{sys.version_info.minor}"
             return unavailable(
@@ -116,14 +116,11 @@ class Tpu(Device):
     def strict_float32(self) -> Iterator[None]:
         import torch
 
-        with super().strict_float32():
+        with super().strict_float32(), ExitStack() as restored:
             # torch_tpu replaces this pair of functions; its own keep a separate state.
-            found = torch.get_float32_matmul_precision()
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("highest")
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(found)
+            yield
 
 
 def _memory() -> int:

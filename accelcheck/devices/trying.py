@@ -1,4 +1,4 @@
-"""Finds by trying what a device has and does not declare. Imports torch when it is asked."""
+"""Tries dtypes and features that a device neither declares nor denies. Imports torch only when called."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 RUNS = 3
-"""Runs whose bits are compared."""
+"""Number of runs whose bits are compared."""
 _UNENDED = "not found: its trial, or one before it, did not end"
 
 
 def answers(device: Device) -> Iterator[Mapping[str, str]]:
-    """Answers to all words of `TRIED` that a device does not declare, anew after each trial: one may end the process.
+    """Yields the answers for all undeclared words of `TRIED` again after each trial, which may end the process.
 
-    A trial asks whether something is there. Whether it computes rightly is for the cases to say.
+    A trial finds out if a feature exists; cases find out if it computes rightly.
 
     Args:
-        device: An open one.
+        device: An open device.
     """
     known = {word: f"denied: {reason}" for word, reason in device.denied.items()}
     open_words = [word for word in TRIED if not (word in known or word in device.dtypes or device.has(word))]
@@ -47,7 +47,7 @@ def answers(device: Device) -> Iterator[Mapping[str, str]]:
 
 
 def _normal(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Normal numbers on the CPU; the generators of a process stay as they are."""
+    """Normal numbers on the CPU, from a generator of their own."""
     import torch
 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -95,7 +95,7 @@ def _strided(device: Device) -> str:
 
 
 def _deterministic(device: Device) -> str:
-    """Other bits in one of several runs of products, sums, convolutions, and sums whose order is open where they are made of atomics."""
+    """Compares the bits of several runs of products, convolutions, and sums, whose order is open with atomics."""
     import torch
 
     place = device.torch_device()
@@ -131,9 +131,8 @@ def _deterministic(device: Device) -> str:
             continue  # the cases say which operators a device lacks
         for _ in range(RUNS - 1):
             again = [tensor.detach().cpu() for tensor in program()]
-            if not all(
-                torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(first, again, strict=True)
-            ):
+            pairs = zip(first, again, strict=True)
+            if not all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs):
                 return f"{name}: other bits in one of {RUNS} runs"
     return ""
 
@@ -146,4 +145,4 @@ _TRIALS: Mapping[str, Callable[[Device], str]] = {
     "autocast-bfloat16": partial(_autocast, "bfloat16"),
     "autocast-float16": partial(_autocast, "float16"),
 }
-"""For each word of `TRIED` what a device lacks to have it; empty where it has it."""
+"""Functions that say what a device lacks for a word of `TRIED`; empty where it has it."""

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,7 +73,7 @@ class Xla(Device):
 
     def _matched(self) -> Capability:
         ours, theirs = version("torch-xla"), version("torch")
-        # Its extension module is bound to the C++ symbols of one torch release.
+        # The extension module is bound to the C++ symbols of one torch release.
         if ours and theirs and release(ours) != release(theirs):
             wanted = ".".join(map(str, release(ours)))
             return unavailable(
@@ -118,7 +118,7 @@ class Xla(Device):
     def fingerprint(self) -> Fingerprint:
         chips = hardware.tpu()
         if self.client == "TPU":
-            # The runtime would open the chips to count them; the PCI bus does not.
+            # From the PCI bus: the runtime would open the chips to count them.
             chip, count = chips.names[0] if chips.names else "TPU", chips.count
         else:
             chip = hardware.cpu().name if self.client == "CPU" else self.client
@@ -145,7 +145,7 @@ class Xla(Device):
         import_module("torch_xla.core.xla_model").wait_device_ops()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
-        """Waits for each result, and keeps a reference to it until then: XLA does not compute results that are not referenced."""
+        """Seconds of the calls, holding each result until it is there: XLA does not compute unreferenced results."""
         self.synchronize()
         start = time.perf_counter()
         for _ in range(times):
@@ -170,28 +170,22 @@ class Xla(Device):
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
-        with super().strict_float32():
-            if self.client == "CPU":
-                yield  # it multiplies FP32 exactly at every setting
-                return
-            precision: Any = import_module("torch_xla.backends")
-            found = precision.get_mat_mul_precision()
-            if found == "highest":
-                yield
-                return
-            precision.set_mat_mul_precision("highest")
-            try:
-                yield
-            finally:
-                precision.set_mat_mul_precision(found)
+        with super().strict_float32(), ExitStack() as restored:
+            if self.client != "CPU":  # a CPU multiplies FP32 exactly at every setting
+                precision: Any = import_module("torch_xla.backends")
+                before = precision.get_mat_mul_precision()
+                if before != "highest":
+                    precision.set_mat_mul_precision("highest")
+                    restored.callback(precision.set_mat_mul_precision, before)
+            yield
 
     def fallbacks(self) -> Mapping[str, int]:
-        # torch_xla counts an operator under `aten::` when it hands it to the CPU, and under `xla::` when it lowers it.
+        # torch_xla counts an operator that it hands to the CPU under `aten::`, one that it lowers under `xla::`.
         now = _cpu_counters()
         return {name: count - self._counted[name] for name, count in now.items() if count > self._counted[name]}
 
     def reset_fallbacks(self) -> None:
-        # Others read its counters too: they are remembered, not cleared.
+        # The counters are not cleared: others read them too.
         self._counted = _cpu_counters()
 
 

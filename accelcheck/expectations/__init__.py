@@ -1,4 +1,4 @@
-"""Expectations of a device: ledgers of known failures, and limits that users set on time and memory.
+"""Expectations of a device: ledgers, users' limits, must-pass lists, statements about chips, ceilings of budgets.
 
-TOML files and their readers. They run no case and import no torch.
+Files and their readers, which run no case and import no torch.
 """

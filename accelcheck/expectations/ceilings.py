@@ -1,7 +1,7 @@
-"""Ceilings of budgets: the largest that the built-in cases had when they were stored. No torch.
+"""Ceilings of budgets: the largest budgets of the built-in cases when they were stored. No torch.
 
-A budget is measured anew in each run. That it stays within its ceiling shows that nobody has made the rounding samples or a
-workload larger than they were: a run with a larger budget says so at its end.
+Each run measures its budgets anew, and names at its end those above their ceilings: rounding samples or a workload have
+become larger.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FILE = "ceilings.json"
 PREFIX = "budget of "
-"""Of the names of figures that compare a budget with its ceiling."""
+"""Prefix of figures that compare a budget with its ceiling."""
 HEADROOM = 2.0
-"""A budget may be so many times its ceiling: rounding samples follow the last bits of FP64 results, which differ between
-processors, and then draw other numbers. The largest of 6 is exceeded twice over practically never."""
+"""Allowed ratio of a budget to its ceiling. Rounding samples follow the last bits of FP64 results, which differ between
+processors; twice the largest of 6 samples is practically never exceeded."""
 
 
 class CeilingError(ValueError):
@@ -29,12 +29,12 @@ class CeilingError(ValueError):
 
 
 def key(workload: str, dtype: str, mode: str, precision: str, oracle: str) -> str:
-    """The name that ceilings are stored under: of all techniques with the same reference."""
+    """The name that ceilings are stored under, common to all techniques with the same reference."""
     return f"{workload}/{dtype}/{mode}/{precision}/{oracle}"
 
 
 def parsed(text: str) -> dict[str, dict[str, float]]:
-    """Ceilings by key and view.
+    """Read ceilings, by key and view.
 
     Raises:
         CeilingError: The text is not JSON, of another schema, or an entry is no table of numbers.
@@ -59,7 +59,7 @@ def stored() -> Mapping[str, Mapping[str, float]]:
     """The ceilings of the package.
 
     Raises:
-        CeilingError: As for `parsed`.
+        CeilingError: The file is malformed.
     """
     return parsed(resources.files("accelcheck.expectations").joinpath(FILE).read_text(encoding="utf-8"))
 
@@ -71,24 +71,24 @@ def written(ceilings: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def largest(budgets: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, str]]:
-    """By view the largest budget over paths, and its path."""
-    found: dict[str, tuple[float, str]] = {}
+    """The largest budget of each view over all paths, and its path."""
+    most: dict[str, tuple[float, str]] = {}
     for path, views in budgets.items():
         for view, budget in views.items():
-            if view not in found or budget > found[view][0]:
-                found[view] = (budget, path)
-    return found
+            if view not in most or budget > most[view][0]:
+                most[view] = (budget, path)
+    return most
 
 
 def above(
     name: str, budgets: Mapping[str, Mapping[str, float]], ceilings: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, str, float, float]]:
-    """Path, view, budget and ceiling of what is above; nothing for a key that has no ceilings.
+    """Path, view, budget and ceiling of each budget above its ceiling; none for a key without ceilings.
 
     Args:
-        name: As `key` gives it.
-        budgets: By path and view.
-        ceilings: As `stored` gives them.
+        name: Result of `key`.
+        budgets: Budgets by path and view.
+        ceilings: Ceilings by key and view.
     """
     limits = ceilings.get(name, {})
     for view, (budget, path) in largest(budgets).items():

@@ -1,8 +1,7 @@
-"""What chips support, as far as it is stored: a file per chip family, each statement with its source. No torch.
+"""Stored statements of what chips support: a file per chip family, each statement with its source. No torch.
 
-A file of `FOLDER` is named after what `Device.architecture` says: ``sm_90.toml``, ``gfx942.toml``, ``x86_64.toml``. Where a
-statement covers a case, a refusal by the chip is judged by it: see `held`. Where none does, the refusal is `unsupported`, and the
-report lists it as found by trying.
+A file of `FOLDER` is named after `Device.architecture`: ``sm_90.toml``, ``gfx942.toml``, ``x86_64.toml``. `held` judges
+a refusal by the statement that covers the case; a refusal without one is `unsupported`, listed as found by trying.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "chips"
 TRIED = "found by trying"
-"""`Record.remark` of a case that is `unsupported` because a trial was refused, and no statement says that it would be."""
+"""`Record.remark` of a case that is `unsupported` because a trial was refused, without a statement about it."""
 RUNS = "runs, although stated as unsupported"
-"""Begins `Record.remark` of a case that ran though a statement says that it would not."""
+"""Begin of `Record.remark` of a case that ran although stated as unsupported."""
 _RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _FIELDS = {
     "cases": toml.Field("a list of case ids or globs", toml.is_texts),
@@ -48,12 +47,12 @@ class ChipStatement:
     """One statement about a chip family.
 
     Attributes:
-        chip: The family: an architecture, such as ``sm_90``.
+        chip: Architecture of the family, such as ``sm_90``.
         cases: Case ids or globs, matched against whole ids.
-        supported: Whether the chip runs these cases.
+        supported: True if the chip runs these cases.
         since: First release of torch, major and minor, for which it is stated.
-        fact: What the source says.
-        source: URL of the maker's or torch's documentation or source; of docs/findings.md's repository where it was measured.
+        fact: Content of the source, in a sentence.
+        source: URL of the maker's or torch's documentation or source, or of docs/findings.md's repository.
     """
 
     chip: str
@@ -64,9 +63,9 @@ class ChipStatement:
     source: str
 
     def covers(self, case_id: str, torch: str) -> bool:
-        """Whether it speaks of a case under a version of torch."""
-        found = _RELEASE.match(torch)
-        known = found is not None and (int(found[1]), int(found[2])) >= self.since
+        """True if the statement is about a case under a version of torch."""
+        release = _RELEASE.match(torch)
+        known = release is not None and (int(release[1]), int(release[2])) >= self.since
         return known and any(fnmatch.fnmatchcase(case_id, glob) for glob in self.cases)
 
 
@@ -88,12 +87,12 @@ def load(architecture: str, folder: Path = FOLDER) -> tuple[ChipStatement, ...]:
 
 
 def held(record: Record, statements: tuple[ChipStatement, ...], torch: str) -> Record:
-    """A record, held against what is stored of its chip; the first statement that covers the case decides.
+    """Hold a record against the statements about its chip; the first that covers the case decides.
 
-    A case that the chip is stated to run and that was refused is a `fail`. One that it is stated not to run is `unsupported`
-    without a remark where it was refused, and has one where it ran. Any other record is returned as it is.
+    A refused case that the chip is stated to run is a `fail`. One that it is stated not to run is `unsupported` without
+    a remark where it was refused, and gets a remark where it ran. Other records are returned as they are.
     """
-    stated = next((one for one in statements if one.covers(record.case.id, torch)), None)
+    stated = next((statement for statement in statements if statement.covers(record.case.id, torch)), None)
     if stated is None:
         return record
     if record.verdict is Verdict.UNSUPPORTED:

@@ -1,11 +1,11 @@
 """The ledger: known failures of a device, each with a size, a reason, a link, an owner and an expiry date. No torch.
 
-An entry of verdict ``fail`` names the faults that it expects by their fields; one of verdict ``error`` finds an exception by a
-regular expression for its text. The size is what an entry has as ``at-most``: the class of the exception for ``error``, and for
-``fail`` a number, which `Fault.size` is held against; `accelcheck.core.fault.FaultKind` has the unit of each kind.
+An entry of verdict ``fail`` names the faults that it expects by their fields; one of verdict ``error`` finds an
+exception by a regular expression. Its size, ``at-most``, is the class of the exception for ``error``, and for ``fail``
+the largest `Fault.size`, in the unit of its `accelcheck.core.fault.FaultKind`.
 
-The ledgers of accelcheck allow 1.5 times the largest size that was seen, since processors and versions round differently; counts
-of elements are exact. ``benchmarks/ledger_sizes.py`` measures the sizes.
+The ledgers of accelcheck allow 1.5 times the largest measured size, since processors and versions round differently;
+counts of elements are exact. ``benchmarks/ledger_sizes.py`` measures the sizes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCHEMA = 3
-"""Version of the layout. In files of schema 2, which are read too, ``match`` of a ``fail`` is searched in the texts of faults."""
+"""Version of the layout. Schema 2, which is read too, finds the faults of a ``fail`` by ``match`` in their texts."""
 _OLDER = "entries of schema 1 had no size: give each an at-most, as docs/ledger.md says"
 FOLDER = Path(__file__).parent / "ledgers"
-"""The ledgers of accelcheck: ``all.toml`` for failures on every device, and one for each device, such as ``xla.toml``."""
-
+"""The ledgers of accelcheck: ``all.toml`` for every device, and one per device, such as ``xla.toml``."""
 TODO = "TODO"
-"""What a text begins with that a person has yet to write."""
+"""Begin of a text that a person has yet to write."""
 
 
 def _is_written(value: object) -> bool:
@@ -43,14 +42,14 @@ def _is_written(value: object) -> bool:
 
 _TEXT = toml.Field("a text, and no TODO; nobody can act on an expectation without one", _is_written)
 PARTS = ("path", "view", "draw", "expected", "got")
-"""Fields of a fault that an entry may name, by a glob or several."""
+"""Fields of a fault that an entry may name by globs."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.RAISED)
-"""Kinds of faults that an entry may name; exceptions are expected by entries of verdict ``error``."""
+"""Kinds of faults that an entry may name; entries of verdict ``error`` expect exceptions."""
 _GLOBS = toml.Field(
     "a text or a list of texts, in which * stands for any text and ? for one character",
     lambda value: (
         isinstance(value, str)
-        or (isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value))
+        or (isinstance(value, list) and bool(value) and all(isinstance(glob, str) for glob in value))
     ),
     required=False,
 )
@@ -61,7 +60,8 @@ _FIELDS = {
     "kind": toml.Field(", ".join(KINDS[:-1]) + f" or {KINDS[-1]}", lambda value: value in KINDS, required=False),
     **dict.fromkeys(PARTS, _GLOBS),
     "at-most": toml.Field(
-        "a number of 0 or more for fail (times the budget; 0 for faults without a size), the class of the exception for error",
+        "a number of 0 or more for fail (times the budget; 0 for faults without a size), "
+        "the class of the exception for error",
         lambda value: _is_written(value) or toml.is_number(value, 0.0, sys.float_info.max),
     ),
     "reason": _TEXT,
@@ -86,17 +86,17 @@ class Entry:
 
     Attributes:
         cases: Case ids or globs, matched against whole ids.
-        verdict: ``fail`` or ``error``: the expected verdict.
-        at_most: Largest size of a fault that is expected, or the class of an exception: see the module.
-        reason: What a maintainer needs to know to act on it.
-        link: Where it is reported or documented.
-        owner: Who can fix it.
-        expires: From this day on the entry does not apply, and its cases fail again.
+        verdict: Expected verdict, ``fail`` or ``error``.
+        at_most: Largest size of an expected fault, or the class of an exception: see the module.
+        reason: Facts that a maintainer needs in order to act on it.
+        link: URL or path of the report or documentation.
+        owner: Person or project that can fix it.
+        expires: First day on which the entry no longer applies, and its cases fail again.
         chips: Globs of the chips that fail so, and their runtimes, as in ``*, ATen AVX2``; empty for all. Chips round
-            differently: what one does just beyond a budget, another does just within it.
-        match: Regular expression, as RE2 has it, for the class and text of an exception; in ledgers of schema 2 also for `str` of a fault.
+            differently: one ends just beyond a budget, another just within it.
+        match: Regular expression of RE2 for class and text of an exception; in schema 2 also for `str` of a fault.
         kind: Kind of the faults; None where `match` finds them.
-        path: Globs of their paths, of which one has to fit; so for the other fields. Any fits where there is none.
+        path: Globs of their paths, of which one has to fit; none fits all. The same holds for the other fields.
         view: Globs of their views.
         draw: Globs of the draws that show them.
         expected: Globs of their expected results.
@@ -120,15 +120,15 @@ class Entry:
     got: tuple[str, ...] = ()
 
     def covers(self, case_id: str, today: dt.date) -> bool:
-        """Whether the entry applies to this case today."""
+        """True if the entry applies to this case today."""
         return today < self.expires and any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
     def on(self, chip: str) -> bool:
-        """Whether the entry applies to a chip."""
+        """True if the entry applies to a chip."""
         return not self.chips or any(fnmatch.fnmatchcase(chip, pattern) for pattern in self.chips)
 
     def finds(self, fault: Fault) -> bool:
-        """Whether the entry is about a fault, whatever its size."""
+        """True if the entry is about a fault, whatever its size."""
         if (self.verdict is Verdict.ERROR) is not (fault.kind is FaultKind.RAISED):
             return False
         if self.kind is None:
@@ -136,14 +136,14 @@ class Entry:
         return self.kind is fault.kind and all(_fits(getattr(fault, part), getattr(self, part)) for part in PARTS)
 
     def explains(self, fault: Fault) -> bool:
-        """Whether the entry expects a fault: it is about it, and its size is at most `at_most`."""
+        """True if the entry is about a fault whose size is at most `at_most`."""
         if not self.finds(fault):
             return False
         return fault.view == self.at_most if isinstance(self.at_most, str) else (fault.size or 0.0) <= self.at_most
 
     @property
     def names(self) -> str:
-        """What it names of faults, for people."""
+        """The fields of faults that the entry names, in words."""
         if self.kind is None:
             return f"match = {self.match!r}"
         parts = [f"{part} = {' or '.join(map(repr, globs))}" for part in PARTS if (globs := getattr(self, part))]
@@ -151,7 +151,7 @@ class Entry:
 
 
 def exception(fault: Fault) -> str:
-    """Class and text of an exception, which `Entry.match` finds; empty for other faults."""
+    """Class and text of an exception, for `Entry.match`; empty for other faults."""
     return f"{fault.view}: {fault.got}" if fault.kind is FaultKind.RAISED else ""
 
 
@@ -165,8 +165,8 @@ class Ledger:
     """All entries that apply to a run.
 
     Attributes:
-        entries: Of all files.
-        chips: The chip of each device, with its runtime; None where none is known: entries apply whatever their chips.
+        entries: Entries of all files.
+        chips: Chip and runtime by device; None where unknown: entries then apply whatever their chips.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -189,15 +189,15 @@ class Ledger:
         return tuple(entry for entry in self.entries if entry.covers(case_id, day) and (chip is None or entry.on(chip)))
 
     def of_any_size(self) -> Ledger:
-        """The same entries without their limits of size, which are of the suite's seeds."""
+        """The same entries without limits of size, which hold for the suite's seeds."""
         entries = tuple(replace(e, at_most=math.inf) if isinstance(e.at_most, float) else e for e in self.entries)
         return replace(self, entries=entries)
 
 
 def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
-    """Paths of the ledgers for these devices: accelcheck's, that for all devices, and those that packages ship with their devices.
+    """Paths of the ledgers for these devices: accelcheck's own, and those that packages ship with their devices.
 
-    A package's is the file ``ledgers/DEVICE.toml`` beside the module of the device's entry point.
+    The ledger of a package is the file ``ledgers/DEVICE.toml`` beside the module of the device's entry point.
     """
     paths = [path for name in ("all", *devices) if (path := FOLDER / f"{name}.toml").exists()]
     own = must_pass.stored()
@@ -206,7 +206,7 @@ def shipped(devices: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def unsteady(device: str) -> Ledger:
-    """Failures of a device with some seeds only. They concern the selftest: the suite has one seed a case, and uses `shipped`."""
+    """Failures of a device with some seeds, for the selftest; the suite has one seed per case, and uses `shipped`."""
     path = FOLDER / f"{device}-seeds.toml"
     return Ledger.load((path,)) if path.exists() else Ledger()
 
@@ -268,13 +268,13 @@ def _searchable(raw: toml.TomlTable) -> None:
 
 
 MOST_FAULTS = 20
-"""Faults that are kept of a failure that is expected."""
+"""Largest number of faults that are kept of an expected failure."""
 
 
 def hold(record: Record, ledger: Ledger) -> Record:
-    """Hold a record against the ledger: a failure that it expects whole is `xfail`, a pass that it expects to fail `xpass`.
+    """Hold a record against the ledger: expected faults alone give `xfail`, a pass against an entry gives `xpass`.
 
-    So a known failure does not hide a new one in the same case, nor one that has grown: `Record.known` then has what the entries expect.
+    A known failure hides neither a new nor a larger one in the same case: `Record.known` then has the outgrown entries.
     """
     entries = ledger.covering(record.case.id)
     if not entries:
@@ -287,20 +287,20 @@ def hold(record: Record, ledger: Ledger) -> Record:
     if not faults or not all(explained):
         return replace(record, known=tuple(_outgrown(entries, faults)))
     known = tuple(dict.fromkeys(_known(entry) for group in explained for entry in group))
-    reason = "; ".join(dict.fromkeys(f"{one.reason} ({one.link})" for one in known))
+    reason = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in known))
     return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=faults[:MOST_FAULTS], known=known, traceback="")
 
 
 def shown(record: Record) -> tuple[Fault, ...]:
-    """The faults of a record that entries are held against: those of a `fail`, and the exception of an `error`."""
+    """The faults of a record that entries explain: those of a `fail`, and the exception of an `error`."""
     if record.verdict is Verdict.ERROR and not record.code:
-        kind, _, said = record.reason.partition("\n")[0].partition(": ")
-        return (Fault(FaultKind.RAISED, "run", view=kind, got=said),)
+        kind, _, text = record.reason.partition("\n")[0].partition(": ")
+        return (Fault(FaultKind.RAISED, "run", view=kind, got=text),)
     return record.faults if record.verdict in {Verdict.FAIL, Verdict.XFAIL} else ()
 
 
 def _outgrown(entries: tuple[Entry, ...], faults: tuple[Fault, ...]) -> Iterator[Known]:
-    """For each fault that is known but larger than any entry expects: the entry that allows most."""
+    """For each known fault that is larger than any entry expects, the entry that allows most."""
     for fault in faults:
         known = [entry for entry in entries if entry.finds(fault)]
         if known and not any(entry.explains(fault) for entry in known):

@@ -38,10 +38,11 @@ class Limit:
 
     Attributes:
         cases: Globs of case ids.
-        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken where the whole interval is below),
-            ``memory-at-most`` (peak divided by FP32 eager's), ``first-call-at-most`` (seconds, with cold caches).
-        bound: The limit.
-        reason: Why it was set.
+        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken if all of the interval is
+            below), ``memory-at-most`` (peak divided by FP32 eager's), or ``first-call-at-most`` (seconds, with cold
+            caches).
+        bound: Value of the limit.
+        reason: Reason for which it was set.
     """
 
     cases: tuple[str, ...]
@@ -66,7 +67,7 @@ class Limit:
         )
 
     def covers(self, case_id: str) -> bool:
-        """Whether it applies to a case."""
+        """True if the limit applies to a case."""
         return any(fnmatch.fnmatchcase(case_id, pattern) for pattern in self.cases)
 
     def value(self, found: Mapping[str, Measurement]) -> float | None:
@@ -84,7 +85,7 @@ class Limit:
 
 
 def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
-    """All limits of some files.
+    """Read the limits of files.
 
     Raises:
         LimitError: A file cannot be read, or an entry is malformed.
@@ -93,10 +94,10 @@ def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
 
 
 def _load(path: Path) -> list[Limit]:
-    found = []
+    limits = []
     for entry in toml.read(path, "limit", _FIELDS, LimitError, SCHEMA):
         kinds = [kind for kind in KINDS if kind in entry.values]
         if not kinds:
             raise entry.wrong(KINDS[0], f"missing; expected at least one of {', '.join(KINDS)}")
-        found += [Limit(tuple(entry["cases"]), kind, float(entry[kind]), entry["reason"]) for kind in kinds]
-    return found
+        limits += [Limit(tuple(entry["cases"]), kind, float(entry[kind]), entry["reason"]) for kind in kinds]
+    return limits

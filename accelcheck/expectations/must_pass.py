@@ -1,11 +1,12 @@
 """Must-pass lists: the cases that a device of a class has to pass at each level, versioned and hashed. No torch.
 
-A package may ship a list with a device of its own: the file ``must_pass/DEVICE.txt`` beside the module of the device's entry point. It
-adds to the list `OTHERS`, and takes nothing out: a vendor cannot qualify by asking for less.
+A package may ship a list with its device: the file ``must_pass/DEVICE.txt`` beside the module of the device's entry
+point. It adds to the list `OTHERS` and takes nothing out: a vendor cannot qualify by asking for less.
 
-A list holds what the devices of its class declare to support, less what the shipped ledgers expect to fail, and less what a measured
-run of the class found `unsupported` by trying. Timed cases are in none, since their verdicts need a baseline of the same machine, nor are platform items, which an assessment counts.
-``nox -s regenerate`` makes the lists; a new case enters one when a run has passed it.
+A list holds the cases that devices of its class declare to support, less those that the shipped ledgers expect to fail,
+and less those that a measured run found `unsupported` by trying. It has no timed cases, which need a baseline of the
+same machine, and no platform items, which an assessment counts. ``nox -s regenerate`` makes the lists; a new case
+enters one when a run has passed it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class MustPassError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least that a whole run at a level has to show.
+    """Least numbers of a whole run at a level.
 
     Attributes:
-        cases: Executed cases.
-        techniques: Techniques with an executed case.
-        elements: Elements compared with the oracle; 0 where no run of the class was measured: devices differ in the structured
-            inputs that they take.
+        cases: Number of executed cases.
+        techniques: Number of techniques with an executed case.
+        elements: Number of elements compared with the oracle; 0 where no run of the class was measured, since devices
+            differ in the structured inputs that they take.
     """
 
     cases: int
@@ -58,12 +59,12 @@ class MustPass:
     """The list of one class of devices.
 
     Attributes:
-        kind: The class: a device's name, or `OTHERS`.
-        version: Raised whenever the list changes.
-        digest: SHA-256 of the file of the list, in hexadecimal digits; of the package's own file, for the list of a package.
-        measured: The highest level at which a run of the class confirmed the list; 0 where none did.
-        levels: The level of each case; its key is the case's id without the device: ``technique/workload/dtype/mode``.
-        floors: By level.
+        kind: Class: a device's name, or `OTHERS`.
+        version: Number that rises whenever the list changes.
+        digest: SHA-256 of the file, in hexadecimal digits; for the list of a package, of the package's own file.
+        measured: Highest level at which a run of the class confirmed the list; 0 where none did.
+        levels: Level by case id without the device: ``technique/workload/dtype/mode``.
+        floors: Least numbers by level.
     """
 
     kind: str
@@ -78,7 +79,7 @@ class MustPass:
         return {identity(key, device) for key, its in self.levels.items() if its <= level}
 
     def selected(self, selection: Selection, device: str) -> set[str]:
-        """The ids of the cases that a selection of the matrix has to contain; those of a selection by case ids are none."""
+        """The ids of the cases that a selection of the matrix has to contain; none for a selection by case ids."""
         if selection.cases:
             return set()
         return {
@@ -88,7 +89,7 @@ class MustPass:
         }
 
     def facts(self) -> dict[str, str | int]:
-        """What a journal's header says of the list."""
+        """The facts about the list in a journal's header."""
         return {"class": self.kind, "version": self.version, "sha256": self.digest}
 
 
@@ -102,13 +103,13 @@ def of(device: str) -> MustPass:
 
 
 def shipped(device: str) -> Path | None:
-    """The file of the list that a package ships with a device; None where there is none, and for accelcheck's own devices."""
+    """The file of the list that a package ships with a device; None without one, and for accelcheck's own devices."""
     return None if device in stored() else entry_points.beside(device, FOLDER, f"{device}{SUFFIX}")
 
 
 @functools.cache
 def _of_package(device: str) -> MustPass:
-    """The list `OTHERS`, and what the package of the device adds to it."""
+    """The list `OTHERS` with the additions of the device's package."""
     base = stored()[OTHERS]
     file = shipped(device)
     if file is None:
@@ -121,12 +122,12 @@ def _of_package(device: str) -> MustPass:
     return MustPass(
         own.kind,
         own.version,
-        own.digest,  # so that its file is found; that of the other list follows from accelcheck's version, which headers name
+        own.digest,  # accelcheck's version, which headers name, tells the other list
         own.measured,
         {**own.levels, **{key: min(its, own.levels.get(key, its)) for key, its in base.levels.items()}},
         {
-            level: Floor(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
-            for level, (one, other) in both.items()
+            level: Floor(*map(max, astuple(base_floor), astuple(own_floor)))
+            for level, (base_floor, own_floor) in both.items()
         },
     )
 
@@ -139,7 +140,7 @@ def stored() -> Mapping[str, MustPass]:
         MustPassError: A file is malformed.
     """
     folder = resources.files(__package__).joinpath(FOLDER)
-    files = sorted((one for one in folder.iterdir() if one.name.endswith(SUFFIX)), key=lambda one: one.name)
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(SUFFIX)), key=lambda file: file.name)
     return MappingProxyType(
         {(kind := file.name.removesuffix(SUFFIX)): parsed(kind, file.read_text(encoding="ascii")) for file in files}
     )

@@ -1,4 +1,4 @@
-"""Measurements that a command starts outside of the matrix: the compile curve, published claims, duets of two environments.
+"""Measurements outside of the matrix, started by commands: compile curve, published claims, duets, doctor.
 
 They use techniques and checks; nothing that pytest collects imports them.
 """

@@ -1,7 +1,7 @@
-"""The number of cheap statements from which on ``torch.compile`` is faster: eager beside static and dynamic compilation of a chain.
+"""The number of element-wise statements from which on ``torch.compile`` is faster: eager beside compiled chains.
 
-After a published experiment: element-wise statements on a few rows of 16 columns, where nearly all the time is the overhead of
-calling operators. A compiled chain of any length costs one kernel, and the overhead of entering it: guards and Python.
+A published experiment: on a few rows of 16 columns nearly all the time is the overhead of calling operators. A compiled
+chain of any length costs one kernel and the overhead of entering it, guards and Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Chain = Callable[[Tensor], Tensor]
 
 SETS = 4
-"""Number of inputs of the fixed shape, which calls take in turn."""
+"""Number of inputs of the fixed shape; calls take them in turn."""
 SCALE = 1.7
 LARGEST = 2.2
 """Largest magnitude of every statement's operand and result after the first: ``1.7 sin(x) + 0.5``."""
@@ -48,9 +48,9 @@ class Pair:
     """A chain, eager and compiled, both checked and warmed up; each call takes the next input.
 
     Attributes:
-        eager, compiled: Make one call.
-        facts: ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
-        check: Raises `WrongError` if the compiled chain has become wrong.
+        eager, compiled: Functions that make one call.
+        facts: Values of ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
+        check: Function that raises `WrongError` if the compiled chain has become wrong.
     """
 
     eager: Callable[[], object]
@@ -62,8 +62,7 @@ class Pair:
 def chain(count: int) -> Chain:
     """A chain of `count` element-wise statements on ``x``, out of place.
 
-    The statements are written out in a plain function: for eager, calling modules or a list of functions would cost as much as
-    the statements themselves.
+    They are written out in one function, since calling modules would cost eager as much as the statements themselves.
     """
     whole, rest = divmod(count, 5)
 
@@ -88,10 +87,9 @@ def chain(count: int) -> Chain:
 
 
 def allowed(count: int) -> float:
-    """Largest error of a correct FP32 chain: the rounding errors of all statements, propagated through the following ones.
+    """Largest error of a correct FP32 chain: rounding errors of all statements, propagated through those that follow.
 
-    No statement errs by more than `INEXACT_ULPS` units in the last place of `LARGEST`, and only the product amplifies
-    earlier errors.
+    A statement errs by at most `INEXACT_ULPS` units in the last place of `LARGEST`; the product alone amplifies errors.
     """
     each = INEXACT_ULPS * 2 * UNIT_ROUNDOFF["float32"] * LARGEST
     error = 0.0
@@ -101,7 +99,7 @@ def allowed(count: int) -> float:
 
 
 def measure(device: Device, counts: Sequence[int] = COUNTS) -> Iterator[Point | Gap]:
-    """The whole curve, count by count.
+    """Measure the curve, count by count.
 
     Args:
         device: An open device.
@@ -114,10 +112,10 @@ def measure(device: Device, counts: Sequence[int] = COUNTS) -> Iterator[Point | 
 
 
 def refusal(device: Device, form: Form) -> str:
-    """Why a form does not compile on this device; empty if it does. Also imports the compiler, which costs time once per process."""
-    found = compiler_capability(device)
-    if not found.ok:
-        return str(found)
+    """The reason why a form does not compile on this device; empty if it does. Imports the compiler."""
+    capability = compiler_capability(device)
+    if not capability.ok:
+        return str(capability)
     try:
         with compiled(device, 3, Shapes.FIXED, form):
             return ""
@@ -136,21 +134,32 @@ def point(device: Device, count: int, shapes: Shapes, form: Form, looks: Sequenc
     """Compile a chain, check it, and measure it beside eager; `looks` as in `accelcheck.measure.paired.compare`."""
     try:
         with compiled(device, count, shapes, form) as pair, undisturbed():
-            found = _beside(device, pair, looks)
+            comparison = _beside(device, pair, looks)
             pair.check()
     except Exception as error:  # noqa: BLE001 - as in `refusal`
         return Gap(count, shapes, form, brief(error))
-    eager, seconds = statistics.median(found.base), statistics.median(found.candidate)
-    return Point(count, shapes, form, eager, seconds, found.ratio, found.low, found.high, found.pairs, *pair.facts)
+    eager, seconds = statistics.median(comparison.base), statistics.median(comparison.candidate)
+    return Point(
+        count,
+        shapes,
+        form,
+        eager,
+        seconds,
+        comparison.ratio,
+        comparison.low,
+        comparison.high,
+        comparison.pairs,
+        *pair.facts,
+    )
 
 
 @contextlib.contextmanager
 def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator[Pair]:
-    """A chain and its compiled form, after the first pass over all shapes and a check of the results.
+    """Give a chain and its compiled form, after a first pass over all shapes and a check of the results.
 
     Raises:
         WrongError: The result is wrong, or nothing was compiled.
-        Exception: As the compiler raises it.
+        Exception: The compiler raised it.
     """
     inputs = _inputs(device, shapes)
     eager = chain(count)
@@ -228,7 +237,7 @@ def _check(count: int, eager: Chain, call: Chain, inputs: Sequence[Tensor]) -> N
 
 @contextlib.contextmanager
 def _recompiling(shapes: int) -> Iterator[None]:
-    """Allow a graph for each shape: beyond torch's default limit, shapes would run eagerly and be timed as compiled."""
+    """Allow a graph per shape: beyond torch's default limit, shapes would run eagerly and be timed as compiled."""
     from accelcheck.devices.torch_names import dynamo_config as config
 
     with config.patch(recompile_limit=max(shapes, recompile_limit()), fail_on_recompile_limit_hit=True):
@@ -236,10 +245,7 @@ def _recompiling(shapes: int) -> Iterator[None]:
 
 
 def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
-    """An empty cache of inductor in a folder of its own, so that compilation takes as long as the first time.
-
-    Needed for other backends too: Dynamo compiles its guards on sizes with inductor.
-    """
+    """An empty cache of inductor, so that compilation takes its full time; Dynamo's guards on sizes need it too."""
     from accelcheck.devices.torch_names import fresh_cache
 
     fresh: contextlib.AbstractContextManager[Any] = fresh_cache()
@@ -247,7 +253,7 @@ def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
 
 
 def _programs(device: Device) -> int | None:
-    """Number of programs that XLA has compiled in this process, where it caches them by content; None on other devices."""
+    """Number of programs that XLA has compiled in this process and caches by content; None on other devices."""
     if not device.has("torch-xla"):
         return None
     data = importlib.import_module("torch_xla.debug.metrics").metric_data("CompileTime")

@@ -25,7 +25,7 @@ _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "gra
 
 
 def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
-    """For people: a table for each kind of shapes, the gaps with their reasons, and where each form breaks even.
+    """The report as text: a table per kind of shapes, gaps with their reasons, and break-even points.
 
     Args:
         found: Points and gaps of one device.
@@ -33,7 +33,7 @@ def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
     """
     lines: list[str | Table] = []
     for shapes in Shapes:
-        points = [one for one in found if isinstance(one, Point) and one.shapes is shapes]
+        points = [point for point in found if isinstance(point, Point) and point.shapes is shapes]
         if points:
             lines += ["", f"{shapes} shapes: {SIZES[shapes]}, FP32, inference", _table(points)]
     absent = sorted({f"{gap.form}: {gap.reason}{_places(found, gap)}" for gap in found if isinstance(gap, Gap)})
@@ -55,13 +55,15 @@ def crossing(at: BreakEven) -> str:
 
 def as_json(found: Sequence[Point | Gap], limit: int) -> dict[str, Any]:
     """JSON-ready values: points and gaps in ascending order of counts, and the break-even points by name."""
-    ordered = sorted(found, key=lambda one: (one.count, one.shapes, one.form))
+    ordered = sorted(found, key=lambda point: (point.count, point.shapes, point.form))
     return {
         "columns": COLUMNS,
         "rows": {"fixed": [FIXED_ROWS], "varying": list(ROWS)},
         "recompile_limit": limit,
-        "points": [{**asdict(one), "repaid_after_calls": one.repaid} for one in ordered if isinstance(one, Point)],
-        "gaps": [asdict(one) for one in ordered if isinstance(one, Gap)],
+        "points": [
+            {**asdict(point), "repaid_after_calls": point.repaid} for point in ordered if isinstance(point, Point)
+        ],
+        "gaps": [asdict(gap) for gap in ordered if isinstance(gap, Gap)],
         "break_even": {f"{form}, {shapes} shapes": asdict(at) for form, shapes, at in _broken_even(found)},
     }
 
@@ -98,43 +100,44 @@ def _crossings(found: Sequence[Point | Gap]) -> Iterator[str]:
 
 
 def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
-    """The counts and shapes that a reason holds for; empty if it holds wherever the form was tried."""
-    tried = [one for one in found if one.form is gap.form]
-    alike = [one for one in tried if isinstance(one, Gap) and one.reason == gap.reason]
+    """Counts and shapes that a gap's reason holds for; empty if it holds wherever the form was tried."""
+    tried = [point for point in found if point.form is gap.form]
+    alike = [other for other in tried if isinstance(other, Gap) and other.reason == gap.reason]
     if len(alike) == len(tried):
         return ""
-    return " (" + ", ".join(f"{one.count} statements, {one.shapes} shapes" for one in alike) + ")"
+    return " (" + ", ".join(f"{point.count} statements, {point.shapes} shapes" for point in alike) + ")"
 
 
 def _notes(found: Sequence[Point | Gap], limit: int) -> Iterator[str]:
     yield (
-        "Each call takes the next of several inputs. The first pass is one call with each of them, compilation with empty caches "
-        "included; a form is paid back when the time saved by later calls equals the first pass's extra time."
+        "Each call takes the next of several inputs. The first pass is one call with each of them, compilation with "
+        "empty caches included; a form is paid back when the time saved by later calls equals the first pass's extra "
+        "time."
     )
-    graphs = max((one.graphs for one in found if isinstance(one, Point)), default=0)
+    graphs = max((point.graphs for point in found if isinstance(point, Point)), default=0)
     if graphs > limit:
         yield (
-            f"Static compilation makes a graph for each shape. By default torch stops at {limit} graphs of one function and runs other "
-            "shapes eagerly (recompile_limit); this measurement raised the limit."
+            f"Static compilation makes a graph for each shape. By default torch stops at {limit} graphs of one "
+            "function and runs other shapes eagerly (recompile_limit); this measurement raised the limit."
         )
-    if any(isinstance(one, Point) and one.programs == 0 for one in found):
+    if any(isinstance(point, Point) and point.programs == 0 for point in found):
         yield (
-            "XLA caches programs by content: a form with 0 programs reused those of the form before it, and its first pass is "
-            "shorter by their compilation."
+            "XLA caches programs by content: a form with 0 programs reused those of the form before it, and its first "
+            "pass is shorter by their compilation."
         )
 
 
 _COLOURS = {Form.STATIC: "#0072b2", Form.DYNAMIC: "#d55e00"}
-"""Colours of Okabe and Ito's palette, which can be told apart with colour-blindness."""
+"""Colours of Okabe and Ito's palette, distinct with colour-blindness."""
 
 
 def available() -> Capability:
-    """Whether pictures can be drawn."""
+    """Capability of drawing pictures: supported where matplotlib is installed."""
     return requires("matplotlib", 'pip install "accelcheck[plot]"')
 
 
 def draw(path: Path, found: Sequence[Point | Gap], title: str) -> None:
-    """Draw ratios with intervals over the number of statements, in one panel per kind of shapes, with the break-even range shaded.
+    """Draw ratios with intervals over the number of statements, a panel per kind of shapes; shades break-even ranges.
 
     Args:
         path: PNG file, in a folder that exists.
@@ -148,7 +151,7 @@ def draw(path: Path, found: Sequence[Point | Gap], title: str) -> None:
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(11, 5.2), layout="constrained")
     panels = figure.subplots(1, len(Shapes), sharey=True)
     for panel, shapes in zip(panels, Shapes, strict=True):
-        points = [one for one in found if isinstance(one, Point) and one.shapes is shapes]
+        points = [point for point in found if isinstance(point, Point) and point.shapes is shapes]
         panel.set_title(f"{shapes} shapes: {SIZES[shapes]}", fontsize=10)
         panel.set_xlabel("element-wise statements")
         panel.axhline(1.0, color="black", linewidth=1)

@@ -1,6 +1,6 @@
-"""What this machine can test, what it lacks, and what to do: the findings of `accelcheck doctor`. No torch.
+"""Findings of `accelcheck doctor`: testable devices, missing packages, and remedies. No torch.
 
-Everything that imports torch or opens a device happens in child processes, each with a limit of time.
+Child processes with a time limit import torch and open devices.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ SHARED = 64 * MIB
 DISK, LEAST_DISK = 2 * GIB, 64 * MIB
 """Free disk below which the folder of temporary files gets a note, and below which nothing runs."""
 MEMORY = 2 * GIB
-"""Free memory a worker below which there is a note: torch with its compiler and oracle, in the largest of the suite's cases."""
+"""Free memory per worker below which there is a note: torch with compiler and oracle, in the suite's largest case."""
 FILES = 1024
 """Open files below which there is a note: POSIX systems offer as many by default."""
 ASKED = 180.0
-"""Seconds that the child process which asks techniques may take."""
+"""Time limit in seconds of the child process that asks techniques."""
 
 
 class Grade(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -52,11 +52,11 @@ class Diagnosis:
     """One line of the report.
 
     Attributes:
-        topic: What it is about: torch, devices, packages, variables, machine, pytest.
+        topic: Section of the report: torch, devices, packages, variables, machine, pytest.
         grade: ``ok``, ``note`` (cases are left out, or results may differ) or ``problem`` (something is wrong).
-        fact: What was found.
-        action: What to do; empty where nothing is to be done.
-        stops: Whether nothing can be tested because of it.
+        fact: Finding in words.
+        action: Remedy; empty where none is needed.
+        stops: True if nothing can be tested because of it.
     """
 
     topic: str
@@ -75,8 +75,8 @@ class Examination:
     """All findings, and the devices.
 
     Attributes:
-        findings: In the order in which they are shown.
-        statuses: By device: whether it can be tested.
+        findings: Findings in the order in which they are shown.
+        statuses: Status by device.
     """
 
     findings: tuple[Diagnosis, ...]
@@ -85,25 +85,26 @@ class Examination:
     @property
     def present(self) -> list[str]:
         """Names of the devices that can be tested."""
-        return [] if any(one.stops for one in self.findings) else [n for n, one in self.statuses.items() if one.present]
+        stopped = any(finding.stops for finding in self.findings)
+        return [] if stopped else [name for name, status in self.statuses.items() if status.present]
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON-ready values."""
         return {
             "testable": self.present,
-            "findings": [one.as_json() for one in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
             "devices": {name: status.as_json() for name, status in self.statuses.items()},
         }
 
 
 def examine(timeout: float = TIMEOUT) -> Examination:
-    """Look at everything.
+    """Examine torch, devices, packages, variables, the machine, and pytest in this folder.
 
     Args:
-        timeout: Seconds that a device has to answer.
+        timeout: Seconds in which a device has to answer.
     """
     needs = requirements.needed()
-    found = [*_core(needs)]
+    findings = [*_core(needs)]
     statuses: dict[str, Status] = {}
     facts: HostFacts | None = None
     told: list[Message] = []
@@ -111,20 +112,20 @@ def examine(timeout: float = TIMEOUT) -> Examination:
         statuses, facts = probe(None, timeout)
         present = [name for name, status in statuses.items() if status.present]
         told, ended = _asked(present, autoload=facts.autoload)
-        statuses |= {one.device: one for one in _foreign(told)}
-        found += _after(told, ended)
+        statuses |= {status.device: status for status in _foreign(told)}
+        findings += _after(told, ended)
     else:
         statuses = {name: Status(name, device.detect()) for name, device in builtin().items()}
-    found += _devices(statuses, facts)
-    found += _packages(needs, statuses, told)
-    found += _variables()
-    found += _machine()
-    found += _pytest(told)
-    return Examination(tuple(found), statuses)
+    findings += _devices(statuses, facts)
+    findings += _packages(needs, statuses, told)
+    findings += _variables()
+    findings += _machine()
+    findings += _pytest(told)
+    return Examination(tuple(findings), statuses)
 
 
 def _core(needs: Sequence[Needed]) -> Iterator[Diagnosis]:
-    """What PyTorch is here, and what accelcheck itself requires."""
+    """Report the installed PyTorch and the packages that accelcheck itself requires."""
     yield Diagnosis("torch", Grade.OK, f"Python {platform.python_version()} on {platform.platform()}")
     if not needs:
         yield Diagnosis(
@@ -134,19 +135,19 @@ def _core(needs: Sequence[Needed]) -> Iterator[Diagnosis]:
             f"{requirements.pip()} install -e FOLDER, with the folder of its pyproject.toml",
             stops=True,
         )
-    wrong = [one for one in needs if not one.extra and not one.met]
-    for one in needs:
-        if one.name == "torch" and one.met:
-            yield Diagnosis("torch", Grade.OK, f"torch {one.installed}; supported: {one.wanted}")
-    for one in wrong:
-        have = f"{one.name} {one.installed} is outside of what accelcheck supports: {one.wanted}"
+    wrong = [need for need in needs if not need.extra and not need.met]
+    for need in needs:
+        if need.name == "torch" and need.met:
+            yield Diagnosis("torch", Grade.OK, f"torch {need.installed}; supported: {need.wanted}")
+    for need in wrong:
+        have = f"{need.name} {need.installed} is outside of what accelcheck supports: {need.wanted}"
         yield Diagnosis(
             "torch",
             Grade.PROBLEM,
-            have if one.installed else f"{one.name} is not installed; accelcheck requires {one.words}",
-            f"{requirements.pip()} install '{one.words}'"
-            + (" (a build for your device: https://pytorch.org/get-started/locally)" if one.name == "torch" else ""),
-            stops=not one.installed,
+            have if need.installed else f"{need.name} is not installed; accelcheck requires {need.words}",
+            f"{requirements.pip()} install '{need.words}'"
+            + (" (a build for your device: https://pytorch.org/get-started/locally)" if need.name == "torch" else ""),
+            stops=not need.installed,
         )
     for module, names in requirements.rivals().items():
         bare = " ".join(name.partition(" ")[0] for name in names)
@@ -160,13 +161,13 @@ def _core(needs: Sequence[Needed]) -> Iterator[Diagnosis]:
 
 
 def _asked(names: Sequence[str], *, autoload: bool) -> tuple[list[Message], str]:
-    """What the child says about techniques, forks and pytest, and why it ended early; empty if it did not."""
+    """The child's messages about techniques, forks and pytest, and why it ended early; empty if it did not."""
     words = calling("accelcheck.experiments.doctor_child:main", *names, parent=True)
     environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **({} if autoload else {AUTOLOAD: "0"})}
     with Child(words, environ) as child:
         end = child.wait(ASKED, since=child.started)
         told = child.messages()
-        stage = next((str(one["stage"]) for one in reversed(told) if "stage" in one), "start")
+        stage = next((str(message["stage"]) for message in reversed(told) if "stage" in message), "start")
         why = "" if stage == "done" else f"the process {end} during: {stage}: {child.last(1) or 'it printed nothing'}"
     return told, why
 
@@ -179,7 +180,7 @@ def _foreign(told: Sequence[Message]) -> Iterator[Status]:
 
 
 def _after(told: Sequence[Message], ended: str) -> Iterator[Diagnosis]:
-    """What the child found, or why it did not get to the end."""
+    """Report the child's early end, and whether forks compute."""
     if ended:
         yield Diagnosis("torch", Grade.PROBLEM, f"torch and the techniques could not be asked: {ended}")
     for message in told:
@@ -201,12 +202,14 @@ def _after(told: Sequence[Message], ended: str) -> Iterator[Diagnosis]:
 
 def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Diagnosis]:
     for name, status in statuses.items():
-        capability, found = status.capability, status.fingerprint
-        if found is not None and status.present:
-            memory = f", {found.memory / GIB:.0f} GiB each" if found.memory else ""
-            driver = f", driver {found.driver}" if found.driver else ""
-            versions = ", ".join(f"{package} {number}" for package, number in sorted(found.versions.items()))
-            fact = f"{name}: {found.chip} x {found.count}{memory}{driver}, {found.runtime}, {versions}"
+        capability, fingerprint = status.capability, status.fingerprint
+        if fingerprint is not None and status.present:
+            memory = f", {fingerprint.memory / GIB:.0f} GiB each" if fingerprint.memory else ""
+            driver = f", driver {fingerprint.driver}" if fingerprint.driver else ""
+            versions = ", ".join(f"{package} {number}" for package, number in sorted(fingerprint.versions.items()))
+            fact = (
+                f"{name}: {fingerprint.chip} x {fingerprint.count}{memory}{driver}, {fingerprint.runtime}, {versions}"
+            )
             yield Diagnosis("devices", Grade.OK, fact)
             if told := status.told():
                 yield Diagnosis("devices", Grade.OK, f"{name}: {told}")
@@ -233,7 +236,7 @@ def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterato
 
 
 def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Sequence[Message]) -> Iterator[Diagnosis]:
-    """What techniques lack, by what installs it; then what no technique asks for."""
+    """Report missing packages of techniques by the command that installs them, then extras and the compiler."""
     cuda = statuses["cuda"].fingerprint if "cuda" in statuses else None
     major = host.cuda_major(cuda.runtime if cuda else "", hardware.nvidia().driver)
     present = [str(message["device"]) for message in told if "missing" in message]
@@ -270,23 +273,23 @@ def _extra(extra: str, parts: Sequence[Needed], *, asked: bool) -> Iterator[Diag
 
 
 def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple[dict[str, int], list[str]]]:
-    """What is missing, by reason and command: cases by device, and the techniques and workloads that need it."""
-    found: dict[tuple[str, str], tuple[dict[str, int], list[str]]] = {}
+    """Missing packages by reason and command: cases by device, and the techniques and workloads that need them."""
+    lacking: dict[tuple[str, str], tuple[dict[str, int], list[str]]] = {}
     for message in told:
-        for one in message.get("missing", ()):
-            action = str(one["action"])
+        for entry in message.get("missing", ()):
+            action = str(entry["action"])
             if message["device"] == "cuda" and major and ("accelcheck[onnx]" in action or "cupy" in action):
                 action = requirements.install(f"cuda{major}")
-            counts, names = found.setdefault((str(one["reason"]), action), ({}, []))
-            counts[str(message["device"])] = int(one["cases"])
-            names += [str(name) for name in one["names"] if name not in names]
-    return found
+            counts, names = lacking.setdefault((str(entry["reason"]), action), ({}, []))
+            counts[str(message["device"])] = int(entry["cases"])
+            names += [str(name) for name in entry["names"] if name not in names]
+    return lacking
 
 
 def _compiler() -> Diagnosis:
-    name, said = host.compiler()
-    if said:
-        return Diagnosis("packages", Grade.OK, f"C++ compiler: {said}")
+    name, version = host.compiler()
+    if version:
+        return Diagnosis("packages", Grade.OK, f"C++ compiler: {version}")
     return Diagnosis(
         "packages",
         Grade.NOTE,
@@ -296,11 +299,11 @@ def _compiler() -> Diagnosis:
 
 
 def _variables() -> Iterator[Diagnosis]:
-    """Variables that are set and change results, speed or how a run begins."""
+    """Report variables that are set and change results, speed or the start of a run."""
     devices = builtin().values()
     declared = [name for device in devices for name in device.variables]
-    found = host.variables(declared)
-    for name, value in found.items():
+    values = host.variables(declared)
+    for name, value in values.items():
         if name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD" and value:
             fact = f"{name}={value}: pytest loads neither accelcheck nor its workers"
             yield Diagnosis(
@@ -312,7 +315,7 @@ def _variables() -> Iterator[Diagnosis]:
         else:
             fact = f"{name}={value}: may change results, speed or how a run begins"
             yield Diagnosis("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
-    if not found:
+    if not values:
         yield Diagnosis("variables", Grade.OK, "none is set that is known to change results or speed")
 
 
@@ -345,25 +348,25 @@ def _machine() -> Iterator[Diagnosis]:
 
 
 def _shared() -> Diagnosis:
-    found = host.shared_memory()
-    if found is None:
+    space = host.shared_memory()
+    if space is None:
         return Diagnosis("machine", Grade.NOTE, "there is no /dev/shm, which DataLoader workers and collectives use")
-    fact = f"{found.place}: {_size(found.free)} of {_size(found.total)} free"
-    if found.free > SHARED:
+    fact = f"{space.place}: {_size(space.free)} of {_size(space.total)} free"
+    if space.free > SHARED:
         return Diagnosis("machine", Grade.OK, fact)
     action = "docker run --shm-size=2g: DataLoader workers and collectives end with SIGBUS where it is full"
     return Diagnosis("machine", Grade.NOTE, fact, action)
 
 
 def _disk() -> Diagnosis:
-    found = host.temporary()
-    if found is None:
+    space = host.temporary()
+    if space is None:
         action = "set TMPDIR to a folder that can be written"
         return Diagnosis("machine", Grade.PROBLEM, "no folder for temporary files can be written", action, stops=True)
-    fact = f"temporary files in {found.place}: {_size(found.free)} of {_size(found.total)} free"
-    if found.free >= DISK:
+    fact = f"temporary files in {space.place}: {_size(space.free)} of {_size(space.total)} free"
+    if space.free >= DISK:
         return Diagnosis("machine", Grade.OK, fact)
-    little = found.free < LEAST_DISK
+    little = space.free < LEAST_DISK
     action = "set TMPDIR to a folder with more room: compiled code and references lie there"
     return Diagnosis("machine", Grade.PROBLEM if little else Grade.NOTE, fact, action, stops=little)
 
@@ -382,7 +385,7 @@ def _tracing() -> Diagnosis:
 
 
 def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
-    """Whether pytest starts in this folder, and what in it was seen to change runs."""
+    """Report whether pytest starts in this folder, and settings of the folder that change runs."""
     for message in told:
         if "plugins" in message:
             fact = f"pytest does not start here, or a plugin raises: {message['plugins']}"
@@ -391,26 +394,26 @@ def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
             yield Diagnosis("pytest", Grade.PROBLEM, f"not loaded: {reason}", "repair or uninstall its package")
         if "pytest" not in message:
             continue
-        found: dict[str, Any] = message["pytest"]
+        settings: dict[str, Any] = message["pytest"]
         wrong = False
-        words = [str(word) for word in found["words"]]
-        words += [f"timeout = {found['timeout']}"] if found["timeout"] else []
+        words = [str(word) for word in settings["words"]]
+        words += [f"timeout = {settings['timeout']}"] if settings["timeout"] else []
         words += [f"PYTEST_TIMEOUT={os.environ['PYTEST_TIMEOUT']}"] if os.environ.get("PYTEST_TIMEOUT") else []
         for word in words:
             wrong = True
-            yield _interfering(word, str(found["ini"]))
-        if not found["accelcheck"]:
+            yield _interfering(word, str(settings["ini"]))
+        if not settings["accelcheck"]:
             wrong = True
             action = f"{requirements.pip()} install {requirements.source()}"
             yield Diagnosis("pytest", Grade.PROBLEM, "pytest does not load accelcheck's plugin", action, stops=True)
         if not wrong:
             yield Diagnosis(
-                "pytest", Grade.OK, "pytest starts in this folder, with accelcheck" + " and workers" * found["xdist"]
+                "pytest", Grade.OK, "pytest starts in this folder, with accelcheck" + " and workers" * settings["xdist"]
             )
 
 
 def _interfering(word: str, ini: str) -> Diagnosis:
-    """What an option of a plugin was seen to do to cases."""
+    """The effect on cases of a plugin's option."""
     place = f" (in {ini} or PYTEST_ADDOPTS)"
     if word == "--forked":
         fact = f"{word}{place}: with pytest-forked every case is a `crash`, because its child may not start others"
@@ -418,8 +421,9 @@ def _interfering(word: str, ini: str) -> Diagnosis:
             "pytest", Grade.PROBLEM, fact, "remove it: cases run in processes of their own already", stops=True
         )
     if "timeout" in word.lower():
-        fact = f"{word}{place}: with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
-        return Diagnosis("pytest", Grade.PROBLEM, fact, "use --accel-timeout=SECONDS, and give -p no:timeout")
+        fact = "with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
+        action = "use --accel-timeout=SECONDS, and give -p no:timeout"
+        return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: {fact}", action)
     return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.capability import Capability, Code
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 LEVEL = 2
 """Level of the cases that are counted."""
 _INSTALLABLE = frozenset({Code.NO_PACKAGE, Code.WRONG_VERSION, Code.WRONG_BUILD})
-"""Codes of answers that another package would change."""
+"""Codes of refusals that another package would lift."""
 _WORD = re.compile(
     r"(?:^|[\s='\"])(--forked|--timeout(?:=|\s)\S+|-p\s*no:(?:accelcheck|xdist|benchmark))(?=$|[\s'\"\]])"
 )
-"""Words of pytest's options that were seen to change what a run does: `accelcheck.experiments.doctor` says how."""
+"""Options of pytest that change runs; `accelcheck.experiments.doctor` says how."""
 
 
 def main(names: Sequence[str]) -> None:
-    """Say, message by message, what was found, for devices that are present; the process then ends without tearing backends down.
+    """Send the findings, message by message, and end the process without tearing backends down.
 
     Args:
-        names: Of the devices.
+        names: Names of devices that are present.
     """
     _answer(names)
     end_at_once()
@@ -87,7 +87,7 @@ def _of_pytest(config: pytest.Config) -> dict[str, Any]:
     """Plugins and settings of this folder that change how cases run."""
     manager = config.pluginmanager
     text = config.inipath.read_text(encoding="utf-8", errors="replace") if config.inipath is not None else ""
-    words = sorted({found.strip() for found in _WORD.findall(f"{text}\n{os.environ.get('PYTEST_ADDOPTS', '')}")})
+    words = sorted({word.strip() for word in _WORD.findall(f"{text}\n{os.environ.get('PYTEST_ADDOPTS', '')}")})
     return {
         "ini": str(config.inipath or ""),
         "words": words,
@@ -98,7 +98,7 @@ def _of_pytest(config: pytest.Config) -> dict[str, Any]:
 
 
 def _missing(known: Matrix, device: Device) -> list[dict[str, Any]]:
-    """What techniques and tasks lack on a device that a person can install: reason, command, and how much it costs."""
+    """Installable packages that techniques and tasks lack on a device: reason, command, names, number of cases."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     counts: dict[tuple[str, str], int] = defaultdict(int)
     levels = _cases(known)
@@ -116,17 +116,14 @@ def _missing(known: Matrix, device: Device) -> list[dict[str, Any]]:
             groups[key].append(name)
             counts[key] += sum(number for (_, workload), number in levels.items() if workload == name)
     return [
-        {"reason": reason, "action": action, "names": sorted(found), "cases": counts[reason, action]}
-        for (reason, action), found in sorted(groups.items())
+        {"reason": reason, "action": action, "names": sorted(names), "cases": counts[reason, action]}
+        for (reason, action), names in sorted(groups.items())
     ]
 
 
-def _cases(known: Matrix) -> dict[tuple[str, str], int]:
+def _cases(known: Matrix) -> Counter[tuple[str, str]]:
     """Number of cases up to `LEVEL` on one device, by technique and workload."""
-    found: dict[tuple[str, str], int] = defaultdict(int)
-    for case in known.cases(Selection(("any",), level=LEVEL)):
-        found[case.technique, case.workload] += 1
-    return found
+    return Counter((case.technique, case.workload) for case in known.cases(Selection(("any",), level=LEVEL)))
 
 
 def _asked(ask: Callable[..., object], *device: Device) -> Capability | None:

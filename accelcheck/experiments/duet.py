@@ -1,7 +1,7 @@
 """Compares the speed of two environments on this machine, case by case, in pairs of processes that run in turns.
 
-The parent never imports torch; the environments may have different versions of torch and of accelcheck. Messages of the
-processes are parsed by schema. A case that crashes or hangs is reported, and the other cases continue in new processes.
+The parent never imports torch, since the environments may have other versions of torch and accelcheck. After a case
+that crashes or hangs, the others continue in new processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """An environment: versions, the device's driver and runtime, and whether only one process at a time can hold the device."""
+    """An environment: versions, driver and runtime, and whether only one process at a time can hold the device."""
 
     python: str
     torch: str
@@ -59,14 +59,13 @@ class DuetCase:
     """One case.
 
     Attributes:
-        case: Its id.
-        samples: For each side, one sample a process.
-        absent: Why a side has no figures or no further ones, by the side's name: the case does not exist, is wrong, crashes or
-            hangs there.
-        broken: The sides on which it is wrong, crashes or hangs; not those on which it does not exist.
-        apart: Whether its processes run one after the other: the device allows only one process, or the case failed beside
-            another process, which may have held memory that it needs.
-        found: The result of the pairs; None before the first look.
+        case: Id of the case.
+        samples: One sample per process, for each side.
+        absent: Reason why a side has no further figures, by its name: the case is absent, is wrong, crashes or hangs.
+        broken: Names of the sides on which it is wrong, crashes or hangs.
+        apart: True if its processes run one after the other: the device allows only one, or the case failed beside
+            another, which may have held memory that it needs.
+        found: Result of the pairs; None before the first look.
     """
 
     case: str
@@ -78,12 +77,12 @@ class DuetCase:
 
     @property
     def open(self) -> bool:
-        """Whether more pairs may still decide it."""
+        """True if more pairs may still decide it."""
         return not self.absent and (self.found is None or self.found.answer is SpeedVerdict.UNDECIDED)
 
     @property
     def worse(self) -> bool:
-        """Whether B is slower, or fails where A does not."""
+        """True if B is slower, or fails where A does not."""
         if self.absent:
             return "B" in self.broken and "A" not in self.absent
         return self.found is not None and self.found.answer is SpeedVerdict.SLOWER
@@ -96,17 +95,17 @@ class DuetCase:
 
 
 def located(word: str) -> str:
-    """The absolute path of an interpreter, from a path or a name on PATH. A link stays one: a virtual environment's is.
+    """The absolute path of an interpreter from a path or a name on PATH; links, as of virtual environments, stay.
 
     Raises:
         SideError: It does not exist.
     """
-    found = shutil.which(word)
-    if found is None:
+    path = shutil.which(word)
+    if path is None:
         raise SideError(
             f"expected the path of a python executable such as /env/bin/python, got {word}, which is not one"
         )
-    return str(Path(found).absolute())
+    return str(Path(path).absolute())
 
 
 def run_pairs(
@@ -121,9 +120,9 @@ def run_pairs(
 
     Args:
         sides: A and B.
-        selection: Of one device; each side selects from its own matrix.
-        tell: Called with what is being done, and with the number of pairs measured since the last call.
-        looks: Numbers of pairs after which to look, ascending, from 2 on. Decided cases are not measured again.
+        selection: Cases of one device; each side selects from its own matrix.
+        tell: Called with a line of progress, and the number of pairs measured since the last call.
+        looks: Numbers of pairs after which to look, ascending, from 2 on; decided cases are not measured again.
         margin: Relative difference from which a case counts as slower or faster.
         timeout: Seconds that a process may be silent.
 
@@ -164,12 +163,12 @@ def medians(samples: Sequence[ProcessSample]) -> ProcessSample:
 
 def _merged(case: str, sides: tuple[DuetSide, DuetSide], own: tuple[DuetCase | None, DuetCase | None]) -> DuetCase:
     row = DuetCase(case)
-    for side, found in zip(sides, own, strict=True):
-        if found is None:
+    for side, judged in zip(sides, own, strict=True):
+        if judged is None:
             row.lose(side, "its matrix has no such case", broken=False)
         else:
-            row.absent |= found.absent
-            row.broken |= found.broken
+            row.absent |= judged.absent
+            row.broken |= judged.broken
     return row
 
 
@@ -198,15 +197,17 @@ def _judged(side: DuetSide, selection: Selection, timeout: float) -> Process:
 def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
     """Facts of a side, and its cases, from its messages."""
     side = process.side
-    said: Message = {name: value for message in process.messages for name, value in message.items()}
-    if "refused" in said:
-        raise (AbsentError if said.get("absent") else SideError)(f"{side}: {said['refused']}")
-    if "hello" not in said:
+    merged: Message = {name: value for message in process.messages for name, value in message.items()}
+    if "refused" in merged:
+        raise (AbsentError if merged.get("absent") else SideError)(f"{side}: {merged['refused']}")
+    if "hello" not in merged:
         raise SideError(
-            f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them there, or name a "
-            f"checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
+            f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them "
+            f"there, or name a checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
         )
-    return _facts(side, said["hello"]), {str(case): DuetCase(str(case)) for case in _typed(side, said, "cases", list)}
+    return _facts(side, merged["hello"]), {
+        str(case): DuetCase(str(case)) for case in _typed(side, merged, "cases", list)
+    }
 
 
 def _measured(
@@ -259,23 +260,23 @@ def _answers(process: Process) -> tuple[dict[str, Message], str]:
 def _failures(
     rows: Sequence[DuetCase], processes: Sequence[Process], answered: Sequence[DuetCase]
 ) -> list[tuple[DuetCase, DuetSide, str, bool]]:
-    """Cases without a figure, the side at fault, why, and whether the case is broken there.
+    """Cases without a figure, the side at fault, the reason, and whether the case is broken there.
 
-    If a process ended during a case, that case; if a process answered nothing, every case: the next process would not reach
-    them either.
+    A process that ended during a case fails that case; one that answered nothing fails all, since the next would not
+    reach them either.
     """
-    found = []
+    failures = []
     for process in processes:
         answers, begun = _answers(process)
         for row in rows:
             message = answers.get(row.case, {})
             if "wrong" in message:
                 wrong = _typed(process.side, message, "wrong", str)
-                found.append((row, process.side, wrong, _typed(process.side, message, "broken", bool)))
+                failures.append((row, process.side, wrong, _typed(process.side, message, "broken", bool)))
             elif row.case == begun and process.ended is not None:  # else it was given up with the other
-                found.append((row, process.side, _end(process), True))
-    if found or answered:
-        return found
+                failures.append((row, process.side, _end(process), True))
+    if failures or answered:
+        return failures
     over = [process for process in processes if process.ended is not None]
     return [(row, process.side, f"not reached: {_end(process)}", True) for process in over for row in rows]
 

@@ -1,7 +1,7 @@
 """One process of a duet: judges or measures cases in its own environment, and reports to the parent.
 
-Its messages are: what the environment is, which cases it has, each case as it begins, and the result of each case.
-Run by `accelcheck.experiments.duet` as ``python -m accelcheck.experiments.duet_process JOB``, without the launcher of
+Its messages are the environment, the ids of its cases, and the begin and the result of each case.
+`accelcheck.experiments.duet` runs ``python -m accelcheck.experiments.duet_process JOB``, without the launcher of
 `accelcheck.core.processes`, so that an accelcheck of another version can say which protocol it speaks.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 PROTOCOL = 3
 """Version of the messages between parent and child."""
 SECONDS = 0.5
-"""Time in which a process measures a case, half of it with the case itself. Processes differ by more than longer ones would gain."""
+"""Seconds in which a process measures a case, half of them with eager; longer ones gain less than processes differ."""
 TURN = 0.05
-"""Seconds after which the other process has its turn: long compared with a change of turns, short compared with disturbances."""
+"""Length of a turn in seconds: long beside a change of turns, short beside disturbances."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class _Worker:
     folder: Path
 
     def judged(self, case: Case) -> dict[str, Any]:
-        """Whether a case is right, judged in the mode that is timed: wrong cases are not measured."""
+        """Judge a case in the mode that is timed; wrong cases are not measured."""
         from accelcheck.checks.execute import Bench
         from accelcheck.core.capability import SUPPORTED
         from accelcheck.devices.base import Status
@@ -149,9 +149,8 @@ class _Worker:
         record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
         if record.verdict is Verdict.PASS:
             return {}
-        why = (
-            f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
-        )  # a refusal says its verdict itself
+        # A refusal says its verdict itself.
+        why = f"{record.verdict}: {record.headline}" if record.verdict.executed else record.headline
         return {"wrong": why, "broken": not record.verdict.green}
 
     def measured(self, case: Case, turns: Turns) -> dict[str, Any]:
@@ -163,14 +162,14 @@ class _Worker:
 
         technique, workload = self.known.techniques[case.technique], self.known.workloads[case.workload]
         try:
-            found = speed.ratio(
+            comparison = speed.ratio(
                 Trial(case, technique, workload, self.device, Store(self.folder)), (SECONDS,), turns.now
             )
-        except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
+        except Exception as error:  # noqa: BLE001 - workloads, techniques and backends may raise anything
             return {"wrong": f"error: {type(error).__name__}: {error}".partition("\n")[0], "broken": True}
         finally:
             technique.finish()
-        return {"seconds": duet.latency(found.candidate), "to_eager": found.ratio}
+        return {"seconds": duet.latency(comparison.candidate), "to_eager": comparison.ratio}
 
 
 if __name__ == "__main__":

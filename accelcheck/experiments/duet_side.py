@@ -1,6 +1,6 @@
-"""A process of a duet, as the parent sees it: it runs while it has the turn, and is stopped while the other one has it. No torch.
+"""A process of a duet, as the parent sees it: it runs in its turns, and is stopped in the other one's. No torch.
 
-It stops itself at the end of a turn: its threads, such as OpenMP's, which may spin for longer than a turn, stop with it.
+It stops itself at the end of a turn, and so its threads, such as OpenMP's, which may spin for longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accelcheck.core.processes import Message
 
 LINES = 5
-"""Last lines of a process's output that are shown."""
+"""Number of last lines of output that are shown."""
 
 
 class SideError(RuntimeError):
@@ -48,21 +48,21 @@ class DuetSide:
 
 
 class Process:
-    """A child process; it starts with its first turn. A context, which ends the process and everything that it has started.
+    """A child process that starts with its first turn; leaving the context ends it and its descendants.
 
     Attributes:
-        side: The environment that it runs in.
-        messages: What it has reported.
-        ended: How it ended, and empty if it did everything; None while it may have another turn, or was given up.
+        side: Environment that it runs in.
+        messages: Messages so far.
+        ended: Description of its end, empty if it did everything; None while it may have another turn, or was given up.
     """
 
     def __init__(self, side: DuetSide, arguments: Sequence[str], timeout: float) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         Args:
-            side: Gives interpreter and environment.
-            arguments: Of the interpreter.
-            timeout: Seconds that it may be silent within a turn.
+            side: Interpreter and environment.
+            arguments: Arguments of the interpreter.
+            timeout: Longest silence within a turn, in seconds.
         """
         self.side = side
         self.messages: list[Message] = []
@@ -80,12 +80,12 @@ class Process:
 
     @property
     def died(self) -> bool:
-        """Whether it ended before it did everything."""
+        """True if it ended before it did everything."""
         return bool(self.ended)
 
     @property
     def done(self) -> int:
-        """How many cases it has answered."""
+        """Number of answered cases."""
         return sum("done" in message for message in self.messages)
 
     def turn(self) -> None:
@@ -118,10 +118,10 @@ class Process:
 
 
 def together(pair: Sequence[Process], first: int) -> None:
-    """Let two processes run in turns, A B B A, until both have ended or one has died. Neither gets a case ahead of the other.
+    """Let two processes run in turns, A B B A, until both have ended or one has died; neither gets a case ahead.
 
     Args:
-        pair: Not started yet.
+        pair: Processes that are not started yet.
         first: Number of the pair: in every other pair the second process begins.
     """
     for number in itertools.count(first):

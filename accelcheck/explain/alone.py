@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECONDS = 300.0
-"""That a script may take."""
+"""Time limit of a script."""
 
 
 def alone(path: Path, meanings: Mapping[int, str], limit: float | None = SECONDS) -> str:
-    """A sentence about how a script ends.
+    """Run a script in a fresh process; a sentence about how it ends.
 
     Args:
         path: The script; it runs in its own folder.
-        meanings: What exit statuses mean.
+        meanings: Text for each exit status.
         limit: Seconds after which it is killed; None for no limit.
     """
     folders = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
@@ -43,7 +43,7 @@ def alone(path: Path, meanings: Mapping[int, str], limit: float | None = SECONDS
         return f"run alone, it {End(0, limit or 0.0)}"
     if ended.returncode < 0:
         return f"run alone, it {End(ended.returncode)}"
-    said = ended.stdout.strip()
-    last = next(reversed((said or ended.stderr.strip()).splitlines()), "it printed nothing")
-    meaning = meanings.get(ended.returncode, "an error") if said else "an error"  # an exception exits with 1 too
+    printed = ended.stdout.strip()
+    last = next(reversed((printed or ended.stderr.strip()).splitlines()), "it printed nothing")
+    meaning = meanings.get(ended.returncode, "an error") if printed else "an error"  # an exception exits with 1 too
     return f"run alone, it exits with {ended.returncode} ({meaning}): {last}"

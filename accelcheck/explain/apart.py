@@ -1,4 +1,4 @@
-"""An explanation in a process of its own: a case that ends its process, or never ends, is explained too, and ends nothing else."""
+"""Explains a case in a process of its own, so that a crash or a hang is explained too, and ends nothing else."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from accelcheck.report.console import Table
 
 BEGIN = 120.0
-"""Seconds that the process has to begin."""
+"""Seconds for the process to begin."""
 TIMES = 20.0
-"""Times the case that its explanation may take."""
+"""Most time of an explanation, as a multiple of the case's."""
 LEAST = 300.0
-"""Seconds that an explanation may take, however short the case is."""
+"""Seconds that any explanation may take, however short the case is."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be explained.
+    """A request for an explanation.
 
     Attributes:
-        bench: With the case's technique, workload and device; it begins in the process that explains.
+        bench: Bench with the case's technique, workload and device; it begins in the process that explains.
         case: The case.
-        script: Where the script is written.
-        layers: Whether other layers are run too.
-        limit: Seconds that the case may take; None for `seconds_of` it.
-        most: Seconds that its explanation may take; None for `TIMES` the case, and at least `LEAST`.
+        script: Path of the script to write.
+        layers: True to run the case in other layers too.
+        limit: Seconds for the case; None for `seconds_of` it.
+        most: Seconds for its explanation; None for `TIMES` the case, and at least `LEAST`.
         imports: Modules that a script imports besides those of the device.
         steps: File descriptor that gets a line for each step; -1 for none.
     """
@@ -65,7 +65,7 @@ class Asked:
     steps: int = -1
 
     def say(self, step: str) -> None:
-        """Print what is done next."""
+        """Print the next step."""
         if self.steps >= 0:
             os.write(self.steps, f"  {step} ...\n".encode())
 
@@ -75,10 +75,10 @@ class Told:
     """An explanation as text.
 
     Attributes:
-        lines: For people.
-        facts: For programs.
-        verdict: Of the case.
-        script: Whether a script was written.
+        lines: Text and tables for people.
+        facts: JSON for programs.
+        verdict: Verdict of the case.
+        script: True where a script was written.
     """
 
     lines: Sequence[str | Table]
@@ -88,7 +88,7 @@ class Told:
 
     @property
     def failed(self) -> bool:
-        """Whether there was a failure to explain."""
+        """True if there is a failure to explain."""
         return self.verdict in FAILED
 
 
@@ -114,16 +114,16 @@ def explained(asked: Asked) -> Told:
         if record.verdict not in ENDED:
             return _whole(process, asked, record, took)
         process.renew()
-        found, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
+        explanation, steps = Explanation(record), Steps(asked.say, asked.layers, 0.0)
         end = math.inf if asked.most is None else began + took + asked.most
         elsewhere = Elsewhere(process, trail, limit, (*device.modules, *asked.imports), end)
-        said = explain_end(elsewhere, found, bench, asked.script, steps)
-        found.seconds = took, time.monotonic() - began - took
+        remarks = explain_end(elsewhere, explanation, bench, asked.script, steps)
+        explanation.seconds = took, time.monotonic() - began - took
         try:
             identity = process.call(_identity, process.begun, case.device, limit=BEGIN)
         except Exception:  # noqa: BLE001 - a device that is lost does not say what it is, in whatever way
             identity = ""
-        return _told(found, said, identity, script=bool(said))
+        return _told(explanation, remarks, identity, script=bool(remarks))
 
 
 def _whole(process: CleanProcess, asked: Asked, record: Record, took: float) -> Told:
@@ -150,21 +150,21 @@ def _whole(process: CleanProcess, asked: Asked, record: Record, took: float) -> 
 
 
 def explained_here(asked: Asked) -> Told:
-    """The same in this process, where no fork of it can compute."""
+    """Explain a case in this process, where no fork of it can compute."""
     bench = asked.bench.begin()
     asked.say("the case itself")
     ran, took = _ran(bench, asked.case)
     return _explained(bench, asked, ran, took, math.inf)
 
 
-def _told(found: Explanation, said: Sequence[str], device: str, *, script: bool = False) -> Told:
-    lines = [*text.report(found), *said]
-    if found.failed:
-        case, explanation = found.seconds
-        times = f", {explanation / case:.1f} times the case's {case:.1f} s" if case else ""
-        lines += ["", *filter(None, [device]), f"explained in {explanation:.1f} s{times}"]
-    facts = {**text.as_json(found), "alone": said[-1] if script else None}
-    return Told(lines, facts, found.record.verdict, script)
+def _told(explanation: Explanation, remarks: Sequence[str], device: str, *, script: bool = False) -> Told:
+    lines = [*text.report(explanation), *remarks]
+    if explanation.failed:
+        case, seconds = explanation.seconds
+        times = f", {seconds / case:.1f} times the case's {case:.1f} s" if case else ""
+        lines += ["", *filter(None, [device]), f"explained in {seconds:.1f} s{times}"]
+    facts = {**text.as_json(explanation), "alone": remarks[-1] if script else None}
+    return Told(lines, facts, explanation.record.verdict, script)
 
 
 # In the process that explains.
@@ -177,33 +177,35 @@ def _ran(bench: Bench, case: Case) -> tuple[str, float]:
 
 def _explained(bench: Bench, asked: Asked, ran: str, took: float, shrinking: float) -> Told:
     record = Record.from_json(json.loads(ran))
-    found = explain(bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking)
-    said = _written(found, asked, bench) if found.failed else []
-    return _told(found, said, _identity(bench, asked.case.device), script=len(said) > 1)
+    explanation = explain(
+        bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking
+    )
+    remarks = _written(explanation, asked, bench) if explanation.failed else []
+    return _told(explanation, remarks, _identity(bench, asked.case.device), script=len(remarks) > 1)
 
 
 def _identity(bench: Bench, device: str) -> str:
     return results.identity(bench.devices[device].fingerprint())
 
 
-def _written(found: Explanation, asked: Asked, bench: Bench) -> list[str]:
-    """Write the script and run it; what is said of it."""
-    if found.smallest is None:
+def _written(explanation: Explanation, asked: Asked, bench: Bench) -> list[str]:
+    """Write the script and run it; the lines about it."""
+    if explanation.smallest is None:
         return []
-    device, path, (name, *_) = bench.devices[asked.case.device], asked.script, text.all_named(found)
+    device, path, (name, *_) = bench.devices[asked.case.device], asked.script, text.all_named(explanation)
     title = f"{name} is wrong on {device.name}; found by: accelcheck explain {asked.case.id}"
     try:
-        script = script_of(found.smallest, str(device.torch_device()), title, (*device.modules, *asked.imports))
+        script = script_of(explanation.smallest, str(device.torch_device()), title, (*device.modules, *asked.imports))
         script.write(path)
     except (NotWrittenError, OSError) as error:
         return [f"note: no script: {error}"]
     tensors = script.subject.tensors.tensors
-    shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors)
+    shapes = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
     values = {"ones": "of ones", "normal": "of normal numbers from a seed", "given": "with the numbers of the case"}
-    runs = isinstance(found.smallest, SmallestRuns)
-    steps = f"called with {RUNS} seeds" if runs else f"{found.smallest.steps} smaller cases tried"
+    runs = isinstance(explanation.smallest, SmallestRuns)
+    steps = f"called with {RUNS} seeds" if runs else f"{explanation.smallest.steps} smaller cases tried"
     meanings = {0: "it is right alone: what ran before it, or beside it, matters", 1: "the fault is there"}
-    head = f"\nThe smallest case\n{path}: {shapes}, {values[found.smallest.values]} ({steps})"
+    head = f"\nThe smallest case\n{path}: {shapes}, {values[explanation.smallest.values]} ({steps})"
     if device.has("exclusive"):
         return [head, f"not run: one process at a time can hold {device.name}: python {path}"]
     return [head, alone(path, meanings)]

@@ -1,7 +1,7 @@
-"""The budget of one operator's own rounding: FP64 from the very inputs, and what correct implementations may show beside it.
+"""The budget of one operator's own rounding: FP64 from its inputs, and the errors of correct implementations beside it.
 
-As for a whole workload (`accelcheck.verify.oracle`): FP64 with random rounding errors, with correct rounding, and, on another device
-than the CPU, the CPU's own operator where the samples explain it.
+Samples are those of a whole workload (`accelcheck.verify.oracle`): FP64 with random rounding errors, with correct
+rounding, and, on another device than the CPU, the CPU's own operator where the samples explain it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ if TYPE_CHECKING:
     from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"native_dropout_backward"})
-"""Operators of `EXACT` that multiply: exact only as part of a workload."""
+"""Operators of `EXACT` that multiply; exact only as part of a workload."""
+ADDING = frozenset({"index_put", "index_put_", "put", "put_"})
+"""Operators of `EXACT` that add where they accumulate."""
 INDICES = frozenset(
     {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
 )
-"""Operators that return places along a dimension: where values are equal, any of them is right."""
+"""Operators that return places along a dimension; of equal values, any place is right."""
 
 
 @dataclass(frozen=True)
 class OperatorFinding:
-    """What one operator shows.
+    """The judgement of one operator.
 
     Attributes:
-        faults: What is wrong, each with its path; none where the operator is right.
-        judged: For each dtype of its results, what `judge` says of them; empty where every bit is the nearest one.
-        references: The references of these.
+        faults: Faults with their paths; none where the operator is right.
+        judged: Judgements by dtype of its results; empty where every bit is the nearest one.
+        references: References of these judgements.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -57,11 +59,10 @@ class OperatorBudgets:
     """Holds operators to their budgets.
 
     Args:
-        arithmetic: Precision that the technique promises for contractions of `storage`, such as ``tf32``.
+        arithmetic: Precision of contractions of `storage` by the technique's promise, such as ``tf32``.
         storage: Storage dtype of the case.
-        careful: How many of `accelcheck.explain.holding.COUNTS` are left out: 1 begins with more samples.
-        strict: Whether functions such as GELU are held to what a whole workload is held to, which their usual formulas exceed where
-            they cancel.
+        careful: Number of `accelcheck.explain.holding.COUNTS` left out: 1 begins with more samples.
+        strict: True to hold functions such as GELU, whose usual formulas cancel, to a whole workload's budget.
     """
 
     arithmetic: str = "float32"
@@ -70,18 +71,18 @@ class OperatorBudgets:
     strict: bool = False
 
     def find(self, call: OperatorCall, results: Mapping[str, Tensor], *, peers: bool = False) -> OperatorFinding:
-        """Judge what an operator returned and wrote.
+        """Judge the results of an operator.
 
         Args:
-            call: With its arguments as they were before the call.
-            results: By place, as `OperatorCall.results` gives them; on any device.
-            peers: Whether the CPU's own operator is another implementation than the one that is judged.
+            call: The call with its arguments from before it ran.
+            results: Tensors by place, as `OperatorCall.results` gives them; on any device.
+            peers: True where the CPU's own operator is another implementation than the one that is judged.
 
         Raises:
             NoTruthError: FP64 has no such operator, or it raised.
         """
-        results = {path: one.detach().cpu() for path, one in results.items()}
-        if any(one.is_complex() for one in results.values()):
+        results = {path: tensor.detach().cpu() for path, tensor in results.items()}
+        if any(tensor.is_complex() for tensor in results.values()):
             raise NoTruthError("complex results are not judged")
         with aside():
             wide = call.widened()
@@ -90,28 +91,30 @@ class OperatorBudgets:
             if faults:
                 return OperatorFinding(tuple(faults))
             unlike = {
-                path: one
-                for path, one in results.items()
-                if one.is_floating_point() and not holding.nearest(one, truth[path])
+                path: tensor
+                for path, tensor in results.items()
+                if tensor.is_floating_point() and not holding.nearest(tensor, truth[path])
             }
             if not unlike:
                 return OperatorFinding()
-            if call.name in EXACT - ROUNDERS and not _adds(call):
-                return OperatorFinding(tuple(_inexact(path, one, truth[path]) for path, one in unlike.items()))
+            adds = call.name in ADDING and call.named().get("accumulate")
+            if call.name in EXACT - ROUNDERS and not adds:
+                return OperatorFinding(tuple(_inexact(path, tensor, truth[path]) for path, tensor in unlike.items()))
             judged: dict[str, Judgement] = {}
             references: dict[str, Reference] = {}
-            for dtype in dict.fromkeys(holding.named(one.dtype) for one in unlike.values()):
-                own = {path: one for path, one in unlike.items() if holding.named(one.dtype) == dtype}
+            for dtype in dict.fromkeys(holding.named(tensor.dtype) for tensor in unlike.values()):
+                own = {path: tensor for path, tensor in unlike.items() if holding.named(tensor.dtype) == dtype}
                 judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
-        return OperatorFinding(tuple(fault for one in judged.values() for fault in one.faults), judged, references)
+        faults = [fault for judgement in judged.values() for fault in judgement.faults]
+        return OperatorFinding(tuple(faults), judged, references)
 
     def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
-        # The sums that attention saves for the backward pass are no more accurate than what is summed.
+        # The sums that attention saves for the backward pass are no more accurate than their terms.
         if fused.fused_attention(call):
             return max(
-                (holding.named(one.dtype) for one in call.tensors() if one.is_floating_point()),
-                key=_unit,
+                (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point()),
+                key=lambda precision: UNIT_ROUNDOFF.get(precision, 0.0),
                 default=dtype,
             )
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
@@ -136,7 +139,7 @@ class OperatorBudgets:
 
 
 def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The results in FP64, by place: of all that the operator itself made."""
+    """Compute a call's results in FP64, by place."""
     try:
         if fused.only_by_parts(wide):
             return _placed(_parted(wide), results)
@@ -146,7 +149,7 @@ def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Te
         raise NoTruthError(f"FP64 on the CPU raised {type(error).__name__}: {error}") from error
     if missing := results.keys() - made.keys():
         raise NoTruthError(f"FP64 on the CPU has no {', '.join(sorted(missing))}")
-    return {path: one.to(torch.float64) if one.is_floating_point() else one for path, one in made.items()}
+    return {path: tensor.to(torch.float64) if tensor.is_floating_point() else tensor for path, tensor in made.items()}
 
 
 def _parted(wide: OperatorCall) -> Any:
@@ -156,15 +159,15 @@ def _parted(wide: OperatorCall) -> Any:
 
 
 def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs of the parts by place; those that they do not compute are what the operator has, and so are not judged."""
-    made = {f"out[{place}]": one for place, one in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
+    """Outputs of the parts by place; outputs that no part computes are the operator's own, and so not judged."""
+    made = {f"out[{i}]": part for i, part in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
     return {
         path: made[path]
-        if path in made and made[path].shape == one.shape
-        else one.to(torch.float64)
-        if one.is_floating_point()
-        else one
-        for path, one in results.items()
+        if path in made and made[path].shape == tensor.shape
+        else tensor.to(torch.float64)
+        if tensor.is_floating_point()
+        else tensor
+        for path, tensor in results.items()
     }
 
 
@@ -178,12 +181,13 @@ def _sample(
     *,
     strict: bool,
 ) -> dict[str, Tensor]:
-    """One more correct implementation: which kind it is goes by its number."""
+    """Compute with one more correct implementation; `number` chooses its kind."""
     if fused.only_by_parts(wide):
         with Rounding(precision, precision, generator):
             return _placed(_parted(wide), own)
     compute = None if strict and wide.name in fused.ELEMENTWISE else fused.parts(wide)
-    call = wide if number % 2 == 0 else wide.each(lambda one: _constant(one, dtype if number % 4 == 1 else ACCUMULATOR))
+    constants = dtype if number % 4 == 1 else ACCUMULATOR
+    call = wide if number % 2 == 0 else wide.each(lambda value: _constant(value, constants))
     if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):
             if not fused.stored(wide):
@@ -191,12 +195,12 @@ def _sample(
             made = wide.results(compute() if compute else None)
             return {path: made[path] for path in own}
     if compute is not None and number % 2 == 0:
-        # A kernel rounds what it computes inside to the accumulator's precision, and its results to theirs.
+        # A kernel rounds inner values to the accumulator's precision, and its results to theirs.
         inner = dtype if fused.stored(wide) else ACCUMULATOR
         with Rounding(inner, inner, generator):
             out = compute()
         made = wide.results(out)
-        return {path: made[path].to(one.dtype).to(torch.float64) for path, one in own.items()}
+        return {path: made[path].to(tensor.dtype).to(torch.float64) for path, tensor in own.items()}
     with Rounding(precision, dtype, generator):
         return _taken(call.kept(), own)
 
@@ -207,59 +211,51 @@ def _taken(call: OperatorCall, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _constant(value: Any, dtype: str) -> Any:
-    """A constant, rounded once for all elements: kernels keep it in the storage dtype or the accumulator's."""
+    """Round a constant once for all elements: kernels keep it in the storage dtype or the accumulator's."""
     return float(torch.tensor(value, dtype=getattr(torch, dtype))) if isinstance(value, float) else value
 
 
 def _of_cpu(call: OperatorCall, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """What the CPU's own operator makes of the same inputs; nothing where it has none."""
+    """Compute the same inputs with the CPU's own operator; nothing where it has none."""
     try:
         host = call.on_host()
         made = host.results(host.run())
     except Exception:  # noqa: BLE001 - torch has no such kernel on the CPU: the samples alone are the budget
         return
-    for path, one in own.items():
-        if path in made and made[path].shape == one.shape:
+    for path, tensor in own.items():
+        if path in made and made[path].shape == tensor.shape:
             yield path, made[path]
 
 
-def _unit(precision: str) -> float:
-    return UNIT_ROUNDOFF.get(precision, 0.0)
-
-
-def _adds(call: OperatorCall) -> bool:
-    return call.name in {"index_put", "index_put_", "put", "put_"} and bool(call.named().get("accumulate"))
-
-
-def _inexact(path: str, one: Tensor, truth: Tensor) -> Fault:
-    rounded = truth.to(one.dtype)
-    differing = ((one != rounded) & ~(one.isnan() & rounded.isnan())).nonzero()
+def _inexact(path: str, result: Tensor, truth: Tensor) -> Fault:
+    rounded = truth.to(result.dtype)
+    differing = ((result != rounded) & ~(result.isnan() & rounded.isnan())).nonzero()
     where = tuple(differing[0].tolist())
-    count = f"{len(differing)} of {one.numel()} elements differ"
-    expected, got = (f"{side[where].item():.9g}" for side in (rounded, one))
+    count = f"{len(differing)} of {result.numel()} elements differ"
+    expected, got = (f"{side[where].item():.9g}" for side in (rounded, result))
     return Fault(
         FaultKind.VALUE, path, "not rounded once", expected=expected, got=f"{got}; {count}", place=str(list(where))
     )
 
 
 def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
-    for path, one in results.items():
-        if one.shape != truth[path].shape:
-            expected, got = (str(tuple(side.shape)) for side in (truth[path], one))
+    for path, result in results.items():
+        if result.shape != truth[path].shape:
+            expected, got = (str(tuple(side.shape)) for side in (truth[path], result))
             yield Fault(FaultKind.METADATA, path, "shape", expected=expected, got=got)
 
 
 def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
-    for path, one in results.items():
-        if one.is_floating_point() or torch.equal(one, truth[path].to(one.dtype)):
+    for path, result in results.items():
+        if result.is_floating_point() or torch.equal(result, truth[path].to(result.dtype)):
             continue
-        if call.name in INDICES and _same_choice(call, truth[path], one):
+        if call.name in INDICES and _same_choice(call, truth[path], result):
             continue
-        yield value_fault(path, one, truth[path])
+        yield value_fault(path, result, truth[path])
 
 
 def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:
-    """Whether other places hold equal values, so that the choice was free."""
+    """True if the chosen places hold equal values, so that the choice was free."""
     given = call.named()
     x = (given["self"] if "self" in given else given["input"]).detach().cpu().to(torch.float64)
     dim = given.get("dim")
@@ -270,5 +266,5 @@ def _same_choice(call: OperatorCall, expected: Tensor, got: Tensor) -> bool:
         expected, got = expected.unsqueeze(dim), got.unsqueeze(dim)
     if got.numel() and (int(got.min()) < 0 or int(got.max()) >= x.shape[dim]):
         return False
-    one, other = x.gather(dim, expected), x.gather(dim, got)
-    return torch.equal(one.nan_to_num(nan=math.pi), other.nan_to_num(nan=math.pi))
+    expected_values, got_values = x.gather(dim, expected), x.gather(dim, got)
+    return torch.equal(expected_values.nan_to_num(nan=math.pi), got_values.nan_to_num(nan=math.pi))

@@ -1,4 +1,4 @@
-"""One call of an operator, as it was dispatched: its tensors, a copy of it, and the same call in FP64 on the CPU."""
+"""One dispatched call of an operator: its tensors, a copy of it, and the same call in FP64 on the CPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SAME_ON_THE_CPU = {
     "convolution_overrideable": "convolution",
     "convolution_backward_overrideable": "convolution_backward",
 }
-"""Operators of other backends, by the one that the CPU has in their place."""
+"""Names of other backends' operators, with the CPU's operator in their place."""
 _TRAINING = 5
-"""Position of the argument of batch norm that says whether it updates the running statistics, which are the two before the last but one."""
+"""Position of batch norm's argument ``training``; the running statistics are the arguments 3 and 4."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OperatorCall:
 
     Attributes:
         func: The overload that was dispatched.
-        args, kwargs: Its arguments.
+        args, kwargs: Arguments of the call.
     """
 
     func: Any
@@ -40,7 +40,7 @@ class OperatorCall:
 
     @property
     def name(self) -> str:
-        """Without namespace and overload, such as ``mm``."""
+        """Name without namespace and overload, such as ``mm``."""
         name: str = self.func.name()
         return name.partition(".")[0].rpartition("::")[2]
 
@@ -49,9 +49,9 @@ class OperatorCall:
         return self.func(*self.args, **self.kwargs)
 
     def each(self, change: Callable[[Any], Any]) -> OperatorCall:
-        """The call with other arguments: `change` of each one, and of those in lists."""
+        """Apply `change` to each argument, and to each item of lists; the call with the results."""
         return OperatorCall(
-            self.func, mapped(self.args, change), {name: mapped(one, change) for name, one in self.kwargs.items()}
+            self.func, mapped(self.args, change), {name: mapped(value, change) for name, value in self.kwargs.items()}
         )
 
     def tensors(self) -> list[Tensor]:
@@ -59,9 +59,9 @@ class OperatorCall:
         return found((self.args, *self.kwargs.values()))
 
     def named(self) -> dict[str, Any]:
-        """The arguments by the names of the operator's schema, defaults included."""
+        """Map the names of the operator's schema to the arguments, defaults included."""
         given = {}
-        for position, argument in enumerate(self.func._schema.arguments):  # noqa: SLF001 - OpOverload has no public schema
+        for position, argument in enumerate(self.func._schema.arguments):  # noqa: SLF001 - no public schema
             if position < len(self.args):
                 given[argument.name] = self.args[position]
             else:
@@ -69,48 +69,49 @@ class OperatorCall:
         return given
 
     def written(self) -> list[tuple[str, Tensor]]:
-        """The tensors that the operator writes to, with the names of the arguments."""
+        """List the tensors that the operator writes to, with the names of the arguments."""
         given, listed = self.named(), list[tuple[str, Tensor]]()
         for argument in self.func._schema.arguments:  # noqa: SLF001 - as above
             if argument.alias_info is not None and argument.alias_info.is_write:
-                held = found((given[argument.name],))
-                many = isinstance(given[argument.name], (list, tuple))
-                listed += [(f"{argument.name}[{i}]" if many else argument.name, one) for i, one in enumerate(held)]
+                name, held = argument.name, found((given[argument.name],))
+                many = isinstance(given[name], (list, tuple))
+                listed += [(f"{name}[{i}]" if many else name, tensor) for i, tensor in enumerate(held)]
         if self.name in {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"} and self.args[_TRAINING]:
             # Their schemas do not say so.
-            listed += [(f"running[{i}]", one) for i, one in enumerate(self.args[3:5]) if isinstance(one, Tensor)]
+            listed += [(f"running[{i}]", x) for i, x in enumerate(self.args[3:5]) if isinstance(x, Tensor)]
         return listed
 
     def results(self, out: Any) -> dict[str, Tensor]:
-        """All tensors that the operator made, by their place: what it wrote to, and what it returned."""
+        """Map places to the tensors that the operator wrote to or returned."""
         written = self.written()
-        seen = {id(one) for _, one in written}
+        seen = {id(part) for _, part in written}
         made = dict(written)
         returned = out if isinstance(out, (tuple, list)) else (out,)
-        for place, one in enumerate(returned):
-            for tensor in found((one,)):
+        for place, part in enumerate(returned):
+            for tensor in found((part,)):
                 if id(tensor) not in seen:
                     made[f"out[{place}]" if isinstance(out, (tuple, list)) else "out"] = tensor
         return made
 
     def kept(self) -> OperatorCall:
-        """A copy with tensors of its own, on their devices and in their strides: for an operator that writes to its arguments, or for later."""
-        return self.each(lambda one: copied(one.detach()) if isinstance(one, Tensor) else one)
+        """Copy the call and its tensors, with their devices and strides; for later, or for an operator that writes."""
+        return self.each(lambda value: copied(value.detach()) if isinstance(value, Tensor) else value)
 
     def on_host(self) -> OperatorCall:
         """A copy on the CPU."""
         return self.each(_hosted)
 
     def widened(self) -> OperatorCall:
-        """The same call in FP64 on the CPU, from the very values that it was given."""
+        """The same call in FP64 on the CPU, from the same values."""
         func = self.func
         if self.name in SAME_ON_THE_CPU:
             func = getattr(torch.ops.aten, SAME_ON_THE_CPU[self.name]).default
         wide = self.each(widened)
-        return OperatorCall(func, wide.args, {name: one for name, one in wide.kwargs.items() if name != "pin_memory"})
+        kwargs = {name: value for name, value in wide.kwargs.items() if name != "pin_memory"}
+        return OperatorCall(func, wide.args, kwargs)
 
     def not_computed(self) -> str:
-        """Why the operator is not computed again, in a few words; empty where it is."""
+        """Reason why the operator is not computed again, in a few words; empty where it is."""
         if self.func.is_view:
             return "a view"
         if self.name in UNINITIALISED:
@@ -122,7 +123,7 @@ class OperatorCall:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Context for computing in FP64: below every mode that is active, without gradients, with FP64 as the default dtype."""
+    """Compute in FP64: below every active mode, without gradients, with FP64 as the default dtype."""
     before = torch.get_default_dtype()
     with disable_current_modes(), torch.no_grad():
         torch.set_default_dtype(torch.float64)
@@ -133,7 +134,7 @@ def aside() -> Iterator[None]:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, and the same distance to the beginning of its memory."""
+    """Copy a tensor with its strides and its storage offset."""
     if tensor.layout is not torch.strided or (tensor.is_contiguous() and not tensor.storage_offset()):
         return tensor.clone()
     return memory(tensor).clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -146,9 +147,9 @@ def memory(tensor: Tensor) -> Tensor:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` of a value, or of each one in nested lists and tuples."""
+    """Apply `change` to a value, or to each one in nested lists and tuples."""
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value)(mapped(one, change) for one in value)
+        return type(value)(mapped(item, change) for item in value)
     return change(value)
 
 
@@ -170,7 +171,7 @@ def _hosted(value: Any) -> Any:
 
 
 def widened(value: Any) -> Any:
-    """An argument for the same work in FP64 on the CPU: a tensor there, in FP64 where it is floating-point; a floating-point dtype, or a device, as that."""
+    """Convert an argument for FP64 on the CPU: floating-point tensors and dtypes become FP64, devices the CPU."""
     if isinstance(value, Tensor):
         host = value.detach().cpu()
         return host.to(torch.float64) if host.is_floating_point() else host.clone()

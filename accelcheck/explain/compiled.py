@@ -1,8 +1,8 @@
-"""Where compiled code goes wrong: the captured graph, compiled up to one operator after the other.
+"""Finds where compiled code goes wrong: compiles the captured graph up to one operator after the other.
 
-A compiler fuses operators, so that none of them can be looked at alone, and a value in the middle may never exist. What can be looked at is
-a cut: the graph up to an operator, with all that the rest of it needs as its results. The first cut whose results exceed the budget of the
-rounding of the operators before it names the operator, and with it the kernel that computes it.
+A compiler fuses operators, so a value in the middle may never exist. A cut is the graph up to an operator, with all
+that the rest needs as its results. The first cut whose results exceed the budget of the operators before it names the
+operator, and the kernel that computes it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Region:
     Attributes:
         stage: ``forward`` or ``backward``.
         operator: The last operator of the cut, such as ``aten::sin``.
-        number: Its position in the graph, from 0, and how many operators there are.
-        line: Line of the model that it comes from; empty where torch does not say.
-        faults: What is wrong with the results of the cut.
-        smallest: As few of its operators as are wrong; None where none of its results is wrong alone.
+        number: Its position in the graph, from 0, and the number of operators.
+        line: Source line in the model; empty where torch does not say.
+        faults: Faults of the results of the cut.
+        smallest: Fewest of its operators that are wrong; None where none of its results is wrong alone.
     """
 
     stage: str
@@ -51,7 +51,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph that was captured, and the inputs of its first call."""
+    """A captured graph, and the inputs of its first call."""
 
     stage: str
     module: fx.GraphModule
@@ -59,12 +59,12 @@ class Graph:
 
 
 def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
-    """The first cut that is wrong; a sentence where there is none, or where it cannot be found.
+    """Find the first wrong cut; a sentence where there is none, or where it cannot be found.
 
     Args:
-        trial: Its technique compiles a program with the arguments of ``torch.compile`` that it has as `arguments`.
-        draw: Of the inputs.
-        seconds: That the wrong part may be shrunk.
+        trial: Trial whose technique has the `arguments` of ``torch.compile``.
+        draw: Draw of the inputs.
+        seconds: Time limit for shrinking the wrong part.
     """
     technique = trial.technique
     arguments = getattr(getattr(technique, "base", technique), "arguments", None)
@@ -81,10 +81,11 @@ def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
         trial.device.seed(trial.case.seed)
         program.run(trial.case.mode)
         for graph in graphs:
-            if (found := _first_wrong(graph, arguments, seconds)) is not None:
-                return found
+            if (wrong := _first_wrong(graph, arguments, seconds)) is not None:
+                return wrong
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-        return f"the graph cannot be captured, or not be compiled in parts: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        message = str(error).partition("\n")[0]
+        return f"the graph cannot be captured, or not be compiled in parts: {type(error).__name__}: {message}"
     finally:
         technique.finish()
         trial.state.restore()
@@ -92,7 +93,7 @@ def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
 
 
 def _backend(graphs: list[Graph]) -> Any:
-    """A backend that runs AOTAutograd's graphs as they are, and keeps them."""
+    """Make a backend that runs AOTAutograd's graphs as they are, and keeps them."""
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # torch leaves it untyped
 
     from accelcheck.devices.torch_names import aot_autograd
@@ -103,7 +104,7 @@ def _backend(graphs: list[Graph]) -> Any:
 
             def run(*args: Any) -> Any:
                 if not seen:
-                    seen.append(Graph(stage, module, tuple(kept(one) for one in args)))
+                    seen.append(Graph(stage, module, tuple(kept(value) for value in args)))
                     graphs.append(seen[0])
                 return module.forward(*args)
 
@@ -115,7 +116,7 @@ def _backend(graphs: list[Graph]) -> Any:
 
 
 def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> Region | None:
-    """Bisect: cuts before the first wrong operator are right, and those after it wrong."""
+    """Bisect the cuts: those before the first wrong operator are right, and those after it wrong."""
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     places = [place for place, node in enumerate(nodes) if _computes(node)]
     whole = GraphPart(_cut(graph.module, len(nodes)), graph.inputs)
@@ -125,8 +126,8 @@ def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> 
     while high - low > 1:
         middle = (low + high) // 2
         part = GraphPart(_cut(graph.module, places[middle] + 1), graph.inputs)
-        found = part.found(arguments).faults
-        low, high, faults, whole = (low, middle, found, part) if found else (middle, high, faults, whole)
+        part_faults = part.found(arguments).faults
+        low, high, faults, whole = (low, middle, part_faults, part) if part_faults else (middle, high, faults, whole)
     node = nodes[places[high]]
     smallest = None
     with contextlib.suppress(Exception):  # memory, or a node that is no operator: the cut is known all the same
@@ -140,30 +141,27 @@ def _computes(node: fx.Node) -> bool:
     target = node.target
     value = node.meta.get("val")
     tensors = value if isinstance(value, (tuple, list)) else (value,)
-    floating = any(isinstance(one, Tensor) and one.is_floating_point() for one in tensors)
+    floating = any(isinstance(tensor, Tensor) and tensor.is_floating_point() for tensor in tensors)
     return isinstance(target, OpOverload) and not target.is_view and floating
 
 
 def _cut(module: fx.GraphModule, count: int) -> fx.GraphModule:
-    """The graph up to its first `count` operators; its results are what the others, and the whole graph's results, need."""
+    """Cut the graph after its first `count` operators; its results are all that is needed beyond them."""
     cut, made = fx.Graph(), dict[fx.Node, fx.Node]()
     done = 0
     for node in module.graph.nodes:
         if node.op == "output" or (node.op == "call_function" and done == count):
             break
-        made[node] = cut.node_copy(node, lambda one: made[one])
+        made[node] = cut.node_copy(node, lambda input_node: made[input_node])
         done += node.op == "call_function"
     live = [
         copy
         for node, copy in made.items()
-        if node.op == "call_function" and any(user not in made for user in node.users) and _computed(node)
+        if node.op == "call_function" and any(user not in made for user in node.users)
+        if isinstance(node.meta.get("val"), Tensor)
     ]
     cut.output(tuple(live))
     return fx.GraphModule(module, cut)
-
-
-def _computed(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _line(node: fx.Node) -> str:

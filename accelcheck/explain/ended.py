@@ -1,7 +1,7 @@
-"""Why a case ends its process, never ends, or loses its device: the layer, and the operator that was running.
+"""Explains a case that ends its process, never ends, or loses its device: the layer, and the operator that was running.
 
-What the suite calls a crash, a hang or a lost device leaves no result to look at. So every step runs in a process of its own, which notes each operator in
-shared memory before it begins it; what that memory holds when the process has ended is the operator that was running.
+Such a case leaves no result. So every step runs in a process of its own, which notes each operator in shared memory
+before it begins; the last note in that memory is the operator that was running when the process ended.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Elsewhere:
     """The process that explains.
 
     Attributes:
-        process: Forks; one that died is replaced.
-        trail: Shared with it.
+        process: Parent of forks; one that died is replaced.
+        trail: Memory shared with the forks.
         limit: Seconds after which a step is a hang; None for no limit.
-        imports: Modules that a script imports: what else makes the device exist.
+        imports: Modules that a script imports for the device to exist.
         end: Reading of `time.monotonic` at which all steps end.
     """
 
@@ -60,60 +60,61 @@ class Elsewhere:
         """Seconds that the next step may take; None for no limit.
 
         Args:
-            beginning: Seconds besides the limit of a step, in which Python and torch start.
+            beginning: Further seconds, for Python and torch to start.
         """
         least = min((self.limit or math.inf) + beginning, max(0.1, self.end - time.monotonic()))
         return least if math.isfinite(least) else None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the bench gives there."""
+        """Call a function of the bench there; its result."""
         return self.process.call(function, self.process.begun, *arguments, limit=self.left())
 
 
-def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
-    """Add layers and the operator to an explanation; what is said of the script, where one was written.
+def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
+    """Add layers and the operator to an explanation; the lines about the script, where one was written.
 
     Args:
-        there: Where each step runs.
-        found: With the record of a case that ended or hung its process.
-        bench: With the case's technique, workload and device; nothing runs with it here.
-        script: Where the script is written.
-        steps: What is wanted.
+        there: Process of each step.
+        explanation: Explanation with the record of a case that ended or hung its process.
+        bench: Bench with the case's technique, workload and device; nothing runs with it here.
+        script: Path of the script.
+        steps: Steps to take.
     """
-    case = found.record.case
+    case = explanation.record.case
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     if case.mode not in runs.MODES:
-        found.draw = None
-        found.notes.append(f"operators are noted in the modes {', '.join(sorted(runs.MODES))} only, not in {case.mode}")
+        explanation.draw = None
+        modes = ", ".join(sorted(runs.MODES))
+        explanation.notes.append(f"operators are noted in the modes {modes} only, not in {case.mode}")
         return []
     steps.say("operators")
     for draw in draws(workload, case.mode, technique.admits):
         there.trail.clear()
         why, ended = _noted(there, case, draw)
         if ended:
-            found.draw, found.ended = draw, there.trail.read()
-            found.notes += [why] if why else []
+            explanation.draw, explanation.ended = draw, there.trail.read()
+            explanation.notes += [why] if why else []
             break
     else:
-        found.draw = None
-        found.notes.append(
+        explanation.draw = None
+        explanation.notes.append(
             "with each operator noted, no run ends its process: chance, or the time between operators, matters"
         )
     if steps.layers:
         steps.say("layers")
-        chosen = [FIRST] if found.draw in {None, FIRST} else [FIRST, found.draw]
-        found.layers = [
-            _layer(there, case, one, chosen) for one in of_layers.planned(technique, bench.devices[case.device])
+        chosen = [FIRST] if explanation.draw in {None, FIRST} else [FIRST, explanation.draw]
+        explanation.layers = [
+            _layer(there, case, plan, chosen) for plan in of_layers.planned(technique, bench.devices[case.device])
         ]
-    if found.ended is None or found.ended.returned:
+    if explanation.ended is None or explanation.ended.returned:
         return []
-    steps.say(f"a script of {found.ended.operator}")
+    steps.say(f"a script of {explanation.ended.operator}")
     try:
-        why = there.call(kept, case, found.draw, found.ended.number, script, there.imports)
+        why = there.call(kept, case, explanation.draw, explanation.ended.number, script, there.imports)
     except CleanProcessError as error:
         why = str(error.end or error)
     if why:
-        found.notes.append(f"no script: {why}")
+        explanation.notes.append(f"no script: {why}")
         return []
     meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
     return [
@@ -123,7 +124,7 @@ def explain_end(there: Elsewhere, found: Explanation, bench: Bench, script: Path
 
 
 def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:
-    """What a run with each operator noted raised, and whether it ended its process or lost its device."""
+    """Run with each operator noted; the exception's text, and whether the run ended its process or lost its device."""
     try:
         raised: str = there.call(noted, there.trail, case, draw)
     except CleanProcessError as error:
@@ -131,42 +132,42 @@ def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:
     last = there.trail.read()
     ended = bool(raised) and (last is None or not last.returned)
     if ended:
-        there.process.renew()  # what it did to its device is no matter of what runs next
+        there.process.renew()  # its effects on the device must not reach the next step
     return raised, ended
 
 
 def _layer(there: Elsewhere, case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
     try:
-        found: Layer = there.call(layer, case, plan, chosen)
+        outcome: Layer = there.call(layer, case, plan, chosen)
     except CleanProcessError as error:
         if error.end is None:
             return of_layers.Layer(plan.name, plan.blames, "", str(error))
         return of_layers.Layer(plan.name, plan.blames, error.end.verdict, f"its process {error.end}")
-    if found.verdict == Verdict.ERROR:
+    if outcome.verdict == Verdict.ERROR:
         there.process.renew()
-    return found
+    return outcome
 
 
 # In the process that explains.
 
 
 def layer(bench: Bench, case: Case, plan: Planned, chosen: Sequence[Draw]) -> Layer:
-    """`accelcheck.explain.layers.layer`."""
+    """Run `accelcheck.explain.layers.layer`; any exception is its result."""
     try:
         return of_layers.layer(bench, case, plan, chosen)
-    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`: raised in the caller, it would end the command
+    except BaseException as error:  # noqa: BLE001 - `sys.exit` and `pytest.skip` would end the command
         return of_layers.Layer(plan.name, plan.blames, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
 
 def noted(bench: Bench, trail: Trail, case: Case, draw: Draw) -> str:
-    """Run a draw, and note each operator; what the run raised."""
+    """Run a draw and note each operator; the text of the exception."""
     trial = bench.trial(case)
     _, error = runs.attempted(trial, draw, most=0, watcher=_Noting(trail, trial.device))
     return "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def kept(bench: Bench, case: Case, draw: Draw, number: int, path: Path, imports: Sequence[str]) -> str:
-    """Write a script of one operator of a draw, with the inputs that it has, and run no further; why there is none, else an empty text."""
+    """Write a script of one operator of a draw, with its inputs, and run no further; the reason where there is none."""
     trial = bench.trial(case)
     writer = _Writing(number, path, str(trial.device.torch_device()), case.id, imports)
     _, error = runs.attempted(trial, draw, most=0, watcher=writer)
@@ -186,7 +187,7 @@ class _Noting(Watcher):
 
 
 class _WrittenError(Exception):
-    """The script is written, and the rest of the run would end the process."""
+    """The script is written; going on would end the process."""
 
 
 class _Writing(Watcher):
@@ -197,7 +198,8 @@ class _Writing(Watcher):
     def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
         if number != self.number:
             return
-        title = f"{seen.operator} ends its process on {self.device}, or never ends; found by: accelcheck explain {self.case}"
+        ends = f"{seen.operator} ends its process on {self.device}, or never ends"
+        title = f"{ends}; found by: accelcheck explain {self.case}"
         tensors = Tensors(call.tensors(), "given")
         inputs = [*tensors.made()]
         lines = [

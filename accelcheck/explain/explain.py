@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 
 DRAWS = 4
-"""Failing draws whose operators are looked at, until one of them is wrong."""
+"""Most failing draws in which a wrong operator is looked for."""
 ENDED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases after which their process is of no use: `accelcheck.explain.ended` explains them."""
+"""Verdicts after which a process is of no use; `accelcheck.explain.ended` explains them."""
 FAILED = ENDED | {Verdict.FAIL, Verdict.ERROR}
 """Verdicts that are explained."""
 
 
 @dataclass(frozen=True)
 class OperatorDifference:
-    """Where a technique first runs other operators than eager.
+    """The first place where a technique runs other operators than eager.
 
     Attributes:
-        eager: Eager's operators there; empty where the technique adds some.
-        technique: The technique's; empty where it leaves some out.
+        eager: Eager's operators there; empty where the technique adds operators.
+        technique: The technique's operators there; empty where it leaves some out.
     """
 
     eager: tuple[Seen, ...]
@@ -59,19 +59,19 @@ class OperatorDifference:
 
 @dataclass
 class Explanation:
-    """What is known of why a case failed.
+    """Findings about why a case failed.
 
     Attributes:
-        record: The case's verdict.
-        draw: The draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
+        record: The case's record.
+        draw: Draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
         layers: The case in each layer; empty where the verdict is no failure of values.
-        trace: What the run dispatched; None where it was not traced.
-        culprit: The first operator that is wrong; None where none is.
-        difference: Where the technique first runs other operators than eager; None where it runs the same, or one of them is wrong.
-        region: The first cut of a compiled graph that is wrong; None where nothing is compiled, or none is.
-        smallest: The operator, or part of a compiled graph, alone; None where there is none, or it is right alone.
-        ended: The last operator that began in a run that ended or hung its process; None where none did.
-        notes: What could not be had, and why: sentences.
+        trace: Operators that the run dispatched; None where it was not traced.
+        culprit: First wrong operator; None where none is.
+        difference: First difference from eager's operators; None where there is none, or an operator is wrong.
+        region: First wrong cut of a compiled graph; None where nothing is compiled, or no cut is wrong.
+        smallest: The wrong operator or part of a compiled graph alone; None where there is none, or it is right alone.
+        ended: Last operator that began in a run that ended or hung its process; None where none did.
+        notes: Sentences about what could not be found, and why.
         seconds: Wall time of the case, and of the explanation.
     """
 
@@ -89,7 +89,7 @@ class Explanation:
 
     @property
     def failed(self) -> bool:
-        """Whether there is a failure to explain."""
+        """True if there is a failure to explain."""
         return self.record.verdict in FAILED
 
     @property
@@ -110,33 +110,33 @@ def explain(
     """Run a case, and find out why it fails.
 
     Args:
-        bench: With the case's technique, workload and device.
+        bench: Bench with the case's technique, workload and device.
         case: The case.
-        say: Called with what is done next.
-        with_layers: Whether other layers are run too.
-        ran: The case's record and the seconds that it took, where it ran already.
-        shrinking: Most seconds that a wrong operator or graph may be shrunk.
+        say: Function that is called with each next step.
+        with_layers: True to run other layers too.
+        ran: The case's record and its seconds, where it ran already.
+        shrinking: Most seconds for shrinking a wrong operator or graph.
     """
     began = time.monotonic()
     if ran is None:
         say("the case itself")
         ran = bench.run(case), time.monotonic() - began
         began += ran[1]
-    found = Explanation(ran[0])
-    if found.failed:
-        _explained(bench, case, found, Steps(say, with_layers, shrinking))
-    found.seconds = ran[1], time.monotonic() - began
-    return found
+    explanation = Explanation(ran[0])
+    if explanation.failed:
+        _explained(bench, case, explanation, Steps(say, with_layers, shrinking))
+    explanation.seconds = ran[1], time.monotonic() - began
+    return explanation
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What an explanation does.
+    """The steps of an explanation.
 
     Attributes:
-        say: Called with what is done next.
-        layers: Whether other layers are run too.
-        shrinking: Seconds that a wrong operator may be shrunk.
+        say: Function that is called with each next step.
+        layers: True to run other layers too.
+        shrinking: Most seconds for shrinking a wrong operator.
     """
 
     say: Callable[[str], None]
@@ -144,83 +144,84 @@ class Steps:
     shrinking: float
 
 
-def _explained(bench: Bench, case: Case, found: Explanation, steps: Steps) -> None:
+def _explained(bench: Bench, case: Case, explanation: Explanation, steps: Steps) -> None:
     if case.mode not in runs.MODES:
-        found.notes.append(
+        explanation.notes.append(
             f"{case.mode} is not judged tensor by tensor against an FP64 oracle: layers and operators of "
             f"{', '.join(sorted(runs.MODES))} alone are explained. The reason above is all that is known."
         )
         return
-    if found.record.verdict is Verdict.FAIL and not _values(found.record):
-        found.notes.append(
+    if explanation.record.verdict is Verdict.FAIL and not _values(explanation.record):
+        explanation.notes.append(
             "no value is wrong: the technique gave no evidence that it ran. No layer or operator explains that."
         )
         return
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
     known = draws(workload, case.mode, technique.admits)
-    failing = failing_draws(found.record, known)
-    found.draw = failing[0] if failing else None
+    failing = failing_draws(explanation.record, known)
+    explanation.draw = failing[0] if failing else None
     if steps.layers:
         steps.say("layers")
         chosen = [FIRST, *(draw for draw in failing[:1] if draw != FIRST)] if failing else _random(known)
-        found.layers = of_layers.layers(bench, case, chosen)
+        explanation.layers = of_layers.layers(bench, case, chosen)
     trial = bench.trial(case)
-    error = _operators(trial, failing, known, found, steps)
-    if found.culprit is not None and found.smallest is None:
-        found.notes.append(_no_smallest(found.culprit))
-    if found.culprit is None and error is None:
-        _beyond_operators(trial, bench, found, steps)
+    error = _operators(trial, failing, known, explanation, steps)
+    if explanation.culprit is not None and explanation.smallest is None:
+        explanation.notes.append(_no_smallest(explanation.culprit))
+    if explanation.culprit is None and error is None:
+        _beyond_operators(trial, bench, explanation, steps)
 
 
 def _operators(
-    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], found: Explanation, steps: Steps
+    trial: Trial, failing: Sequence[Draw], known: Sequence[Draw], explanation: Explanation, steps: Steps
 ) -> Exception | None:
-    """Look for an operator that is wrong, in failing draws one after the other, then in all random ones together; what a run raised."""
+    """Look for a wrong operator, in one failing draw after the other, then in all random ones; the run's exception."""
     steps.say("operators")
-    # With a function held to what its usual formula can; where eager itself fails with such a function, to what the case is held to.
+    # First with a function held to its usual formula; where eager itself fails with one, to the case's budget.
     for strict, draw in itertools.product((False, True), _telling(failing) or [FIRST]):
-        if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(found)):
+        if strict and not (trial.technique.name == of_layers.EAGER and _elementwise(explanation)):
             break
-        error = _traced(trial, draw, found, steps, strict=strict)
-        if found.culprit is not None or error is not None:
-            found.draw = draw
+        error = _traced(trial, draw, explanation, steps, strict=strict)
+        if explanation.culprit is not None or error is not None:
+            explanation.draw = draw
             return error
-    found.culprit = _together(trial, _random(known), found)
+    explanation.culprit = _together(trial, _random(known), explanation)
     return None
 
 
-def _beyond_operators(trial: Trial, bench: Bench, found: Explanation, steps: Steps) -> None:
-    """Where no operator that was dispatched is wrong: cuts of the compiled graph, or what differs from eager."""
+def _beyond_operators(trial: Trial, bench: Bench, explanation: Explanation, steps: Steps) -> None:
+    """Look into cuts of the compiled graph, or at differences from eager, where each dispatched operator is right."""
     technique = trial.technique
     if issubclass(technique.watch, ProfilerLog):
         steps.say("the compiled graph, cut after one operator after the other")
-        cut = compiled.region(trial, found.draw or FIRST, steps.shrinking)
+        cut = compiled.region(trial, explanation.draw or FIRST, steps.shrinking)
         if isinstance(cut, str):
-            found.notes.append(cut)
+            explanation.notes.append(cut)
         else:
-            found.region, found.smallest = cut, cut.smallest
-            found.notes += (
+            explanation.region, explanation.smallest = cut, cut.smallest
+            explanation.notes += (
                 [] if cut.smallest else ["no script: no single result of the cut is wrong when it alone is compiled"]
             )
-    elif found.trace is not None and not found.trace.judged:
-        found.notes.append("no operator was seen: other processes show none")
+    elif explanation.trace is not None and not explanation.trace.judged:
+        explanation.notes.append("no operator was seen: other processes show none")
     elif technique.name != of_layers.EAGER:
-        found.difference = _difference(trial, bench, found)
+        explanation.difference = _difference(trial, bench, explanation)
 
 
-def _elementwise(found: Explanation) -> bool:
-    """Whether a function ran that `OperatorBudgets.strict` is about."""
-    names = {one.operator.partition(".")[0].rpartition("::")[2] for one in found.trace.seen} if found.trace else set()
+def _elementwise(explanation: Explanation) -> bool:
+    """True if a function ran that `OperatorBudgets.strict` is about."""
+    operators = explanation.trace.seen if explanation.trace else []
+    names = {seen.operator.partition(".")[0].rpartition("::")[2] for seen in operators}
     return bool(names & fused.ELEMENTWISE)
 
 
 def _telling(failing: Sequence[Draw]) -> list[Draw]:
-    """The draws whose operators are looked at: the first, then structured ones, which show other faults, then the further random ones."""
+    """Draws whose operators are judged: the first, then structured ones, which show other faults, then random ones."""
     return [*failing[:1], *sorted(failing[1:], key=lambda draw: not draw.probe)][:DRAWS]
 
 
-def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
-    """Judge the operators of one draw, and shrink the first that is wrong while it can be called as it was; what the run raised."""
+def _traced(trial: Trial, draw: Draw, explanation: Explanation, steps: Steps, *, strict: bool) -> Exception | None:
+    """Judge the operators of one draw, and shrink the first wrong one while it can be called; the run's exception."""
     shrunk: list[Smallest | None] = []
     peers = not trial.device.has("host")
 
@@ -231,25 +232,25 @@ def _traced(trial: Trial, draw: Draw, found: Explanation, steps: Steps, *, stric
             shrunk.append(Shrinker(holder, run, peers=peers, seconds=steps.shrinking).shrink(culprit.call))
 
     trace, error = runs.attempted(trial, draw, first=first, strict=strict)
-    found.trace = trace
-    found.culprit = next(iter(trace.culprits), None)
-    found.smallest = next(iter(shrunk), None)
+    explanation.trace = trace
+    explanation.culprit = next(iter(trace.culprits), None)
+    explanation.smallest = next(iter(shrunk), None)
     if error is not None:
         where = f" in {trace.raised}" if trace.raised else ""
-        found.notes.append(
+        explanation.notes.append(
             f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}"
         )
     return error
 
 
 def failing_draws(record: Record, known: Sequence[Draw]) -> list[Draw]:
-    """The draws that a verdict's faults name, in their order; empty where only all of them together show a fault."""
+    """The draws that a record's faults name, in order; empty where only all of them together show a fault."""
     shown = {fault.draw for fault in _values(record) if not _together_only(fault)}
     return [draw for draw in known if ("" if draw == FIRST else str(draw)) in shown]
 
 
 def _values(record: Record) -> list[Fault]:
-    """The faults of a verdict that are about values."""
+    """The faults of a record that are about values."""
     return [fault for fault in record.faults if fault.kind is not FaultKind.EVIDENCE]
 
 
@@ -261,8 +262,8 @@ def _random(known: Sequence[Draw]) -> list[Draw]:
     return [draw for draw in known if not draw.probe]
 
 
-def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culprit | None:
-    """An operator whose errors point one way in every draw, or that is wrong when draws run one after the other."""
+def _together(trial: Trial, chosen: Sequence[Draw], explanation: Explanation) -> Culprit | None:
+    """Find an operator whose errors point one way in every draw, or that is wrong when draws follow one another."""
     made: list[SmallestRuns | None] = []
 
     def first(culprit: Culprit, run: Callable[[OperatorCall], Any]) -> None:
@@ -273,9 +274,9 @@ def _together(trial: Trial, chosen: Sequence[Draw], found: Explanation) -> Culpr
     try:
         culprit = runs.in_turn(trial, chosen, first=first)
     except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything
-        found.notes.append(f"other draws raised {type(error).__name__}: {error}")
+        explanation.notes.append(f"other draws raised {type(error).__name__}: {error}")
         return None
-    found.smallest = next(iter(made), None) if culprit is not None and _leans(culprit) else None
+    explanation.smallest = next(iter(made), None) if culprit is not None and _leans(culprit) else None
     return culprit
 
 
@@ -286,33 +287,33 @@ def _leans(culprit: Culprit) -> bool:
 def _no_smallest(culprit: Culprit) -> str:
     if culprit.call is None or _leans(culprit):
         return "no script: what is wrong shows in several runs together, not in one call of the operator"
-    return f"no script: {culprit.operator} is right when it is called again with the same inputs; what ran before it matters, or chance"
+    why = "is right when it is called again with the same inputs; what ran before it matters, or chance"
+    return f"no script: {culprit.operator} {why}"
 
 
-def _difference(trial: Trial, bench: Bench, found: Explanation) -> OperatorDifference | None:
-    """Where the technique first runs other operators than eager: what it puts in their place is then wrong, not an operator."""
+def _difference(trial: Trial, bench: Bench, explanation: Explanation) -> OperatorDifference | None:
+    """Compare with eager's operators: the technique's replacement is then wrong, not an operator."""
     eager = bench.matrix.techniques.get(of_layers.EAGER)
-    if eager is None or found.trace is None:
+    if eager is None or explanation.trace is None:
         return None
     case = replace(trial.case, technique=eager.name)
-    plain, error = runs.attempted(replace(trial, technique=eager, case=case), found.draw or FIRST, most=0)
+    plain, error = runs.attempted(replace(trial, technique=eager, case=case), explanation.draw or FIRST, most=0)
     if error is not None:
-        found.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
+        explanation.notes.append(f"eager raised {type(error).__name__}: its operators cannot be compared")
         return None
-    return difference(plain.seen, found.trace.seen)
+    return difference(plain.seen, explanation.trace.seen)
 
 
 def difference(eager: Sequence[Seen], technique: Sequence[Seen]) -> OperatorDifference | None:
-    """The first place where two sequences of operators differ in names or options; None where they do not.
+    """Find where two sequences of operators first differ in names or options; None where they do not.
 
-    What leaves operators of eager's out comes before what only adds some, as casts are.
+    A place that lacks operators of eager's comes before one that only adds some, such as casts.
     """
-    # Numbers that are drawn or filled in, such as output gradients, are no work of the model.
+    # Operators without inputs, such as those that draw output gradients, are no work of the model.
     eager, technique = ([seen for seen in run if seen.inputs] for run in (eager, technique))
-    one, other = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
-    changes = [
-        code for code in difflib.SequenceMatcher(a=one, b=other, autojunk=False).get_opcodes() if code[0] != "equal"
-    ]
+    eager_names, technique_names = ([(seen.operator, seen.options) for seen in run] for run in (eager, technique))
+    matcher = difflib.SequenceMatcher(a=eager_names, b=technique_names, autojunk=False)
+    changes = [code for code in matcher.get_opcodes() if code[0] != "equal"]
     if not changes:
         return None
     _, i, j, k, m = next((code for code in changes if code[2] > code[1]), changes[0])

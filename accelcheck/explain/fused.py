@@ -1,11 +1,11 @@
-"""Fused operators and long sums, written out: what an error budget needs to see of their inner roundings.
+"""Computes fused operators and long sums from their parts, whose inner roundings an error budget needs.
 
-A fused attention, or the gradient of a softmax, sums and subtracts inside. Random errors of its result alone would not show what a
-correct kernel errs where these sums cancel, so that samples are taken of the parts.
+A fused attention, or the gradient of a softmax, sums and subtracts inside. Random errors of its result alone would not
+show the error of a correct kernel where these sums cancel.
 
-Long sums are taken in blocks that are added one after the other. Where the order of the terms has to do with their values, as with the
-pixels of an image, partial sums are larger than the result, and so are their roundings. Some libraries also keep partial sums in the
-storage dtype: columns of convolutions, samples of a batch, rows of a norm.
+Long sums are taken in blocks that are added one after the other. Where the order of the terms goes with their values,
+as with the pixels of an image, partial sums and so their roundings are larger than the result's. Some libraries also
+keep partial sums in the storage dtype: columns of convolutions, samples of a batch, rows of a norm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
-"""How the names of fused attention begin."""
+"""Beginning of the names of fused attention."""
 SCALED = "_scaled_mm"
 """The product of float8 numbers."""
 _CANCELLING = frozenset(
@@ -38,13 +38,13 @@ _CANCELLING = frozenset(
 )
 """Operators whose inner sums cancel; torch's own decompositions give their parts."""
 ELEMENTWISE = frozenset({"gelu", "gelu_backward"})
-"""Functions whose usual formula cancels, as the 1 + erf(x) of GELU does far below 0."""
+"""Functions whose usual formula cancels, such as the 1 + erf(x) of GELU far below 0."""
 _TRAINS = 5
-"""Position of the argument of batch norm that says whether it takes the statistics of the batch."""
+"""Position of batch norm's argument ``training``."""
 
 
 def parts(call: OperatorCall) -> Callable[[], Any] | None:
-    """A function that computes a call from its parts, without writing to its arguments; None where the operator has none."""
+    """Function that computes a call from its parts, without writing to its arguments; None where there are none."""
     name = call.name
     if name.startswith(ATTENTION):
         return (lambda: _attention_gradients(call)) if name.endswith("backward") else (lambda: _attention(call))
@@ -54,11 +54,7 @@ def parts(call: OperatorCall) -> Callable[[], Any] | None:
         return None
     if name in STORED:
         return lambda: STORED[name](call)
-    return _product_of(call) or _norm_of(call)
-
-
-def _product_of(call: OperatorCall) -> Callable[[], Any] | None:
-    return (lambda: product(call)) if call.name in SUMMED and not call.kwargs else None
+    return (lambda: product(call)) if name in SUMMED and not call.kwargs else _norm_of(call)
 
 
 def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
@@ -73,29 +69,29 @@ def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
 
 
 def stored(call: OperatorCall) -> bool:
-    """Whether libraries keep the partial sums of an operator in the storage dtype: gradients of parameters, and losses."""
+    """True if libraries keep partial sums in the storage dtype: gradients of parameters, and losses."""
     return call.name in STORED
 
 
 def only_by_parts(call: OperatorCall) -> bool:
-    """Whether the FP64 result comes from the parts, because the CPU has no such operator in FP64 on every backend's behalf."""
+    """True if the FP64 result comes from the parts, because the CPU lacks the operator in FP64."""
     return fused_attention(call) or call.name == SCALED
 
 
 def _scaled_product(call: OperatorCall) -> Tensor:
-    """A product of float8 numbers with a scale of each operand, or of each row and column."""
+    """Multiply float8 numbers, with a scale of each operand, or of each row and column."""
     given = call.named()
     product: Tensor = (given["self"] * given["scale_a"]) @ (given["mat2"] * given["scale_b"])
     return product if given["bias"] is None else product + given["bias"]
 
 
 def fused_attention(call: OperatorCall) -> bool:
-    """Whether it is attention, whose FP64 result comes from its parts: not every backend's operator exists on the CPU."""
+    """True for fused attention; not every backend's operator exists on the CPU."""
     return call.name.startswith(ATTENTION)
 
 
 def _scores(given: dict[str, Any]) -> tuple[Tensor, float, Tensor]:
-    """Scaled and masked scores, the scale, and which keys each query sees."""
+    """Scaled and masked scores, the scale, and the keys that each query sees."""
     q, k = given["query"], given["key"]
     scale = given.get("scale") or 1.0 / math.sqrt(q.shape[-1])
     scores = q @ _heads(k, q).transpose(-1, -2) * scale
@@ -112,7 +108,7 @@ def _scores(given: dict[str, Any]) -> tuple[Tensor, float, Tensor]:
 
 
 def _heads(keys: Tensor, queries: Tensor) -> Tensor:
-    """Keys or values with as many heads as the queries."""
+    """Repeat keys or values for as many heads as the queries have."""
     many = queries.shape[-3] // keys.shape[-3]
     return keys if many == 1 else keys.repeat_interleave(many, -3)
 
@@ -126,7 +122,7 @@ def _attention(call: OperatorCall) -> tuple[Tensor, Tensor]:
 
 
 def _attention_gradients(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values: the softmax is recomputed from the saved logarithms of its sums, as in FlashAttention."""
+    """Gradients of queries, keys and values; the softmax comes from the saved logarithms, as in FlashAttention."""
     given = call.named()
     grad: Any = given.get("grad_out", given.get("grad_out_"))
     scores, scale, seen = _scores(given)
@@ -140,7 +136,7 @@ def _attention_gradients(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
-    """The gradient of keys that several heads share."""
+    """Sum the gradients of keys over the heads that share them."""
     heads, own = gradient.shape[-3], keys.shape[-3]
     if heads == own:
         return gradient
@@ -151,9 +147,9 @@ def _summed(gradient: Tensor, keys: Tensor) -> Tensor:
 BLOCKS = 16
 """Most blocks of a sum that are added one after the other."""
 STORED_BLOCKS = 64
-"""The same where each partial sum is rounded to the storage dtype."""
+"""Most blocks where each partial sum is rounded to the storage dtype."""
 MOST_TAPS = 25
-"""Most places of a kernel that are taken one by one."""
+"""Most places of a kernel that are computed one by one."""
 SUMMED: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 )
@@ -161,7 +157,7 @@ SUMMED: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 
 def product(call: OperatorCall) -> Tensor:
-    """A product of matrices, its depth in blocks."""
+    """Multiply matrices, with the depth in blocks."""
     first, second = SUMMED[call.name]
     size = max(1, -(-call.args[first].shape[-1] // BLOCKS))
     total: Tensor | None = call.args[0] if first else None
@@ -173,47 +169,47 @@ def product(call: OperatorCall) -> Tensor:
 
 
 def _convolution_gradients(call: OperatorCall) -> tuple[Tensor | None, ...]:
-    """The gradients of a convolution: of the input tap by tap, as matrix products of columns are added up, of the others with the batch in blocks."""
+    """Gradients of a convolution: of the input tap by tap, of weight and bias in blocks of the batch."""
     grad, x, weight, *rest, (to_input, to_weight, to_bias) = call.args
     if not len(grad):
         return tuple(call.run())
     size = max(1, -(-len(grad) // BLOCKS))
     pairs = list(zip(grad.split(size), x.split(size), strict=True))
-    blocks = [call.func(one, other, weight, *rest, [False, to_weight, to_bias]) for one, other in pairs]
-    taps = [call.func(grad, x, one, *rest, [True, False, False])[0] for one in (_taps(weight) if to_input else ())]
-    return _added(taps) if taps else None, *(_added([one[place] for one in blocks]) for place in (1, 2))
+    blocks = [call.func(block, inputs, weight, *rest, [False, to_weight, to_bias]) for block, inputs in pairs]
+    taps = [call.func(grad, x, tap, *rest, [True, False, False])[0] for tap in (_taps(weight) if to_input else ())]
+    return _added(taps) if taps else None, *(_added([block[place] for block in blocks]) for place in (1, 2))
 
 
 def _norm_gradients(call: OperatorCall) -> tuple[Tensor | None, ...]:
-    """The gradients of a layer norm, those of weight and bias with the rows in blocks."""
+    """Gradients of a layer norm, those of weight and bias in blocks of rows."""
     grad, x, shape, mean, deviation, *rest = call.args
     normal = math.prod(shape)
     if not x.numel():
         return tuple(call.run())
-    rows = [one.reshape(-1, *shape) for one in (grad, x)] + [
-        one.reshape(-1, *[1] * len(shape)) for one in (mean, deviation)
+    rows = [tensor.reshape(-1, *shape) for tensor in (grad, x)] + [
+        tensor.reshape(-1, *[1] * len(shape)) for tensor in (mean, deviation)
     ]
     size = max(1, -(-(x.numel() // normal) // STORED_BLOCKS))
-    split = zip(*(one.split(size) for one in rows), strict=True)
-    found = [call.func(a, b, shape, c, d, *rest) for a, b, c, d in split]
-    of_input = None if found[0][0] is None else torch.cat([one[0] for one in found]).reshape(x.shape)
-    return of_input, *(_added([one[place] for one in found]) for place in (1, 2))
+    split = zip(*(tensor.split(size) for tensor in rows), strict=True)
+    gradients = [call.func(a, b, shape, c, d, *rest) for a, b, c, d in split]
+    of_input = None if gradients[0][0] is None else torch.cat([block[0] for block in gradients]).reshape(x.shape)
+    return of_input, *(_added([block[place] for block in gradients]) for place in (1, 2))
 
 
 def _negative_log_likelihood(call: OperatorCall) -> tuple[Tensor, Tensor]:
-    """The loss of each sample, added up one after the other; as the operator where there is none to add."""
+    """Add up the losses of samples one after the other; as the operator where there is none to add."""
     x, target, weight, reduction, ignored = call.args
     loss, total = call.run()
     if reduction == 0 or x.dim() != 2:
         return loss, total
     single = call.func(x, target, weight, 0, ignored)[0]
-    added = _added([one.sum() for one in single.split(max(1, -(-len(single) // STORED_BLOCKS)))])
+    added = _added([losses.sum() for losses in single.split(max(1, -(-len(single) // STORED_BLOCKS)))])
     assert added is not None
     return (added / total if reduction == 1 else added), total
 
 
 def _taps(weight: Tensor) -> Iterator[Tensor]:
-    """The kernel, with one of its places at a time."""
+    """The kernel with one of its places at a time, all others zero."""
     places: list[tuple[int, ...]] = list(itertools.product(*(range(size) for size in weight.shape[2:])))
     for place in places if len(places) <= MOST_TAPS else ():
         alone = torch.zeros_like(weight)
@@ -232,7 +228,7 @@ def _added(blocks: list[Tensor | None]) -> Tensor | None:
 
 
 def scaled_and_shifted(call: OperatorCall) -> tuple[Tensor, ...]:
-    """Batch norm with known statistics as one scale and one shift of each channel."""
+    """Compute batch norm with known statistics as one scale and one shift of each channel."""
     x, weight, bias, mean, variance, _, _, eps = call.args
     scale = (variance + eps).rsqrt() if weight is None else (variance + eps).rsqrt() * weight
     shift = -mean * scale if bias is None else bias - mean * scale

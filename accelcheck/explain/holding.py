@@ -1,4 +1,4 @@
-"""Results held to a budget, as the suite derives budgets: twice what correct implementations show, more of them where it is close."""
+"""Holds results to a budget: twice the errors of correct implementations, with more samples near the budget."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     Sample = Callable[[int, torch.Generator], Mapping[str, Tensor]]
 
 COUNTS = (PROBE_SAMPLES, *CAREFUL)
-"""Numbers of samples: the further ones where a result exceeds its budget slightly, as for whole workloads."""
+"""Numbers of samples; the later ones where a result exceeds its budget slightly, as for whole workloads."""
 SEED = 1
-"""Of the samples."""
+"""Seed of the samples."""
 
 
 class NoTruthError(RuntimeError):
@@ -41,12 +41,12 @@ def judged(
     """Judge results of one dtype.
 
     Args:
-        own: The results by path, on the CPU, of one floating-point dtype.
+        own: Results by path, on the CPU, of one floating-point dtype.
         truth: The same in FP64.
-        precision: A key of `UNIT_ROUNDOFF`.
-        sample: ``sample(number, generator)`` gives the results of one more correct implementation, in FP64.
+        precision: Key of `UNIT_ROUNDOFF`.
+        sample: Function ``sample(number, generator)`` that computes with one more correct implementation, in FP64.
         eager: Results of another device, which widen a budget where the samples explain them.
-        careful: How many of `COUNTS` are left out.
+        careful: Number of `COUNTS` left out.
 
     Raises:
         NoTruthError: The precision is unknown.
@@ -54,16 +54,16 @@ def judged(
     if precision not in UNIT_ROUNDOFF:
         raise NoTruthError(f"no error budget is known for {precision}")
     unit, spacing = UNIT_ROUNDOFF[precision], SMALLEST_SUBNORMAL[precision]
-    held = {path: in_range(truth[path], one.dtype) for path, one in own.items()}
-    sticks = {path: Yardstick(one, unit, spacing) for path, one in held.items() if one.numel()}
+    held = {path: in_range(truth[path], values.dtype) for path, values in own.items()}
+    sticks = {path: Yardstick(values, unit, spacing) for path, values in held.items() if values.numel()}
     shown: dict[str, list[Any]] = {path: [] for path in sticks}
     generator = torch.Generator().manual_seed(SEED)
     done = 0
     for step, count in list(enumerate(COUNTS))[careful:]:
         for number in range(done, count):
-            one = sample(number, generator)
+            values = sample(number, generator)
             for path, stick in sticks.items():
-                shown[path].append(stick.read(one[path]))
+                shown[path].append(stick.read(values[path]))
         done = count
         reference = _reference(held, sticks, shown, eager or {}, unit, spacing)
         judgement = judge(dict(own), reference)
@@ -84,8 +84,8 @@ def _reference(
         path: {view: budget(view, [reading[view] for reading in readings], unit) for view in VIEWS}
         for path, readings in shown.items()
     }
-    for path, one in eager.items():
-        reading = sticks[path].read(one)
+    for path, tensor in eager.items():
+        reading = sticks[path].read(tensor)
         for view in VIEWS:
             if abs(reading[view]) <= budgets[path][view]:
                 budgets[path][view] = max(budgets[path][view], budget(view, [reading[view]], unit))
@@ -99,19 +99,19 @@ def _reference(
 
 
 def in_range(truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """Infinite where a dtype has no such number: that is its correct rounding."""
+    """Replace values beyond the range of a dtype by infinity, their correct rounding."""
     rounded = truth.to(dtype)
     return torch.where(torch.isinf(rounded), rounded.to(torch.float64), truth)
 
 
-def nearest(one: Tensor, truth: Tensor) -> bool:
-    """Whether every number is the one of its dtype that is nearest to FP64's; NaN is as NaN."""
-    rounded = truth.to(one.dtype)
-    if torch.equal(one, rounded):
+def nearest(result: Tensor, truth: Tensor) -> bool:
+    """True if every number is FP64's rounded to the dtype; two NaN are equal."""
+    rounded = truth.to(result.dtype)
+    if torch.equal(result, rounded):
         return True
-    return torch.equal(one.isnan(), rounded.isnan()) and torch.equal(one.nan_to_num(), rounded.nan_to_num())
+    return torch.equal(result.isnan(), rounded.isnan()) and torch.equal(result.nan_to_num(), rounded.nan_to_num())
 
 
 def named(dtype: torch.dtype) -> str:
-    """As torch spells it, without its prefix."""
+    """Name of a dtype without torch's prefix."""
     return str(dtype).removeprefix("torch.")

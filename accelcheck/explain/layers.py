@@ -1,4 +1,4 @@
-"""Which layer is wrong: the case as eager on the device, captured but not compiled, as it is, and on the CPU."""
+"""Finds the wrong layer: runs the case as eager on the device, captured but not compiled, as it is, and on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Case, Figure
+    from accelcheck.core.case import Case
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.probes import Draw
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EAGER, CAPTURED = "eager", "compile-aot-eager"
 """Techniques of the first two layers."""
 KERNEL, CAPTURE, COMPILER, TECHNIQUE = "device kernel", "capture", "compiler", "technique"
-"""What can be at fault."""
+"""Parts that can be at fault."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Layer:
     """The case in one layer.
 
     Attributes:
-        name: What ran, in words.
-        blames: What is at fault if this is the first layer that is wrong.
-        verdict: ``pass``, ``fail`` or ``error``; ``crash`` or ``hang`` where it ended its process; empty where it did not run.
-        reason: Its first fault, or why it did not run.
-        used: Largest part of a budget that an error took; 0 where nothing was compared.
+        name: Description of what ran.
+        blames: Part at fault if this is the first wrong layer.
+        verdict: ``pass``, ``fail``, ``error``, ``crash`` or ``hang``; empty where it did not run.
+        reason: First fault, or why it did not run.
+        used: Largest share of a budget that an error took; 0 where nothing was compared.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Layer:
 
     @property
     def wrong(self) -> bool:
-        """Whether it ran, and is not right."""
+        """True if it ran, and is not right."""
         return self.verdict not in {"", Verdict.PASS}
 
 
@@ -58,9 +58,9 @@ class Planned:
     """A layer that is to run.
 
     Attributes:
-        name, blames: As of `Layer`.
-        technique: What runs.
-        on_cpu: Whether it runs there, and not on the case's device.
+        name, blames: The same as in `Layer`.
+        technique: Name of the technique.
+        on_cpu: True to run on the CPU, and not on the case's device.
     """
 
     name: str
@@ -70,31 +70,31 @@ class Planned:
 
 
 def layers(bench: Bench, case: Case, draws: Sequence[Draw]) -> list[Layer]:
-    """The case in every layer, with these draws of its inputs only.
+    """Run the case in every layer, with these draws of its inputs only.
 
     Args:
-        bench: With the case's device, which is present.
-        case: Of a mode that `accelcheck.checks.numerics` judges.
-        draws: `FIRST` first.
+        bench: Bench with the case's device, which is present.
+        case: Case in a mode that `accelcheck.checks.numerics` judges.
+        draws: Draws of the inputs, `FIRST` first.
     """
     technique, device = bench.matrix.techniques[case.technique], bench.devices[case.device]
-    return [layer(bench, case, one, draws) for one in planned(technique, device)]
+    return [layer(bench, case, plan, draws) for plan in planned(technique, device)]
 
 
 def planned(technique: Technique, device: Device) -> list[Planned]:
     """The layers of a technique on a device, in the order in which they are blamed."""
-    found = [Planned(f"eager on {device.name}", KERNEL, EAGER)]
+    plans = [Planned(f"eager on {device.name}", KERNEL, EAGER)]
     compiles = issubclass(technique.watch, ProfilerLog)
     if compiles and technique.name != CAPTURED:
-        found.append(Planned(f"captured, not compiled (aot_eager), on {device.name}", CAPTURE, CAPTURED))
+        plans.append(Planned(f"captured, not compiled (aot_eager), on {device.name}", CAPTURE, CAPTURED))
     if technique.name != EAGER:
         blames = CAPTURE if technique.name == CAPTURED else COMPILER if compiles else TECHNIQUE
-        found.append(Planned(f"{technique.name} on {device.name}", blames, technique.name))
-    return [*found, Planned(f"{technique.name} on the cpu", TECHNIQUE, technique.name, on_cpu=True)]
+        plans.append(Planned(f"{technique.name} on {device.name}", blames, technique.name))
+    return [*plans, Planned(f"{technique.name} on the cpu", TECHNIQUE, technique.name, on_cpu=True)]
 
 
 def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Layer:
-    """Run one layer; arguments as of `layers`."""
+    """Run one layer; its arguments are those of `layers`."""
     device = bench.devices[case.device]
     if plan.on_cpu:
         if device.has("host"):
@@ -113,17 +113,19 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
     return _judged(trial, plan, [draw for draw in draws if not draw.probe or chosen.admits(PROBES[draw.probe])])
 
 
-def blamed(found: Sequence[Layer], cpu: str = "cpu") -> str:
-    """What is at fault: the first layer on the device that is wrong, but the technique where it is wrong on the CPU too; empty if none is.
+def blamed(outcomes: Sequence[Layer], cpu: str = "cpu") -> str:
+    """Name the part at fault; empty where no layer is wrong.
+
+    The first wrong layer on the device counts, unless the technique is wrong on the CPU too.
 
     Args:
-        found: As `layers` gives them.
+        outcomes: Result of `layers`.
         cpu: Name of the CPU.
     """
-    first = next((one for one in found if one.wrong), None)
+    first = next((layer for layer in outcomes if layer.wrong), None)
     if first is None:
         return ""
-    elsewhere = found[-1]
+    elsewhere = outcomes[-1]
     if (
         elsewhere is not first
         and elsewhere.wrong
@@ -139,16 +141,12 @@ def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:
         finding = numerics.verify(trial, draws)
     except Unsupported as answered:
         return Layer(plan.name, plan.blames, "", str(answered.capability))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a technique or backend may raise anything: it is what this layer shows
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a technique or backend may raise anything
         why = f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}"
         return Layer(plan.name, plan.blames, Verdict.ERROR, why)
     finally:
         trial.technique.finish()
         trial.state.restore()
-    used = max((one.used for one in _gating(finding.figures)), default=0.0)
+    used = max((figure.used for figure in finding.figures if figure.gates), default=0.0)
     verdict = Verdict.FAIL if finding.wrong else Verdict.ERROR if finding.undecided else Verdict.PASS
     return Layer(plan.name, plan.blames, verdict, str(next(iter(finding.wrong), finding.undecided)), used)
-
-
-def _gating(figures: Sequence[Figure]) -> list[Figure]:
-    return [figure for figure in figures if figure.gates]

@@ -1,4 +1,4 @@
-"""Which operator is wrong: every one of a run is computed again, alone and in FP64, from the very inputs that it had."""
+"""Finds the wrong operator: computes every one of a run again, alone and in FP64, from its own inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Shape:
-        """Of a tensor; a device without strides calls every tensor contiguous."""
+        """Read them off a tensor; a device without strides calls every tensor contiguous."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
 
     def __str__(self) -> str:
@@ -49,12 +49,12 @@ class Culprit:
     Attributes:
         number: Position among the operators of the run, from 0.
         operator: Name with namespace and overload, such as ``aten::mm``.
-        place: Where the model calls it.
-        inputs: Of its tensors, in order.
-        options: Its other arguments, as text.
-        faults: What is wrong, one for each output and view.
+        place: Call site in the model.
+        inputs: Shapes of its tensors, in order.
+        options: Other arguments, as text.
+        faults: One fault for each output and view.
         figures: Errors against budgets.
-        call: With the inputs that it had; None where several runs together show the fault.
+        call: Call with its inputs; None where several runs together show the fault.
     """
 
     number: int
@@ -79,16 +79,16 @@ class Seen:
 
 @dataclass
 class OperatorTrace:
-    """What a run dispatched.
+    """The operators that a run dispatched.
 
     Attributes:
-        seen: Its operators in order, without views.
-        culprits: Those that are wrong, in order.
-        skipped: Numbers of operators that were not computed again, by name and reason.
-        judged: Number of those that were.
-        leaning: For each operator that has errors, its readings and reference, by number and path: for errors that point one way.
-        kept: The call of the operator that alone was judged.
-        raised: The operator in which an exception was raised; empty where none was.
+        seen: Operators in order, without views.
+        culprits: Wrong operators, in order.
+        skipped: Numbers of operators not computed again, by name and reason.
+        judged: Number of operators computed again.
+        leaning: Readings and reference of each operator with errors, by number and dtype: for errors in one direction.
+        kept: Call of the operator that alone was judged.
+        raised: Operator that raised an exception; empty where none did.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -101,27 +101,27 @@ class OperatorTrace:
 
 
 class Watcher:
-    """Is told before and after each operator; this one does nothing."""
+    """Observer of each operator; this one does nothing."""
 
     def before(self, number: int, seen: Seen, call: OperatorCall) -> None:
-        """An operator is about to run."""
+        """Called before an operator runs."""
 
     def after(self) -> None:
-        """It has returned."""
+        """Called after it has returned."""
 
 
 class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Computes each operator that reaches the backend again. Compiled code dispatches none.
 
     Args:
-        holder: Knows the budgets.
-        places: Knows where operators are called.
-        peers: Whether the CPU's own operators are another implementation: on every device but the CPU.
-        first: Called with the first operator that is wrong, or with the one of `only`, and a function that runs it once more with other
-            inputs, below every mode that was active.
-        most: No operator is judged once this many are wrong; 0 judges none, and only notes what is dispatched.
+        holder: Budgets of operators.
+        places: Finder of call sites.
+        peers: True where the CPU's own operators are another implementation: on every device but the CPU.
+        first: Function of the first wrong operator, or the one of `only`, and of a function that runs it with
+            other inputs, below every active mode.
+        most: Number of wrong operators after which none is judged; 0 judges none, and only notes what is dispatched.
         only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
-        watcher: Is told of each operator.
+        watcher: Observer of each operator.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if why or len(self.trace.culprits) >= self.most or self.only not in {None, number}:
             return self._ran(call)
         with aside():
-            before = call.kept() if func._schema.is_mutable or call.name.endswith("batch_norm") else call  # noqa: SLF001 - no public schema
+            writes = func._schema.is_mutable or call.name.endswith("batch_norm")  # noqa: SLF001 - no public schema
+            before = call.kept() if writes else call
         out = self._ran(call)
         finding = self._judged(before, call.results(out))
         if finding is not None:
@@ -171,7 +172,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return out
 
     def _judged(self, call: OperatorCall, results: Mapping[str, Any]) -> OperatorFinding | None:
-        """What the results of a call show; None where nothing can judge them."""
+        """Judge the results of a call; None where nothing can judge them."""
         if not results:
             self.trace.skipped[call.name, "returns no tensor"] += 1
             return None
@@ -184,7 +185,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return finding
 
     def _report(self, number: int, call: OperatorCall, finding: OperatorFinding) -> None:
-        """Keep an operator that is wrong, or that was asked for, and tell the first one."""
+        """Keep a wrong operator, or the one of `only`, and pass the first one on."""
         seen = self.trace.seen[number]
         figures = tuple(figure for judgement in finding.judged.values() for figure in judgement.figures)
         with aside():
@@ -211,22 +212,23 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def _note(self, number: int, finding: OperatorFinding) -> None:
         """Keep the readings, without the tensors.
 
-        Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in every draw.
+        Running statistics are left out: constants that are rounded once, such as 1 - momentum, move them one way in
+        every draw.
         """
         for dtype, judgement in finding.judged.items():
             reference = finding.references[dtype]
             light = Reference({}, {}, {}, reference.leanings, reference.unit, reference.spacing, 0.0)
-            readings = {path: one for path, one in judgement.readings.items() if not path.startswith("running")}
+            readings = {path: reading for path, reading in judgement.readings.items() if not path.startswith("running")}
             self.trace.leaning.setdefault(number, {})[dtype] = (readings, light)
 
 
 def together(traces: Sequence[OperatorTrace]) -> Culprit | None:
-    """The first operator whose errors point one way in all of several runs, which have other inputs; None where none does.
+    """Find the first operator whose errors point one way in several runs with different inputs; None where none does.
 
-    Runs that do not dispatch the same operators say nothing.
+    Runs that dispatch different operators are not compared.
     """
-    names = [[one.operator for one in trace.seen] for trace in traces]
-    if any(one != names[0] for one in names):
+    names = [[seen.operator for seen in trace.seen] for trace in traces]
+    if any(run != names[0] for run in names):
         return None
     for number in sorted(set.intersection(*(set(trace.leaning) for trace in traces))):
         for dtype in traces[0].leaning[number]:
@@ -240,13 +242,13 @@ def together(traces: Sequence[OperatorTrace]) -> Culprit | None:
 
 
 def options(call: OperatorCall) -> str:
-    """The arguments that are no tensors and not the defaults, as text; without devices, which differ from machine to machine."""
-    said = []
+    """Text of the arguments that are no tensors, no devices and not the defaults."""
+    texts = []
     for argument in call.func._schema.arguments:  # noqa: SLF001 - OpOverload has no public schema
         value = call.named().get(argument.name)
         if value is None or isinstance(value, (Tensor, torch.device)) or found((value,)):
             continue
         if argument.has_default_value() and value == argument.default_value:
             continue
-        said.append(f"{argument.name}={value}")
-    return ", ".join(said)
+        texts.append(f"{argument.name}={value}")
+    return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""A part of a captured graph that is wrong when it is compiled: as few operators, sizes and numbers as still show the fault."""
+"""The wrong part of a compiled graph alone: as few operators, sizes and numbers as still show the fault."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 SECONDS = 40.0
-"""That shrinking takes at most, beyond the step in progress: a step compiles."""
+"""Most time for shrinking, beyond the step in progress, which compiles."""
 
 
 def result_path(place: int) -> str:
-    """The path of a result of a part, by its position."""
+    """Name a result of a part by its position."""
     return f"out[{place}]"
 
 
@@ -37,31 +37,31 @@ class GraphPart:
     """A graph of operators, and its inputs.
 
     Attributes:
-        module: Returns a tuple of tensors.
-        inputs: On the device; those of a captured graph may be numbers too.
+        module: Graph that returns a tuple of tensors.
+        inputs: Tensors on the device; numbers too in a captured graph.
     """
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
 
     def found(self, arguments: Mapping[str, Any]) -> OperatorFinding:
-        """What its results show when it is compiled.
+        """Compile the part, run it, and judge its results.
 
         Args:
-            arguments: Of ``torch.compile``.
+            arguments: Keyword arguments of ``torch.compile``.
 
         Raises:
-            Exception: What the compiler raises.
+            Exception: The compiler raised it.
         """
         torch.compiler.reset()
         with torch.no_grad():
-            out = torch.compile(self.module, **arguments)(*(kept(one) for one in self.inputs))
-        places = {result_path(place): place for place, one in enumerate(out) if is_float(one)}
+            out = torch.compile(self.module, **arguments)(*(kept(tensor) for tensor in self.inputs))
+        places = {result_path(place): place for place, tensor in enumerate(out) if is_float(tensor)}
         own = {path: out[place].detach().cpu() for path, place in places.items()}
         dtypes = {node: _dtypes(value) for node, value in self.values().items()}
 
         def computed(interpreter: Wide) -> dict[str, Tensor]:
-            made = interpreter.run(*(widened(one) for one in self.inputs))
+            made = interpreter.run(*(widened(tensor) for tensor in self.inputs))
             return {path: made[place].to(torch.float64) for path, place in places.items()}
 
         def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
@@ -70,26 +70,26 @@ class GraphPart:
         judgements, references = {}, {}
         with aside():
             truth = computed(Wide(self.module))
-            for dtype in dict.fromkeys(named(one.dtype) for one in own.values()):
+            for dtype in dict.fromkeys(named(tensor.dtype) for tensor in own.values()):
                 some = {
-                    path: one
-                    for path, one in own.items()
-                    if named(one.dtype) == dtype and not nearest(one, truth[path])
+                    path: tensor
+                    for path, tensor in own.items()
+                    if named(tensor.dtype) == dtype and not nearest(tensor, truth[path])
                 }
                 if some:
                     judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
-        faults = tuple(fault for one in judgements.values() for fault in one.faults)
+        faults = tuple(fault for judgement in judgements.values() for fault in judgement.faults)
         return OperatorFinding(faults, judgements, references)
 
     def values(self) -> dict[fx.Node, Any]:
-        """What each node gives when the part is not compiled."""
+        """Run the part without compiling it; the value of each node."""
         recording = _Recording(self.module)
         with torch.no_grad():
-            recording.run(*(kept(one) for one in self.inputs))
+            recording.run(*(kept(value) for value in self.inputs))
         return recording.values
 
     def operators(self) -> list[fx.Node]:
-        """Its calls, in order."""
+        """Calls of the graph, in order."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
 
@@ -98,11 +98,10 @@ class SmallestPart:
     """A wrong part alone.
 
     Attributes:
-        part: Its one result is wrong.
-        finding: What it shows.
-        values: As of `accelcheck.explain.smallest.Smallest`.
-        steps: As there.
-        arguments: Of ``torch.compile``.
+        part: Part with one result, which is wrong.
+        finding: Judgement of that result.
+        values, steps: The same as in `accelcheck.explain.smallest.Smallest`.
+        arguments: Keyword arguments of ``torch.compile``.
     """
 
     part: GraphPart
@@ -116,7 +115,7 @@ class PartShrinker:
     """Makes a part smaller while it fails.
 
     Args:
-        arguments: Of ``torch.compile``.
+        arguments: Keyword arguments of ``torch.compile``.
         seconds: Most time, if less than `SECONDS`.
     """
 
@@ -126,11 +125,11 @@ class PartShrinker:
         self._steps = 0
 
     def shrink(self, part: GraphPart, wrong: int) -> SmallestPart | None:
-        """The smallest part that fails; None where none with one result alone does.
+        """Find the smallest part that fails; None where none with one result alone does.
 
         Args:
-            part: That fails.
-            wrong: Position of the result that is wrong.
+            part: Part that fails.
+            wrong: Position of its wrong result.
         """
         whole = last(part, wrong, len(part.operators()))
         finding = self.failing(whole)
@@ -144,7 +143,7 @@ class PartShrinker:
                 best, finding = fewer, again
                 break
             count *= 2
-        for size in sorted({size for one in best.inputs for size in one.shape if size > 1}, reverse=True):
+        for size in sorted({size for tensor in best.inputs for size in tensor.shape if size > 1}, reverse=True):
             for wanted in (1, 2, size // 2):
                 if wanted < size and (again := self._tried(smaller := resized(best, size, wanted))) is not None:
                     best, finding = smaller, again
@@ -157,12 +156,12 @@ class PartShrinker:
         return SmallestPart(best, finding, values, self._steps, self.arguments)
 
     def failing(self, part: GraphPart) -> OperatorFinding | None:
-        """What a part shows where it is wrong; None where it is right, or cannot be compiled or judged."""
+        """Judge a part; None where it is right, or cannot be compiled or judged."""
         try:
-            found = part.found(self.arguments)
+            finding = part.found(self.arguments)
         except Exception:  # noqa: BLE001 - sizes that do not fit raise anything
             return None
-        return found if found.faults else None
+        return finding if finding.faults else None
 
     def _tried(self, part: GraphPart) -> OperatorFinding | None:
         if time.monotonic() > self._end:
@@ -172,7 +171,7 @@ class PartShrinker:
 
 
 def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
-    """The last `count` operators that lead to one result of a part; what they need of others is an input."""
+    """Cut out the last `count` operators that lead to one result of a part; values from other operators are inputs."""
     values = part.values()
     (output,) = (node for node in part.module.graph.nodes if node.op == "output")
     target = output.args[0][wrong]
@@ -184,24 +183,24 @@ def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
             needed.add(node)
             waiting += node.all_input_nodes
     calls = [node for node in part.operators() if node in needed][-count:]
-    # One of several results is taken from the operator that made them, which must be there too.
-    makers = {one for node in calls if node.target is operator.getitem for one in node.all_input_nodes}
+    # The operator that made several results must be there too, where one of them is used.
+    makers = {source for node in calls if node.target is operator.getitem for source in node.all_input_nodes}
     chosen = [node for node in part.operators() if node in makers or node in calls]
     graph, made, inputs = fx.Graph(), dict[fx.Node, Any](), list[Tensor]()
     for node in chosen:
-        for one in node.all_input_nodes:
-            if one in made or one in chosen:
+        for source in node.all_input_nodes:
+            if source in made or source in chosen:
                 continue
-            value = values[one]
-            made[one] = graph.placeholder(f"t{len(inputs)}") if isinstance(value, Tensor) else value
+            value = values[source]
+            made[source] = graph.placeholder(f"t{len(inputs)}") if isinstance(value, Tensor) else value
             if isinstance(value, Tensor):
                 inputs.append(value)
     for node in chosen:
         made[node] = graph.create_node(
             "call_function",
             node.target,
-            fx.map_arg(node.args, lambda one: made[one]),
-            fx.map_arg(node.kwargs, lambda one: made[one]),
+            fx.map_arg(node.args, lambda source: made[source]),
+            fx.map_arg(node.kwargs, lambda source: made[source]),
             name=node.name,
         )
     graph.output((made[target],))
@@ -209,22 +208,22 @@ def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
 
 
 def resized(part: GraphPart, old: int, new: int) -> GraphPart:
-    """The part with all dimensions of one size cut to another, and the numbers in lists that name it."""
+    """Change all dimensions of one size to another, and the numbers in lists that name it."""
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in part.module.graph.nodes:
-        made[node] = graph.node_copy(node, lambda one: made[one])
+        made[node] = graph.node_copy(node, lambda value: made[value])
         if node.op == "call_function":
-            made[node].args = tuple(listed(one, old, new) for one in made[node].args)
+            made[node].args = tuple(listed(value, old, new) for value in made[node].args)
     with aside():
-        inputs = tuple(cut(one, old, new) for one in part.inputs)
+        inputs = tuple(cut(value, old, new) for value in part.inputs)
     return GraphPart(fx.GraphModule(torch.nn.Module(), graph), inputs)
 
 
 def filled(inputs: Sequence[Tensor], values: str) -> Iterator[Tensor]:
-    """Inputs with other floating-point numbers: see `accelcheck.explain.smallest.filled`."""
+    """Fill floating-point inputs with other numbers: see `accelcheck.explain.smallest.filled`."""
     generator = torch.Generator().manual_seed(SEED)
-    for one in inputs:
-        yield filled_tensor(one, values, generator) if one.is_floating_point() else one
+    for tensor in inputs:
+        yield filled_tensor(tensor, values, generator) if tensor.is_floating_point() else tensor
 
 
 class _Recording(fx.Interpreter):
@@ -242,19 +241,19 @@ class Wide(fx.Interpreter):
     """Runs a graph in FP64 on the CPU."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Operators in FP64; anything else, such as taking one of several results, as it is."""
+        """Run operators in FP64; anything else, such as taking one of several results, as it is."""
         if not isinstance(target, OpOverload):
             return super().call_function(target, args, kwargs)
-        return OperatorCall(target, mapped(args, lambda one: one), kwargs).widened().run()
+        return OperatorCall(target, mapped(args, lambda argument: argument), kwargs).widened().run()
 
 
 class RoundedGraph(Wide):
-    """Runs a graph in FP64 with random rounding errors: of each operator in the dtype of its own results, to which these are rounded too.
+    """Runs a graph in FP64 with random rounding errors of each operator in the dtype of its own results.
 
     Args:
         module: The graph.
-        dtypes: Of what each node gives.
-        generator: Of the errors.
+        dtypes: Dtypes of each node's values.
+        generator: Generator of the errors.
     """
 
     def __init__(
@@ -264,16 +263,16 @@ class RoundedGraph(Wide):
         self.dtypes, self.generator = dtypes, generator
 
     def run_node(self, n: fx.Node) -> Any:
-        """As `torch.fx.Interpreter`."""
+        """Run a node, then round its results to their dtypes."""
         dtypes = self.dtypes[n]
-        lowest = next((named(one) for one in dtypes if one is not None and named(one) in UNIT_ROUNDOFF), "")
+        lowest = next((named(part) for part in dtypes if part is not None and named(part) in UNIT_ROUNDOFF), "")
         if n.op != "call_function" or not lowest:
             return super().run_node(n)
         with Rounding(lowest, lowest, self.generator):
             out = super().run_node(n)
         if not isinstance(out, (tuple, list)):
             return _rounded(out, dtypes[0])
-        return type(out)(_rounded(one, dtype) for one, dtype in zip(out, dtypes, strict=True))
+        return type(out)(_rounded(part, dtype) for part, dtype in zip(out, dtypes, strict=True))
 
 
 def _rounded(value: Any, dtype: torch.dtype | None) -> Any:
@@ -281,11 +280,11 @@ def _rounded(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _dtypes(value: Any) -> list[torch.dtype | None]:
-    """Of each floating-point tensor in what a node gives; None for anything else."""
+    """Dtypes of the floating-point tensors in a node's value; None for anything else."""
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return [one.dtype if is_float(one) else None for one in values]
+    return [part.dtype if is_float(part) else None for part in values]
 
 
 def kept(value: Any) -> Any:
-    """A copy of a tensor; anything else as it is."""
+    """Copy a tensor; anything else stays as it is."""
     return copied(value.detach()) if isinstance(value, Tensor) else value

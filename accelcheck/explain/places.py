@@ -1,4 +1,4 @@
-"""Where in the model an operator is called: the module's path and the line of source, in the backward pass those of the forward."""
+"""Call sites of operators in the model: module path and source line, in the backward pass those of the forward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelPlace:
     Attributes:
         module: Path of the innermost module, such as ``layers.0``; empty for the model itself.
         line: File and line, such as ``model.py:12``; empty where no code of the model calls the operator.
-        backward: The autograd node that runs, such as ``MmBackward0``; empty in the forward pass.
+        backward: Running autograd node, such as ``MmBackward0``; empty in the forward pass.
     """
 
     module: str = ""
@@ -45,7 +45,7 @@ class ModelPlace:
 
 
 class Places:
-    """Follows which module runs, and remembers where each autograd node comes from."""
+    """Follows the running module, and remembers the origin of each autograd node."""
 
     def __init__(self) -> None:
         self._modules: list[str] = []
@@ -53,7 +53,7 @@ class Places:
 
     @contextlib.contextmanager
     def followed(self, module: nn.Module) -> Iterator[None]:
-        """While active, calls of the module's parts are followed."""
+        """Follow calls of the module's parts."""
         handles: list[Any] = []
         for name, part in module.named_modules():
             if isinstance(part, torch.jit.ScriptModule):
@@ -67,13 +67,14 @@ class Places:
                 handle.remove()
 
     def here(self) -> ModelPlace:
-        """The place of the operator that is being dispatched."""
+        """Place of the operator that is being dispatched."""
         from accelcheck.devices.torch_names import autograd_sequence, current_autograd_node
 
         node: Any = current_autograd_node()
         if node is None:
-            place = ModelPlace(self._modules[-1] if self._modules else "", _line(sys._getframe(1)))  # noqa: SLF001 - cheaper than `inspect`, for every operator
-            # The node of an operator is made just before the operator is dispatched; what follows has none of its own, or the next.
+            frame = sys._getframe(1)  # noqa: SLF001 - cheaper than `inspect`, for every operator
+            place = ModelPlace(self._modules[-1] if self._modules else "", _line(frame))
+            # A node is made just before its operator is dispatched; later operators have none of their own, or another.
             self._nodes.setdefault(autograd_sequence() - 1, place)
             return place
         known = self._nodes.get(node._sequence_nr(), ModelPlace())  # noqa: SLF001 - torch has no public name for it
@@ -85,7 +86,7 @@ class Places:
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line of the model; where it has none, of torch's own module."""
+    """Find the innermost line of the model; where it has none, of torch's own module."""
     within = ""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -95,10 +96,7 @@ def _line(frame: FrameType | None) -> str:
         elif file == _ENGINE:
             return within
         elif not file.startswith(_OWN) or file.startswith(_MODELS):
-            return (
-                f"{Path(file).name}:{frame.f_lineno}"
-                if file.startswith("/") or "\\" in file
-                else f"{file}:{frame.f_lineno}"
-            )
+            whole = file.startswith("/") or "\\" in file
+            return f"{Path(file).name if whole else file}:{frame.f_lineno}"
         frame = frame.f_back
     return within

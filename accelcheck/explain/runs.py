@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
 TURNS, SECONDS = 3, 2.0
-"""How often at least draws run one after the other until an operator is wrong, and for how long."""
+"""Fewest turns, and most seconds, in which draws run one after the other until an operator is wrong."""
 MODES = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes whose results are held to an FP64 oracle, and so can be explained by operators."""
 
@@ -41,16 +41,16 @@ def attempted(
     strict: bool = False,
     watcher: Watcher | None = None,
 ) -> tuple[OperatorTrace, Exception | None]:
-    """Prepare the technique, run the draw once, and return what was dispatched, and what was raised.
+    """Prepare the technique and run the draw once; the dispatched operators, and the exception.
 
     Args:
-        trial: Of a mode in `MODES`.
-        draw: Of the inputs.
-        first: As of `Recompute`.
-        most: As of `Recompute`.
-        only: As of `Recompute`; the operator is judged with more samples.
-        strict: As of `OperatorBudgets`.
-        watcher: As of `Recompute`.
+        trial: Trial in a mode of `MODES`.
+        draw: Draw of the inputs.
+        first: The same as for `Recompute`.
+        most: The same as for `Recompute`.
+        watcher: The same as for `Recompute`.
+        only: The same as for `Recompute`; the operator is judged with more samples.
+        strict: The same as for `OperatorBudgets`.
     """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
@@ -76,7 +76,7 @@ def attempted(
 
             program.within = within
             program.run(case.mode)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is what is explained
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a workload, technique or backend may raise anything
             error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
         finally:
             technique.finish()
@@ -87,10 +87,10 @@ def attempted(
 def traced(
     trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None
 ) -> OperatorTrace:
-    """As `attempted`.
+    """Run `attempted`, and raise its exception.
 
     Raises:
-        Exception: What the technique or the workload raises.
+        Exception: The technique or the workload raised it.
     """
     trace, error = attempted(trial, draw, first=first, most=most, only=only)
     if error is not None:
@@ -99,15 +99,15 @@ def traced(
 
 
 def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) -> Culprit | None:
-    """The first operator that is wrong where these draws run one after the other; None where none is.
+    """Find the first operator that is wrong where these draws run one after the other; None where none is.
 
-    Either its errors point one way in all of them, with few samples and with more, or it is wrong in one of several turns: a fault may
-    need an earlier run.
+    Its errors point one way in all draws, with small samples and with more, or it is wrong in a later turn, since a
+    fault may need an earlier run.
 
     Args:
-        trial: Of a mode in `MODES`.
-        draws: Of the inputs: random ones.
-        first: Called with an operator whose errors point one way, and a function that runs it once more: see `Recompute`.
+        trial: Trial in a mode of `MODES`.
+        draws: Random draws of the inputs.
+        first: Function of an operator whose errors point one way, and of a function that runs it: see `Recompute`.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)
@@ -119,7 +119,7 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
     turn = 1
     while not any(trace.culprits for trace in traces) and (turn < TURNS or time.monotonic() < end):
         traces, turn = _traces(trial, draws), turn + 1
-    return next((one for trace in traces for one in trace.culprits), None)
+    return next((culprit for trace in traces for culprit in trace.culprits), None)
 
 
 def _traces(trial: Trial, draws: Sequence[Draw]) -> list[OperatorTrace]:
@@ -131,6 +131,6 @@ def _traces(trial: Trial, draws: Sequence[Draw]) -> list[OperatorTrace]:
 
 
 def holder_of(trial: Trial, *, careful: int = 0) -> OperatorBudgets:
-    """The budgets that a case's operators are held to."""
+    """Budgets of a case's operators."""
     case = trial.case
     return OperatorBudgets(trial.technique.precision(case.dtype), case.dtype, careful)

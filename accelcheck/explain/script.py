@@ -1,4 +1,4 @@
-"""A script of what is wrong alone: it needs torch alone, prints measured against allowed, and exits with 1 while the fault is there."""
+"""Writes a script of a wrong operator that needs torch alone, and exits with 1 while the fault is there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.verify.reference import Reference
 
 LINES = 40
-"""A script has no more."""
+"""Most lines of a script."""
 
 _VIEWS = {
     "element": ["measured = max(map(abs, e)) / rms"],
@@ -41,7 +41,10 @@ _VIEWS = {
     ],
     "block": [
         f"places = sorted({{(i // width // {TILE}, i % width // {TILE}) for i in range(len(o))}})",
-        f"tiles = lambda x: [sum(v * v for i, v in enumerate(x) if (i // width // {TILE}, i % width // {TILE}) == p) for p in places]",
+        (
+            "tiles = lambda x: [sum(v * v for i, v in enumerate(x) "
+            f"if (i // width // {TILE}, i % width // {TILE}) == p) for p in places]"
+        ),
         "sizes = tiles(o)",
         "measured = max((a / (b + sum(sizes) / len(sizes))) ** 0.5 for a, b in zip(tiles(e), sizes))",
     ],
@@ -52,22 +55,25 @@ _VIEWS = {
         f"measured = sizes[max(len(sizes) // 2, min(int({TAIL} * len(sizes)), len(sizes) - 1 - {OUTLIERS}))]",
     ],
 }
-"""How each view is computed, simplest first: see `accelcheck.verify.views`. In Python, so that no kernel under test measures itself."""
+"""Lines that compute each view of `accelcheck.verify.views`, simplest first; in Python, not in kernels under test."""
 _COUNTS = {
     "values": "measured = sum(a != b and not (a != a and b != b) for a, b in zip(g, nearest))",
     "integers": "measured = sum(a != b for a, b in zip(g, nearest))",
-    "pattern": "measured = sum((a != a, abs(a) == math.inf and a) != (b != b, abs(b) == math.inf and b) for a, b in zip(g, nearest))",
+    "pattern": (
+        "measured = sum((a != a, abs(a) == math.inf and a) != (b != b, abs(b) == math.inf and b) "
+        "for a, b in zip(g, nearest))"
+    ),
     "shape": "measured = int(list(got.shape) != shape)",
 }
 
 
 class Subject(Protocol):
-    """What a script is about.
+    """The subject of a script.
 
     Attributes:
-        name: Of what is called, for the line that the script prints.
-        tensors: What it takes.
-        finding: What it shows.
+        name: Name of the operator, which the script prints.
+        tensors: Tensors of the call.
+        finding: Judgement of its results.
     """
 
     name: str
@@ -75,26 +81,26 @@ class Subject(Protocol):
     finding: OperatorFinding
 
     def truth(self, path: str) -> list[str]:
-        """Lines that make `truth` on the CPU, in FP64, of the list ``t``; what must come from a file is added to the data of `tensors`."""
+        """Lines that compute `truth` from the list ``t``, in FP64 on the CPU; may add to the data of `tensors`."""
 
     def calls(self, path: str) -> list[str]:
-        """Lines that make `got`, of the tensors of ``t``, which are on the device."""
+        """Lines that make `got` from the tensors of ``t``, which are on the device."""
 
     def dtype(self, path: str) -> torch.dtype:
-        """Of the result."""
+        """Dtype of the result."""
 
 
 class FaultScript:
-    """The text of a script, and what goes into a file beside it.
+    """The text of a script, and the data of a file beside it.
 
     Args:
-        subject: What is wrong.
+        subject: The wrong operator or part.
         device: Name of the torch device that it runs on.
-        title: First line: what it shows.
-        imports: Modules to import: what else makes the device exist.
+        title: First line of the script.
+        imports: Modules to import for the device to exist.
 
     Raises:
-        NotWrittenError: It cannot be written down in `LINES` lines.
+        NotWrittenError: It needs more than `LINES` lines.
     """
 
     def __init__(self, subject: Subject, device: str, title: str, imports: Sequence[str] = ()) -> None:
@@ -106,7 +112,7 @@ class FaultScript:
         self.path, self.view, self.allowed = _telling(subject.finding)
 
     def text(self, file: str) -> str:
-        """The script. `file` is the name of the file that `data` is written to, where there is any."""
+        """Text of the script, which reads `data` from `file`."""
         lines = self._lines(file, packed=False)
         if len(lines) > LINES:
             lines = self._lines(file, packed=True)
@@ -115,7 +121,7 @@ class FaultScript:
         return "\n".join(lines) + "\n"
 
     def _lines(self, file: str, *, packed: bool) -> list[str]:
-        """With `packed`, tensors are made, and moved, in one line."""
+        """Lines of the script; `packed` makes and moves all tensors in one line each."""
         subject = self.subject
         inputs, truth = _packed(subject.tensors.made(), packed=packed), subject.truth(self.path)
         return [
@@ -137,7 +143,10 @@ class FaultScript:
             *(_NUMERIC if self.view in _VIEWS else ()),
             *self._measure(),
             f"allowed = {self.allowed!r}  # {self._why()}",
-            f'print(f"{subject.name}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
+            (
+                f'print(f"{subject.name}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, '
+                'torch {torch.__version__}")'
+            ),
             "sys.exit(0 if measured <= allowed else 1)",
         ]
 
@@ -155,9 +164,9 @@ class FaultScript:
         return _VIEWS[self.view]
 
     def _judged(self) -> tuple[str, Reference]:
-        """The dtype of the result, and the reference that it was judged by."""
+        """Dtype of the result, and the reference that it was judged by."""
         finding = self.subject.finding
-        return next((dtype, one) for dtype, one in finding.references.items() if self.path in one.truth)
+        return next((dtype, known) for dtype, known in finding.references.items() if self.path in known.truth)
 
     def _what(self) -> str:
         return (
@@ -171,7 +180,7 @@ class FaultScript:
 
 
 class RunsScript:
-    """As `FaultScript`, of an operator whose errors point one way in several calls.
+    """Script like `FaultScript`, of an operator whose errors point one way in several calls.
 
     Raises:
         NotWrittenError: The operator has no kernel in FP64 on the CPU.
@@ -191,6 +200,7 @@ class RunsScript:
     def _lines(self, made: Sequence[str], file: str) -> list[str]:
         subject, figure = self.subject, self.smallest.figure
         view = figure.view.partition(" ")[0]
+        why = f"twice the largest mean of FP64 with random rounding errors of {self.smallest.precision}"
         exact, what = subject.truth(figure.path), f"{subject.name}: {figure.path}, {view} in {RUNS} calls"
         return [
             f'"""{self.title}"""',
@@ -213,7 +223,7 @@ class RunsScript:
             "    e = [a - b for a, b in zip(flat(got.cpu().tolist()), o)]",
             *(f"    {line}" for line in self._signed(view)),
             "measured = abs(sum(signed)) / len(signed) if min(signed) > 0 or max(signed) < 0 else 0.0",
-            f"allowed = {figure.allowed!r}  # twice the largest mean of FP64 with random rounding errors of {self.smallest.precision}",
+            f"allowed = {figure.allowed!r}  # {why}",
             f'print(f"{what}: measured {{measured:.3e}}, allowed {{allowed:.3e}}, torch {{torch.__version__}}")',
             "sys.exit(0 if measured <= allowed else 1)",
         ]
@@ -228,7 +238,7 @@ class RunsScript:
 def script_of(
     smallest: Smallest | SmallestRuns | SmallestPart, device: str, title: str, imports: Sequence[str] = ()
 ) -> FaultScript | RunsScript:
-    """The script of what an explanation has found; arguments as of `FaultScript`.
+    """Make the script of an explanation; the arguments are those of `FaultScript`.
 
     Raises:
         NotWrittenError: It cannot be written down.
@@ -240,13 +250,13 @@ def script_of(
 
 
 def _numbers(precision: str) -> dict[str, float]:
-    """What the views of units in the last place need of a precision."""
+    """Numbers of a precision for the views of units in the last place."""
     unit, spacing = UNIT_ROUNDOFF.get(precision, 0.0), SMALLEST_SUBNORMAL.get(precision, 0.0)
     return {"unit": unit, "spacing": spacing, "part": NEGLIGIBLE}
 
 
 def _telling(finding: OperatorFinding) -> tuple[str, str, float]:
-    """Path, view and budget of the fault that the script measures: of the simplest view that shows it."""
+    """Path, view and budget of the fault that the script measures, in the simplest view that shows it."""
     figures: list[Figure] = [
         figure
         for judgement in finding.judged.values()
@@ -255,7 +265,7 @@ def _telling(finding: OperatorFinding) -> tuple[str, str, float]:
     ]
     order = list(_VIEWS)
     if figures:
-        figure = min(figures, key=lambda one: (order.index(one.view), -one.used))
+        figure = min(figures, key=lambda figure: (order.index(figure.view), -figure.used))
         return figure.path, figure.view, figure.allowed
     fault = finding.faults[0]
     if fault.kind is FaultKind.VALUE:
@@ -275,7 +285,7 @@ _NUMERIC = (
 
 
 def _listing(view: str) -> list[str]:
-    """Lines that make a list of what is expected."""
+    """Lines that make a list of the expected numbers."""
     flat = "flat = lambda x: [v for one in x for v in flat(one)] if isinstance(x, list) else [x]"
     if view == "shape":
         return [flat, "shape = list(truth.shape)"]

@@ -15,19 +15,19 @@ from accelcheck.explain.calls import OperatorCall, aside, copied, memory
 from accelcheck.verify.judge import judge_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from accelcheck.core.case import Figure
     from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 
 SEED = 0
-"""Of the values that replace those of the case."""
+"""Seed of the values that replace those of the case."""
 SECONDS = 10.0
-"""That shrinking takes at most, beyond the step in progress."""
+"""Most seconds for shrinking, beyond the step in progress."""
 RUNS = 8
-"""Calls in a row that show where errors point."""
+"""Number of calls in a row that show where errors point."""
 STEPS = 64
-"""Smaller cases that are tried at most."""
+"""Most smaller cases tried."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Smallest:
     """A wrong operator alone.
 
     Attributes:
-        call: With its inputs, on the device.
-        finding: What it shows.
-        values: What its floating-point inputs are: ``ones``, ``normal`` (of `SEED`) or ``given``.
-        steps: Number of smaller cases that were tried.
+        call: Call with its inputs, on the device.
+        finding: Judgement of its results.
+        values: Kind of its floating-point inputs: ``ones``, ``normal`` (of `SEED`) or ``given``.
+        steps: Number of smaller cases tried.
     """
 
     call: OperatorCall
@@ -52,10 +52,10 @@ class SmallestRuns:
     """A wrong operator alone, whose errors point one way in several calls.
 
     Attributes:
-        call: Of the case; each call has other numbers in it, of the seeds 0 to `RUNS` - 1.
-        figure: The mean that shows it, against its budget.
-        precision: Of the operator: a key of `UNIT_ROUNDOFF`.
-        values, steps: As of `Smallest`.
+        call: Call of the case; each further call has other numbers, of the seeds 0 to `RUNS` - 1.
+        figure: Mean that shows the fault, against its budget.
+        precision: Precision of the operator, a key of `UNIT_ROUNDOFF`.
+        values, steps: The same as in `Smallest`.
     """
 
     call: OperatorCall
@@ -68,13 +68,13 @@ class SmallestRuns:
 def smallest_runs(
     holder: OperatorBudgets, run: Callable[[OperatorCall], Any], call: OperatorCall, *, peers: bool = False
 ) -> SmallestRuns | None:
-    """An operator called with other numbers, again and again; None where its errors do not point one way then.
+    """Call an operator with other numbers, again and again; None where its errors do not point one way then.
 
     Args:
-        holder: Knows the budgets.
-        run: Runs a call where it failed, on its device.
-        call: Of the case.
-        peers: As of `OperatorBudgets.find`.
+        holder: Budgets of operators.
+        run: Function that runs a call where it failed, on its device.
+        call: Call of the case.
+        peers: The same as for `OperatorBudgets.find`.
     """
     draws: dict[str, list[Any]] = {}
     for seed in range(RUNS):
@@ -87,10 +87,11 @@ def smallest_runs(
             return None
         for dtype, judgement in finding.judged.items():
             draws.setdefault(dtype, []).append((judgement.readings, finding.references[dtype]))
-    for dtype, found in draws.items():
-        beyond = [one for one in judge_together(found).figures if not one.within] if len(found) == RUNS else []
+    for dtype, readings in draws.items():
+        figures = judge_together(readings).figures if len(readings) == RUNS else ()
+        beyond = [figure for figure in figures if not figure.within]
         if beyond:
-            return SmallestRuns(call, max(beyond, key=lambda one: one.used), dtype)
+            return SmallestRuns(call, max(beyond, key=lambda figure: figure.used), dtype)
     return None
 
 
@@ -98,9 +99,9 @@ class Shrinker:
     """Makes a call smaller while it fails.
 
     Args:
-        holder: Knows the budgets.
-        run: Runs a call where it failed, on its device.
-        peers: As of `OperatorBudgets.find`.
+        holder: Budgets of operators.
+        run: Function that runs a call where it failed, on its device.
+        peers: The same as for `OperatorBudgets.find`.
         seconds: Most time, if less than `SECONDS`.
     """
 
@@ -118,26 +119,27 @@ class Shrinker:
         self._poisons = False
 
     def shrink(self, call: OperatorCall) -> Smallest | None:
-        """The smallest call that fails; None where this one does not fail when it is run again."""
+        """Find the smallest call that fails; None where this one is right when it is run again."""
         finding = self.failing(call)
         if finding is None:
-            self._poisons = True  # what it does not write may be what the last call has left there
+            self._poisons = True  # results that it does not write may be left from the last call
             finding = self.failing(call)
         if finding is None:
             return None
         values = "given"
-        for size in sorted({size for one in call.tensors() for size in one.shape if size > 1}, reverse=True):
+        for size in sorted({size for tensor in call.tensors() for size in tensor.shape if size > 1}, reverse=True):
             call, finding = self._narrowed(call, finding, size)
-        for smaller in self._simpler(call):
-            if (again := self._tried(smaller[1])) is not None:
-                values, call, finding = smaller[0], smaller[1], again
+        for kind in ("ones", "normal"):
+            simpler = filled(call, kind)
+            if (again := self._tried(simpler)) is not None:
+                values, call, finding = kind, simpler, again
                 break
         else:
             call, finding = self._dense(call, finding)
         return Smallest(call, finding, values, self._steps)
 
     def failing(self, call: OperatorCall) -> OperatorFinding | None:
-        """What a call shows where it is wrong; None where it is right, or cannot be run or judged."""
+        """Judge a call; None where it is right, or cannot be run or judged."""
         with aside():
             before, used, other = call.kept(), call.kept(), call.kept()
         try:
@@ -157,7 +159,7 @@ class Shrinker:
     def _narrowed(
         self, call: OperatorCall, finding: OperatorFinding, size: int
     ) -> tuple[OperatorCall, OperatorFinding]:
-        """With every dimension of one size shorter: 1, else half as often as it fails, else as short as one after the other shows."""
+        """Shorten every dimension of one size: to 1 or 2, else by bisection."""
         low, high = 0, size  # fails with `high`, not with `low`
         # Attention that loses a key of one divides by 0 in torch's own kernel, and ends the process.
         for wanted in (2,) if fused.fused_attention(call) else (1, 2):
@@ -177,65 +179,61 @@ class Shrinker:
                 high, best, finding = middle, smaller, again
         return best, finding
 
-    def _simpler(self, call: OperatorCall) -> Iterator[tuple[str, OperatorCall]]:
-        for values in ("ones", "normal"):
-            yield values, filled(call, values)
-
     def _dense(self, call: OperatorCall, finding: OperatorFinding) -> tuple[OperatorCall, OperatorFinding]:
-        dense = call.each(lambda one: one.contiguous().clone() if isinstance(one, Tensor) else one)
-        again = None if all(one.is_contiguous() for one in call.tensors()) else self._tried(dense)
+        dense = call.each(lambda value: value.contiguous().clone() if isinstance(value, Tensor) else value)
+        again = None if all(value.is_contiguous() for value in call.tensors()) else self._tried(dense)
         return (call, finding) if again is None else (dense, again)
 
 
 def _poison(results: Iterable[Tensor]) -> None:
-    """Allocate such memory, fill it, and release it: a result that is not written has these numbers then."""
+    """Allocate such memory, fill it with NaN, and release it: a result that is not written shows them."""
     with aside():
-        held = [torch.full_like(one, torch.nan) for one in results for _ in range(2) if one.is_floating_point()]
+        held = [torch.full_like(x, torch.nan) for x in results for _ in range(2) if x.is_floating_point()]
         del held
 
 
 def resized(call: OperatorCall, old: int, new: int, *, tail: bool = False) -> OperatorCall:
-    """The call with all dimensions of one size cut to another, to their end with `tail`, and the numbers in lists that name it."""
+    """Cut all dimensions of one size to another, to their end with `tail`; and change such numbers in lists."""
     with aside():
-        smaller = call.each(lambda one: cut(one, old, new, tail=tail) if isinstance(one, Tensor) else one)
-    args = tuple(listed(one, old, new) for one in smaller.args)
-    return OperatorCall(call.func, args, {name: listed(one, old, new) for name, one in smaller.kwargs.items()})
+        smaller = call.each(lambda value: cut(value, old, new, tail=tail) if isinstance(value, Tensor) else value)
+    args = tuple(listed(value, old, new) for value in smaller.args)
+    return OperatorCall(call.func, args, {name: listed(value, old, new) for name, value in smaller.kwargs.items()})
 
 
-def cut(one: Tensor, old: int, new: int, *, tail: bool = False) -> Tensor:
-    """A tensor with all dimensions of one size cut to another, to their end with `tail`."""
-    whole = one
+def cut(tensor: Tensor, old: int, new: int, *, tail: bool = False) -> Tensor:
+    """Cut all dimensions of one size to another, to their end with `tail`."""
+    whole = tensor
     for dim, size in enumerate(whole.shape):
         if size == old:
-            one = one.narrow(dim, old - new if tail else 0, new)
-    return one.contiguous().clone() if whole.is_contiguous() else one
+            tensor = tensor.narrow(dim, old - new if tail else 0, new)
+    return tensor.contiguous().clone() if whole.is_contiguous() else tensor
 
 
-def listed(one: Any, old: int, new: int) -> Any:
-    """A list of numbers with one of them in place of another; anything else as it is."""
-    if isinstance(one, (list, tuple)) and one and all(isinstance(number, int) for number in one):
-        return [new if number == old and not isinstance(number, bool) else number for number in one]
-    return one
+def listed(value: Any, old: int, new: int) -> Any:
+    """Replace one number by another in a list; anything else stays as it is."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(number, int) for number in value):
+        return [new if number == old and not isinstance(number, bool) else number for number in value]
+    return value
 
 
 def filled(call: OperatorCall, values: str, seed: int = SEED) -> OperatorCall:
-    """The call with other values in its floating-point tensors: ``ones``, or ``normal`` numbers of a seed, in the order of the arguments."""
+    """Fill a call's floating-point tensors, in order, with ``ones`` or with ``normal`` numbers of a seed."""
     generator = torch.Generator().manual_seed(seed)
 
-    def change(one: Any) -> Any:
-        floating = isinstance(one, Tensor) and one.is_floating_point()
-        return filled_tensor(one, values, generator) if floating else one
+    def change(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return filled_tensor(value, values, generator) if floating else value
 
     return call.each(change)
 
 
-def filled_tensor(one: Tensor, values: str, generator: torch.Generator) -> Tensor:
-    """A tensor like another one, of ``ones`` or of the generator's ``normal`` numbers."""
+def filled_tensor(tensor: Tensor, values: str, generator: torch.Generator) -> Tensor:
+    """Make a tensor like another one, of ``ones`` or of the generator's ``normal`` numbers."""
     with aside():
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
         try:
-            other = copied(one)
+            other = copied(tensor)
             held = memory(other)
             held.copy_(torch.ones(held.shape) if values == "ones" else torch.randn(held.shape, generator=generator))
             return other

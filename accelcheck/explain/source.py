@@ -1,4 +1,4 @@
-"""A call as source code: how a script makes its tensors, moves them to the device, and calls the operator."""
+"""Source code of a call: lines of a script that make its tensors, move them to the device, and call the operator."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from accelcheck.explain.calls import OperatorCall
 
 DATA = ".safetensors"
-"""Ending of the file beside a script."""
+"""Suffix of the file beside a script."""
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format)
 LITERAL = 24
-"""Numbers that are written into a script; more go into the file."""
+"""Most numbers that are written into a script; more go into the file."""
 
 
 class NotWrittenError(ValueError):
@@ -31,14 +31,14 @@ class NotWrittenError(ValueError):
 
 
 class Tensors:
-    """The tensors that a script needs, as its list ``t``.
+    """The tensors of a script, its list ``t``.
 
     Args:
-        tensors: In order, on their devices.
-        values: What the floating-point ones are: as of `accelcheck.explain.smallest.Smallest`.
+        tensors: Tensors in order, on their devices.
+        values: Kind of the floating-point ones: see `accelcheck.explain.smallest.Smallest`.
 
     Attributes:
-        data: What goes into the file, by name; filled by `made`.
+        data: Tensors of the file, by name; filled by `made`.
     """
 
     def __init__(self, tensors: Sequence[Tensor], values: str) -> None:
@@ -46,77 +46,78 @@ class Tensors:
         self.data: dict[str, Tensor] = {}
 
     def made(self, seed: str = str(SEED)) -> Iterator[str]:
-        """Lines that make the list, on the CPU; `seed` is that of normal numbers, as source."""
-        few = sum(one.numel() for one in self.tensors) <= LITERAL
+        """Lines that make the list, on the CPU; `seed` is the source of the seed of normal numbers."""
+        few = sum(tensor.numel() for tensor in self.tensors) <= LITERAL
         if self.values == "normal":
             yield f"g = torch.Generator().manual_seed({seed})"
         yield "t = []"
-        for number, one in enumerate(self.tensors):
-            plain = _plain(one)
+        for number, tensor in enumerate(self.tensors):
+            plain = _plain(tensor)
             with aside():
-                held = (one.reshape(-1) if plain else memory(one)).detach().cpu()
-            dtype = str(one.dtype)
-            shape = list(one.shape) if plain else [held.numel()]
-            if one.is_floating_point() and self.values == "ones":
+                held = (tensor.reshape(-1) if plain else memory(tensor)).detach().cpu()
+            dtype = str(tensor.dtype)
+            shape = list(tensor.shape) if plain else [held.numel()]
+            if tensor.is_floating_point() and self.values == "ones":
                 made = f"torch.ones({shape}, dtype={dtype})"
-            elif one.is_floating_point() and self.values == "normal":
+            elif tensor.is_floating_point() and self.values == "normal":
                 made = f"torch.randn({shape}, generator=g).to({dtype})"
             elif few:
-                made = f"torch.tensor({_list(held)}, dtype={dtype}).reshape({shape})"
+                made = f"torch.tensor([{', '.join(map(literal, held.tolist()))}], dtype={dtype}).reshape({shape})"
             else:
                 self.data[f"t{number}"] = held.clone()
                 made = f'read("t{number}").reshape({shape})'
             if not plain:
-                made += f".as_strided({list(one.shape)}, {list(one.stride())}, {one.storage_offset()})"
+                made += f".as_strided({list(tensor.shape)}, {list(tensor.stride())}, {tensor.storage_offset()})"
             yield f"t.append({made})"
 
     def moved(self) -> Iterator[str]:
         """Lines that move the tensors to the device, in their strides."""
-        for number, one in enumerate(self.tensors):
-            if one.device.type == "cpu":
+        for number, tensor in enumerate(self.tensors):
+            if tensor.device.type == "cpu":
                 continue
-            if _plain(one):
+            if _plain(tensor):
                 yield f"t[{number}] = t[{number}].to(device)"
             else:
-                view = f"{list(one.shape)}, {list(one.stride())}, {one.storage_offset()}"
-                yield f"t[{number}] = t[{number}].as_strided([{memory(one).numel()}], [1], 0).to(device).as_strided({view})"
+                view = f"{list(tensor.shape)}, {list(tensor.stride())}, {tensor.storage_offset()}"
+                flat = f"t[{number}].as_strided([{memory(tensor).numel()}], [1], 0)"
+                yield f"t[{number}] = {flat}.to(device).as_strided({view})"
 
 
 def expression(call: OperatorCall, name: str) -> str:
-    """The call as source: its tensors are those of the list `name`, in order."""
+    """Write a call as source; its tensors are those of the list `name`, in order."""
     counted = itertools.count()
 
-    def said(one: Any) -> str:
-        if isinstance(one, Tensor):
+    def source(value: Any) -> str:
+        if isinstance(value, Tensor):
             return f"{name}[{next(counted)}]"
-        if isinstance(one, (list, tuple)):
-            return f"[{', '.join(map(said, one))}]"
-        return literal(one)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(source, value))}]"
+        return literal(value)
 
-    words = [said(one) for one in call.args] + [f"{key}={said(one)}" for key, one in call.kwargs.items()]
+    words = [source(value) for value in call.args] + [f"{key}={source(value)}" for key, value in call.kwargs.items()]
     return f"{overload(call.func)}({', '.join(words)})"
 
 
 def overload(func: Any) -> str:
-    """An operator's overload as source."""
+    """Write an operator's overload as source."""
     namespace, _, rest = func.name().partition("::")
     name, _, which = rest.partition(".")
     return f"torch.ops.{namespace}.{name}.{which or 'default'}"
 
 
-def literal(one: Any) -> str:
-    """An argument that is no tensor, as source.
+def literal(value: Any) -> str:
+    """Write an argument that is no tensor as source.
 
     Raises:
-        NotWrittenError: It has none, as a generator has not.
+        NotWrittenError: It has none, such as a generator.
     """
-    if isinstance(one, torch.device):
-        return '"cpu"' if one.type == "cpu" else "device"
-    if isinstance(one, float) and not math.isfinite(one):
-        return f'float("{one}")'
-    if one is None or isinstance(one, _PLAIN):
-        return repr(one)
-    raise NotWrittenError(f"an argument is a {type(one).__name__}, which has no source")
+    if isinstance(value, torch.device):
+        return '"cpu"' if value.type == "cpu" else "device"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or isinstance(value, _PLAIN):
+        return repr(value)
+    raise NotWrittenError(f"an argument is a {type(value).__name__}, which has no source")
 
 
 def written(path: Path, text: str, data: Mapping[str, Tensor]) -> None:
@@ -125,16 +126,12 @@ def written(path: Path, text: str, data: Mapping[str, Tensor]) -> None:
     Raises:
         NotWrittenError: The file format has no such dtype.
     """
-    if strange := {str(one.dtype) for one in data.values()} - {f"torch.{name}" for name in tensor_file.NAMES}:
+    if strange := {str(tensor.dtype) for tensor in data.values()} - {f"torch.{name}" for name in tensor_file.NAMES}:
         raise NotWrittenError(f"a file in the format safetensors has no {', '.join(sorted(strange))}")
     if data:
         path.with_suffix(DATA).write_bytes(tensor_file.packed(dict(data)))
     path.write_text(text, encoding="utf-8")
 
 
-def _plain(one: Tensor) -> bool:
-    return one.is_contiguous() and not one.storage_offset()
-
-
-def _list(held: Tensor) -> str:
-    return f"[{', '.join(map(literal, held.tolist()))}]"
+def _plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.storage_offset()

@@ -1,4 +1,4 @@
-"""What scripts are about: an operator, or a part of a compiled graph, as source."""
+"""Subjects of scripts: an operator, or a part of a compiled graph, as source."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 WIDE = "w = [one.double() if one.is_floating_point() else one.clone() for one in t]"
 ROOM = 4
-"""Lines that a script has for the operators of a graph."""
+"""Lines of a script for the operators of a graph."""
 
 
 class OperatorSubject:
-    """An operator: see `accelcheck.explain.script.Subject`."""
+    """An operator as an `accelcheck.explain.script.Subject`."""
 
     def __init__(self, smallest: Smallest) -> None:
         self.call, self.finding = smallest.call, smallest.finding
@@ -30,39 +30,39 @@ class OperatorSubject:
         self.tensors = Tensors(smallest.call.tensors(), smallest.values)
 
     def truth(self, path: str) -> list[str]:
-        """By the operator itself where the CPU has such a kernel in FP64, else from the file."""
+        """Lines that use the operator itself where the CPU has it in FP64, else read the file."""
         if self.has_kernel(path):
             with aside():
                 lines = _picked(self.call.widened(), path, "w")
             lines[-1] = lines[-1].replace("got =", "truth =")
             return [WIDE, *lines]
-        found = next(one.truth[path] for one in self.finding.references.values() if path in one.truth)
-        self.tensors.data["truth"] = found
-        shape = list(found.shape)
+        truth = next(reference.truth[path] for reference in self.finding.references.values() if path in reference.truth)
+        self.tensors.data["truth"] = truth
+        shape = list(truth.shape)
         return [f'truth = read("truth").reshape({shape})  # FP64, of its parts: the CPU has no such operator']
 
     def has_kernel(self, path: str) -> bool:
-        """Whether the CPU has the operator in FP64."""
+        """True if the CPU has the operator in FP64."""
         with aside():
             try:
                 copy = self.call.widened()
                 return path in copy.results(copy.run())
-            except Exception:  # noqa: BLE001 - no such kernel: whatever it raises
+            except Exception:  # noqa: BLE001 - a missing kernel may raise anything
                 return False
 
     def calls(self, path: str) -> list[str]:
-        """One call."""
+        """Lines that call the operator once."""
         return _picked(self.call, path, "t")
 
     def dtype(self, path: str) -> torch.dtype:
-        """Of the result."""
+        """Dtype of the result."""
         with aside():
             copy = self.call.kept()
         return copy.results(copy.run())[path].dtype
 
 
 class PartSubject:
-    """A part of a graph, compiled: see `accelcheck.explain.script.Subject`.
+    """A compiled part of a graph as an `accelcheck.explain.script.Subject`.
 
     Raises:
         NotWrittenError: An argument of ``torch.compile`` is no plain value, or a node no operator.
@@ -71,42 +71,43 @@ class PartSubject:
     def __init__(self, smallest: SmallestPart) -> None:
         self.part, self.finding = smallest.part, smallest.finding
         self.tensors = Tensors(smallest.part.inputs, smallest.values)
-        self.name = ", ".join(dict.fromkeys(_said(node) for node in smallest.part.operators() if _operator(node)))
-        self.words = [f"{name}={_plain(one)}" for name, one in smallest.arguments.items()]
+        operators: list[Any] = [node for node in smallest.part.operators() if _operator(node)]
+        self.name = ", ".join(dict.fromkeys(node.target.name().partition(".")[0] for node in operators))
+        self.words = [f"{name}={_plain(value)}" for name, value in smallest.arguments.items()]
         self.body = _body(smallest.part.module)
 
     def truth(self, path: str) -> list[str]:
-        """By the same operators."""
+        """Lines that use the same operators in FP64."""
         return [*self.body, WIDE, *self._meaning("torch.float64", '"cpu"'), "truth = f(*w)"]
 
     def calls(self, path: str) -> list[str]:
-        """Compiled."""
+        """Lines that compile and call the function."""
         return [*self._meaning("dtype", "device"), f"got = torch.compile({', '.join(['f', *self.words])})(*t)"]
 
     def _meaning(self, dtype: str, device: str) -> list[str]:
-        """What ``real`` and ``place`` mean, where the function uses them."""
+        """Lines that define ``real`` and ``place``, where the function uses them."""
         used = any("real(" in line or "=place" in line for line in self.body)
         return [f"real, place = (lambda dtype: {dtype}), {device}"] if used else []
 
     def dtype(self, path: str) -> torch.dtype:
-        """Of the result."""
+        """Dtype of the result."""
         with torch.no_grad():
             (out,) = self.part.module(*map(kept, self.part.inputs))
-        found: torch.dtype = out.dtype
-        return found
+        dtype: torch.dtype = out.dtype
+        return dtype
 
 
 def _picked(call: OperatorCall, path: str, name: str) -> list[str]:
-    """Lines that run the call and take one of its results as `got`: what it returned, or the argument that it wrote to."""
+    """Lines that run the call and take one result as `got`: a returned value, or an argument that it wrote to."""
     written = dict(call.written())
     if path not in written:
         return [f"got = {expression(call, name)}{path.removeprefix('out')}"]
-    number = next(place for place, one in enumerate(call.tensors()) if one is written[path])
+    number = next(place for place, tensor in enumerate(call.tensors()) if tensor is written[path])
     return [expression(call, name), f"got = {name}[{number}]"]
 
 
 def _body(module: fx.GraphModule) -> list[str]:
-    """The function ``f``; dtypes and devices of operators go through ``real`` and ``place``, so that it computes in FP64 on the CPU too."""
+    """Write the function ``f``; its dtypes and devices are ``real`` and ``place``, so that it computes in FP64 too."""
     names = {node: f"v{number}" for number, node in enumerate(module.graph.nodes)}
     takes = [names[node] for node in module.graph.nodes if node.op == "placeholder"]
     steps = [f"{names[node]} = {_called(node, names)}" for node in module.graph.nodes if node.op == "call_function"]
@@ -118,20 +119,20 @@ def _body(module: fx.GraphModule) -> list[str]:
 
 
 def _called(node: fx.Node, names: dict[fx.Node, str]) -> str:
-    def said(one: Any) -> str:
-        if isinstance(one, fx.Node):
-            return names[one]
-        if isinstance(one, (list, tuple)):
-            return f"[{', '.join(map(said, one))}]"
-        if isinstance(one, torch.dtype):
-            return f"real({one})" if one.is_floating_point else str(one)
-        return "place" if isinstance(one, torch.device) else literal(one)
+    def source(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return names[value]
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(source, value))}]"
+        if isinstance(value, torch.dtype):
+            return f"real({value})" if value.is_floating_point else str(value)
+        return "place" if isinstance(value, torch.device) else literal(value)
 
     if node.target is operator.getitem:
-        return f"{said(node.args[0])}[{said(node.args[1])}]"
+        return f"{source(node.args[0])}[{source(node.args[1])}]"
     if not _operator(node):
         raise NotWrittenError(f"{node.target} is no operator")
-    words = [*map(said, node.args), *(f"{name}={said(one)}" for name, one in node.kwargs.items())]
+    words = [*map(source, node.args), *(f"{name}={source(value)}" for name, value in node.kwargs.items())]
     return f"{overload(node.target)}({', '.join(words)})"
 
 
@@ -139,13 +140,9 @@ def _operator(node: fx.Node) -> bool:
     return hasattr(node.target, "_schema")
 
 
-def _said(node: fx.Node) -> str:
-    return str(node.target.name()).partition(".")[0]  # type: ignore[union-attr]  # of an operator
-
-
 def _plain(value: Any) -> str:
     if isinstance(value, (str, bool, int, float)) or value is None:
         return repr(value)
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_plain(name)}: {_plain(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{_plain(name)}: {_plain(item)}' for name, item in value.items())}}}"
     raise NotWrittenError(f"torch.compile gets {value!r}, which has no name")

@@ -1,4 +1,4 @@
-"""Tensors in the format safetensors, written and read without its package: https://github.com/huggingface/safetensors#format."""
+"""Writes and reads tensors in the format safetensors: https://github.com/huggingface/safetensors#format."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAMES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""What the format safetensors calls torch's dtypes."""
+"""Names of torch's dtypes in the format safetensors."""
 
 
 def reading(file: str) -> list[str]:
-    """Lines of a script that define ``read(name)``: a tensor of a file, 1-D."""
+    """Lines of a script that define ``read(name)``, which makes a 1-D tensor from a file."""
     kinds = ", ".join(f'"{short}": torch.{name}' for name, short in NAMES.items())
     return [
         f'raw = open("{file}", "rb").read()  # safetensors: the length of a JSON head, the head, the numbers',
@@ -45,13 +45,13 @@ def reading(file: str) -> list[str]:
 
 
 def packed(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a file with these tensors."""
+    """Encode tensors as the bytes of a file."""
     head: dict[str, Any] = {}
     body = b""
-    for name, one in tensors.items():
-        raw = one.contiguous().view(torch.uint8).numpy().tobytes()
-        kind = NAMES[str(one.dtype).removeprefix("torch.")]
-        head[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": [len(body), len(body) + len(raw)]}
+    for name, tensor in tensors.items():
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        kind = NAMES[str(tensor.dtype).removeprefix("torch.")]
+        head[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(body), len(body) + len(raw)]}
         body += raw
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)

@@ -16,158 +16,162 @@ if TYPE_CHECKING:
     from accelcheck.explain.operators import Culprit, Seen
 
 FAULTS = 5
-"""Lines of the verdict, figures of an operator, and operators of a difference that are printed."""
+"""Most lines printed of the verdict, of an operator's figures, and of the operators of a difference."""
 
 
-def report(found: Explanation) -> Iterator[str | Table]:
-    """What is printed before the script is written."""
-    record = found.record
+def report(explanation: Explanation) -> Iterator[str | Table]:
+    """Text that is printed before the script is written."""
+    record = explanation.record
     yield f"{record.case.id}: {record.verdict}"
     yield from _cut([f"  {line}" for line in record.why.splitlines()])
-    if not found.failed:
+    if not explanation.failed:
         yield (
             "nothing to explain"
             if record.verdict.executed
             else f"nothing to explain: the case did not run ({record.code})"
         )
         return
-    if found.layers:
-        draw = "all draws" if found.draw is None else str(found.draw)
+    if explanation.layers:
+        draw = "all draws" if explanation.draw is None else str(explanation.draw)
         yield f"\nWhich layer ({draw})"
         rows = [
-            (one.name, one.blames, one.verdict or "-", f"{one.used:.3g}" if one.used else "-", one.reason)
-            for one in found.layers
+            (layer.name, layer.blames, layer.verdict or "-", f"{layer.used:.3g}" if layer.used else "-", layer.reason)
+            for layer in explanation.layers
         ]
         yield Table(("ran", "to blame if it is the first", "verdict", "of budget", "first fault"), rows, right=(3,))
-        yield f"=> {found.blamed or 'no layer shows the fault with this draw alone'}"
-    yield from _operator(found)
-    yield from (f"note: {note}" for note in found.notes)
+        yield f"=> {explanation.blamed or 'no layer shows the fault with this draw alone'}"
+    yield from _operator(explanation)
+    yield from (f"note: {note}" for note in explanation.notes)
 
 
-def _operator(found: Explanation) -> Iterator[str | Table]:
-    if found.record.verdict in ENDED:
-        if found.draw is None:
+def _operator(explanation: Explanation) -> Iterator[str | Table]:
+    if explanation.record.verdict in ENDED:
+        if explanation.draw is None:
             return
         yield "\nWhich operator"
-        yield from _ended(found)
+        yield from _ended(explanation)
         return
-    trace = found.trace
+    trace = explanation.trace
     if trace is None:
         return
     yield "\nWhich operator"
-    if found.culprit is not None:
-        yield from culprit(found.culprit, len(trace.seen))
-    elif found.region is not None:
-        yield from _region(found.region)
+    if explanation.culprit is not None:
+        yield from culprit(explanation.culprit, len(trace.seen))
+    elif explanation.region is not None:
+        yield from _region(explanation.region)
     elif not trace.judged:
         yield f"none of {len(trace.seen)} dispatched could be computed again"
     else:
         yield (
-            f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 from the inputs that they had, "
-            "and each is within the budget of its own rounding"
+            f"none of {len(trace.seen)} dispatched: {trace.judged} were computed again in FP64 "
+            "from the inputs that they had, and each is within the budget of its own rounding"
         )
-        yield from _difference(found.difference)
+        yield from _difference(explanation.difference)
     for (name, why), count in sorted(trace.skipped.items()):
         yield f"not judged: {name} x{count}: {why}"
 
 
-def _ended(found: Explanation) -> Iterator[str]:
-    one = found.ended
-    if one is None:
-        yield "none had begun: it ends while parameters and inputs are brought to the device, or while the technique prepares the model"
+def _ended(explanation: Explanation) -> Iterator[str]:
+    last = explanation.ended
+    if last is None:
+        yield (
+            "none had begun: it ends while parameters and inputs are brought to the device, "
+            "or while the technique prepares the model"
+        )
         return
-    when = "the last one that had returned" if one.returned else "it had begun, and not returned"
-    yield f"{one.operator}, number {one.number + 1}: {when}"
-    yield f"  in {one.place}"
-    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
-    if one.options:
-        yield f"  with {one.options}"
+    when = "the last one that had returned" if last.returned else "it had begun, and not returned"
+    yield f"{last.operator}, number {last.number + 1}: {when}"
+    yield f"  in {last.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(last.inputs))
+    if last.options:
+        yield f"  with {last.options}"
 
 
-def _region(one: Region) -> Iterator[str]:
-    number, count = one.number
-    where = f", {one.line}" if one.line else ""
-    yield f"{one.operator} in the captured {one.stage} graph, number {number + 1} of {count}{where}"
+def _region(region: Region) -> Iterator[str]:
+    number, count = region.number
+    where = f", {region.line}" if region.line else ""
+    yield f"{region.operator} in the captured {region.stage} graph, number {number + 1} of {count}{where}"
     yield "  compiled up to it, the graph is wrong; compiled up to the operator before it, it is right"
     yield "  the compiler fuses operators: the fault is in the kernel that computes this one"
-    yield from _cut([f"  {fault}" for fault in one.faults])
+    yield from _cut([f"  {fault}" for fault in region.faults])
 
 
-def culprit(one: Culprit, count: int) -> Iterator[str | Table]:
-    """Its name, place, inputs, and errors against budgets."""
-    yield f"{one.operator}, number {one.number + 1} of {count}"
-    yield f"  in {one.place}"
-    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(one.inputs))
-    if one.options:
-        yield f"  with {one.options}"
-    beyond = [figure for figure in one.figures if figure.gates and not figure.within]
+def culprit(wrong: Culprit, count: int) -> Iterator[str | Table]:
+    """Name, place, inputs of an operator, and its errors against budgets."""
+    yield f"{wrong.operator}, number {wrong.number + 1} of {count}"
+    yield f"  in {wrong.place}"
+    yield from (f"  tensor {number}: {shape}" for number, shape in enumerate(wrong.inputs))
+    if wrong.options:
+        yield f"  with {wrong.options}"
+    beyond = [figure for figure in wrong.figures if figure.gates and not figure.within]
     if beyond:
         rows = [
             (f.path, f.view, f.where, f"{f.measured:.3e}", f"{f.allowed:.3e}", f"{f.used:.3g}") for f in beyond[:FAULTS]
         ]
         yield Table(("result", "view", "where", "error", "budget", "times"), rows, right=(3, 4, 5), indent=2)
     else:
-        yield from _cut([f"  {fault}" for fault in one.faults])
+        yield from _cut([f"  {fault}" for fault in wrong.faults])
 
 
-def all_named(found: Explanation) -> list[str]:
-    """The operator that an explanation names, with its namespace, or those of eager that the technique first replaced; empty for none."""
-    if found.culprit is not None:
-        return [found.culprit.operator]
-    if found.ended is not None:
-        return [found.ended.operator]
-    if found.region is not None:
-        return [found.region.operator]
-    return [] if found.difference is None else [one.operator for one in found.difference.eager]
+def all_named(explanation: Explanation) -> list[str]:
+    """Names of the wrong operator, or of eager's operators that the technique first replaced; empty for none."""
+    if explanation.culprit is not None:
+        return [explanation.culprit.operator]
+    if explanation.ended is not None:
+        return [explanation.ended.operator]
+    if explanation.region is not None:
+        return [explanation.region.operator]
+    return [] if explanation.difference is None else [seen.operator for seen in explanation.difference.eager]
 
 
-def as_json(found: Explanation) -> dict[str, Any]:
-    """The same for programs."""
-    trace, one = found.trace, found.culprit
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """Facts of an explanation as JSON."""
+    trace, wrong = explanation.trace, explanation.culprit
     return {
-        "case": found.record.case.id,
-        "verdict": str(found.record.verdict),
-        "reason": found.record.why,
-        "draw": None if found.draw is None else str(found.draw),
-        "layers": [asdict(layer) for layer in found.layers],
-        "blamed": found.blamed,
+        "case": explanation.record.case.id,
+        "verdict": str(explanation.record.verdict),
+        "reason": explanation.record.why,
+        "draw": None if explanation.draw is None else str(explanation.draw),
+        "layers": [asdict(layer) for layer in explanation.layers],
+        "blamed": explanation.blamed,
         "operators": 0 if trace is None else len(trace.seen),
         "judged": 0 if trace is None else trace.judged,
         "not_judged": []
         if trace is None
         else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
-        "named": all_named(found),
+        "named": all_named(explanation),
         "operator": None
-        if one is None
+        if wrong is None
         else {
-            "name": one.operator,
-            "number": one.number,
-            "place": asdict(one.place),
-            "inputs": [asdict(shape) for shape in one.inputs],
-            "options": one.options,
-            "faults": [asdict(fault) for fault in one.faults],
+            "name": wrong.operator,
+            "number": wrong.number,
+            "place": asdict(wrong.place),
+            "inputs": [asdict(shape) for shape in wrong.inputs],
+            "options": wrong.options,
+            "faults": [asdict(fault) for fault in wrong.faults],
         },
-        "ended": None if found.ended is None else asdict(found.ended),
-        "compiled": None if found.region is None else asdict(replace(found.region, smallest=None)),
-        "notes": found.notes,
-        "seconds": {"case": found.seconds[0], "explanation": found.seconds[1]},
+        "ended": None if explanation.ended is None else asdict(explanation.ended),
+        "compiled": None if explanation.region is None else asdict(replace(explanation.region, smallest=None)),
+        "notes": explanation.notes,
+        "seconds": {"case": explanation.seconds[0], "explanation": explanation.seconds[1]},
     }
 
 
-def _difference(found: OperatorDifference | None) -> Iterator[str]:
-    if found is None:
+def _difference(difference: OperatorDifference | None) -> Iterator[str]:
+    if difference is None:
         yield "its operators are eager's: what is wrong changes values between operators, or after the last of them"
         return
     yield "so what is wrong is which operators run. Where they first differ from eager's,"
-    yield from (f"  {word}: {_listed(run)}" for word, run in (("eager", found.eager), ("technique", found.technique)))
-    where = next(iter(found.eager or found.technique)).place
+    yield f"  eager: {_listed(difference.eager)}"
+    yield f"  technique: {_listed(difference.technique)}"
+    where = next(iter(difference.eager or difference.technique)).place
     yield f"  in {where}"
 
 
 def _listed(run: Sequence[Seen]) -> str:
-    said = [f"{one.operator}({one.options})" for one in run[:FAULTS]]
+    names = [f"{seen.operator}({seen.options})" for seen in run[:FAULTS]]
     more = [f"{len(run) - FAULTS} more"] if len(run) > FAULTS else []
-    return ", ".join([*said, *more]) or "nothing"
+    return ", ".join([*names, *more]) or "nothing"
 
 
 def _cut(lines: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The last operator that a process began, in memory that outlives it: what a crash or a hang leaves behind."""
+"""Keeps the last operator that a process began in memory that outlives the process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from accelcheck.explain.operators import Seen
 
 SIZE = 64 * 1024
-"""Bytes of the memory that the processes share; longer descriptions are cut."""
+"""Bytes of the shared memory; longer descriptions are cut."""
 LENGTH = 8
-"""Bytes at its beginning that say how long the description is."""
+"""Bytes of the length that comes before a description."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Last:
     Attributes:
         operator: Name with namespace and overload, such as ``aten::mm``.
         number: Position among the operators of the run, from 0.
-        place: Where the model calls it.
-        inputs: Of its tensors, in order, as text.
-        options: Its other arguments, as text.
-        returned: Whether it had returned, and the device had done its work.
+        place: Call site in the model.
+        inputs: Shapes of its tensors, in order, as text.
+        options: Other arguments, as text.
+        returned: True where the operator had returned, and the device had done its work.
     """
 
     operator: str
@@ -38,31 +38,31 @@ class Last:
 
 
 class Trail:
-    """Written by a process that runs operators, and read by the one that made it."""
+    """Description of the running operator, in memory that a process shares with the one that made it."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, SIZE)
 
     def begin(self, number: int, seen: Seen) -> None:
-        """An operator begins."""
-        words = [seen.operator, number, str(seen.place), [str(one) for one in seen.inputs], seen.options]
-        said = json.dumps(words).encode()
-        if len(said) > SIZE - LENGTH - 1:
-            said = json.dumps([seen.operator, number, str(seen.place), [], ""]).encode()
+        """Describe an operator that begins."""
+        words = [seen.operator, number, str(seen.place), [str(shape) for shape in seen.inputs], seen.options]
+        encoded = json.dumps(words).encode()
+        if len(encoded) > SIZE - LENGTH - 1:
+            encoded = json.dumps([seen.operator, number, str(seen.place), [], ""]).encode()
         self._memory[LENGTH] = 0
-        self._memory[LENGTH + 1 : LENGTH + 1 + len(said)] = said
-        self._memory[:LENGTH] = len(said).to_bytes(LENGTH, "little")
+        self._memory[LENGTH + 1 : LENGTH + 1 + len(encoded)] = encoded
+        self._memory[:LENGTH] = len(encoded).to_bytes(LENGTH, "little")
 
     def returned(self) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self._memory[LENGTH] = 1
 
     def clear(self) -> None:
-        """Forget what was written."""
+        """Erase the description."""
         self._memory[:LENGTH] = bytes(LENGTH)
 
     def read(self) -> Last | None:
-        """The last operator that began; None where none has."""
+        """Last operator that began; None where none has."""
         size = int.from_bytes(self._memory[:LENGTH], "little")
         if not size:
             return None

@@ -1,4 +1,4 @@
-"""How time and memory are measured: clocks, paired statistics, baselines, memory, kernel launches, timing processes.
+"""Measurement of time and memory: clocks, paired statistics, baselines, kernel launches, timing processes.
 
-Whether a result is right belongs in `accelcheck.verify`; nothing here knows a technique.
+Judging results belongs in `accelcheck.verify`; nothing here knows a technique.
 """

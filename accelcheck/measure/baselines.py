@@ -1,4 +1,4 @@
-"""Stored figures: a small JSON file per case, in a folder per device and torch version, written atomically. No torch."""
+"""Stored figures: a JSON file per case, in a folder per device and torch version, written atomically. No torch."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ CHOOSING = frozenset(
         "ZE_AFFINITY_MASK",
     }
 )
-"""Variables that only select chips or files. The kind and number of chips are part of the place."""
+"""Variables that only select chips or files; kind and number of chips are part of the place."""
 _STEEPEST = 20.0
 """Logarithm of the largest plausible ratio, half a billion."""
 _LARGEST = 2**16
-"""Bytes of a file; those of accelcheck have up to 3,000."""
+"""Largest size of a file in bytes; those of accelcheck have up to 3,000."""
 _FIELDS = ("schema", "case", "digest", "device", "ratio", "figures")
 _MENDING = "restore the file from version control, or remove it and store the case again with --accel-baseline=new-only"
 
@@ -55,7 +55,7 @@ class BaselineError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The coarse fingerprint: figures are comparable only if it is the same.
+    """The coarse fingerprint, which comparable figures share.
 
     Attributes:
         device: The device's name.
@@ -96,8 +96,8 @@ class Baseline:
 
     Attributes:
         case: Id of the case.
-        digest: Digest of what its work depends on; a case whose workload has changed has no baseline.
-        place: Where it was measured.
+        digest: Digest of the case's work; a case whose workload has changed has no baseline.
+        place: Place of the measurement.
         ratio: Log ratio of its time to FP32 eager's.
         figures: Other figures of the case, by name, in the units of its measurements.
         environment: Variables that were set and change speed, by name; figures with other settings are not comparable.
@@ -117,7 +117,7 @@ class Baseline:
 
 
 def settings(fingerprint: Fingerprint) -> dict[str, str]:
-    """The variables that are set and that comparable figures must share."""
+    """The set variables that comparable figures must share."""
     return {name: value for name, value in fingerprint.environment.items() if name not in CHOOSING}
 
 
@@ -132,12 +132,12 @@ class Baselines:
         self.root = root
 
     def read(self, place: Place) -> dict[str, Baseline]:
-        """All baselines of a place, by case id; one of them where a killed writer or a merge left two of a case.
+        """All baselines of a place, by case id; the last one where a killed writer or a merge left several of a case.
 
         Raises:
             BaselineError: A file is invalid.
         """
-        return {case: found[-1] for case, found in self.cases(place).items()}
+        return {case: baselines[-1] for case, baselines in self.cases(place).items()}
 
     def cases(self, place: Place) -> dict[str, list[Baseline]]:
         """All baselines of a place, by case id: several if a writer was killed or two branches were merged.
@@ -145,10 +145,10 @@ class Baselines:
         Raises:
             BaselineError: A file is invalid.
         """
-        found: dict[str, list[Baseline]] = {}
+        baselines: dict[str, list[Baseline]] = {}
         for _, baseline in self.stored(place):
-            found.setdefault(baseline.case, []).append(baseline)
-        return found
+            baselines.setdefault(baseline.case, []).append(baseline)
+        return baselines
 
     def stored(self, place: Place | None = None) -> Iterator[tuple[Path, Baseline]]:
         """All files and their baselines, sorted by path, of one place or of all.
@@ -161,23 +161,29 @@ class Baselines:
         else:
             folders = [folder for device in _listed(self.root) for folder in _listed(device)]
         for path in (path for folder in folders for path in _listed(folder) if path.suffix == _SUFFIX):
-            if (found := _read(path)) is not None:  # None: another run has replaced it after a change of the workload
-                yield path, found
+            if (
+                baseline := _read(path)
+            ) is not None:  # None: another run has replaced it after a change of the workload
+                yield path, baseline
 
     def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
-        """Baselines of a case at other places with the same chip, the nearest first: other torch, runtime or number of chips.
+        """Baselines of a case with another torch, runtime or number of the same chips, the nearest first.
 
         They are for information only, so invalid files are ignored.
         """
-        found = []
+        baselines = []
         for path in sorted(self.root.glob(f"*/*/{_name(case, digest)}")):
             with contextlib.suppress(BaselineError):
-                found.append(_read(path))
-        alike = [
-            one for one in found if one is not None and (one.place.device, one.place.chip) == (place.device, place.chip)
+                baselines.append(_read(path))
+        others = [
+            baseline
+            for baseline in baselines
+            if baseline is not None
+            and (baseline.place.device, baseline.place.chip) == (place.device, place.chip)
+            and baseline.case == case
+            and baseline.place != place
         ]
-        others = [one for one in alike if one.case == case and one.place != place]
-        return sorted(others, key=lambda one: _distance(one.place, place))
+        return sorted(others, key=lambda baseline: _distance(baseline.place, place))
 
     def writable(self, place: Place) -> None:
         """Check that baselines can be stored, before hours of measuring.
@@ -197,11 +203,11 @@ class Baselines:
         """Store a baseline atomically, without touching files of other cases.
 
         Args:
-            baseline: Replaces others of the same case and place.
-            replace: Whether to replace a stored baseline with the same digest.
+            baseline: Baseline, which replaces others of the same case and place.
+            replace: True to replace a stored baseline with the same digest too.
 
         Returns:
-            Whether it was stored.
+            True if it was stored.
 
         Raises:
             BaselineError: The folder cannot be written.
@@ -224,7 +230,7 @@ class Baselines:
         return not kept
 
     def partial(self) -> list[Path]:
-        """Files that killed writers left, and files that are being written."""
+        """Unfinished files: left by killed writers, or being written."""
         return sorted(self.root.glob(f"*/*/.*{PARTIAL}"))
 
     def remove(self, path: Path) -> None:
@@ -270,7 +276,7 @@ def _rounded(value: float) -> float:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Sorted entries of a folder; none if it is absent. Unlike a glob, raises for a folder that cannot be read."""
+    """Sorted entries of a folder; none if it is absent. Raises for a folder that cannot be read, unlike a glob."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -279,15 +285,15 @@ def _listed(folder: Path) -> list[Path]:
         raise BaselineError(f"{folder}: cannot be read: {error.strerror or error}") from error
 
 
-def _distance(one: Place, other: Place) -> tuple[object, ...]:
+def _distance(place: Place, other: Place) -> tuple[object, ...]:
     """Distance of two places with the same chip: by the number of chips, then torch, then the runtime."""
-    versions = [[int(number) for number in re.findall(r"\d+", place.torch)] for place in (one, other)]
+    versions = [[int(number) for number in re.findall(r"\d+", text)] for text in (place.torch, other.torch)]
     apart = [abs(a - b) for a, b in zip(*versions, strict=False)]
-    return one.count != other.count, apart, one.runtime != other.runtime, one.torch, one.runtime
+    return place.count != other.count, apart, place.runtime != other.runtime, place.torch, place.runtime
 
 
 def _read(path: Path) -> Baseline | None:
-    """What a file holds; None where there is no such file.
+    """Read a baseline; None if there is no such file.
 
     Raises:
         BaselineError: It cannot be read, or is no baseline.
@@ -309,7 +315,7 @@ def _read(path: Path) -> Baseline | None:
     device, ratio = reader.table(table.get("device"), "device"), reader.table(table.get("ratio"), "ratio")
     figures = reader.table(table.get("figures"), "figures")
     environment = reader.table(device.get("environment"), "device.environment")
-    found = Baseline(
+    baseline = Baseline(
         case=reader.text(table, "case"),
         digest=reader.text(table, "digest"),
         place=Place(
@@ -327,11 +333,11 @@ def _read(path: Path) -> Baseline | None:
         figures={name: reader.number(figures, name, "figures.", least=0, most=1e30) for name in figures},
         environment={name: reader.text(environment, name, "device.environment.", empty=True) for name in environment},
     )
-    if path.name != found.name:
-        raise reader.wrong("case", f"the case and digest of {path.name}", f"{found.case} with {found.digest}")
-    if path.parent.parent.name != found.place.slug or not found.place.folder.endswith(path.parent.name):
-        raise reader.wrong("device", f"that of the folder {path.parent.parent.name}/{path.parent.name}", found.place)
-    return found
+    if path.name != baseline.name:
+        raise reader.wrong("case", f"the case and digest of {path.name}", f"{baseline.case} with {baseline.digest}")
+    if path.parent.parent.name != baseline.place.slug or not baseline.place.folder.endswith(path.parent.name):
+        raise reader.wrong("device", f"that of the folder {path.parent.parent.name}/{path.parent.name}", baseline.place)
+    return baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,9 +362,8 @@ class _Reader:
 
     def number(self, table: Mapping[str, Any], name: str, within: str, least: float, most: float) -> float:
         value = table.get(name)
-        if (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most
-        ):  # NaN is in no range
+        # NaN is in no range.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             raise self.wrong(within + name, f"a number from {least:g} to {most:g}", value)
         return value
 

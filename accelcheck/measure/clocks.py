@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 BLOCK = 1e-3
-"""Least duration of a block in seconds: a thousand times the cost of reading a clock and its resolution."""
+"""Least duration of a block in seconds: a thousand times the cost of reading a clock, and its resolution."""
 MOST_CALLS = 1 << 16
 """Most calls of a block; reached by calls that do nothing."""
 GROWTH = 100
-"""Largest factor between the numbers of calls of two tries: a time of 0 does not tell how many calls fit."""
+"""Largest factor between the numbers of calls of two tries, since a time of 0 does not tell how many fit."""
 WINDOW = 5
-"""Number of blocks whose median is compared with that of as many before, to see whether times have settled."""
+"""Number of blocks whose median is compared with that of as many before."""
 SETTLED = 0.02
-"""Times have settled if a window is faster than the one before by less than this share."""
+"""Largest share by which a window of settled times is faster than the one before."""
 PATIENCE = 2.0
-"""Most seconds of warm-up, besides the block that is running when they are over."""
+"""Time limit of warm-up in seconds; a running block is finished."""
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of <malloc.h>
 
@@ -63,12 +63,12 @@ def positive(seconds: float, device: Device, times: int) -> float:
 
 
 def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter, patience: float = PATIENCE) -> int:
-    """Measure until times no longer fall: caches are warm, clock rates are up, code is compiled. Keeps freed memory in the process.
+    """Measure until times no longer fall: caches are warm, clock rates are up, code is compiled. Keeps freed memory.
 
     Args:
-        timed: Measures a block.
-        now: A clock in seconds.
-        patience: Most seconds, besides the block that is running when they are over.
+        timed: Function that measures a block.
+        now: Clock in seconds.
+        patience: Time limit in seconds; a running block is finished.
 
     Returns:
         Number of blocks. If `patience` ended the warm-up, times may still have been falling.
@@ -101,9 +101,9 @@ def undisturbed() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Make glibc's allocator keep freed memory in this process. Has no effect with other C libraries.
 
-    Otherwise some processes get every large result on fresh pages, which fault, for as long as they live: of 36 processes that ran
-    20 element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %. With this, none of
-    24 did (docs/findings.md has the page faults of such processes).
+    Otherwise some processes get every large result on fresh pages, which fault: of 36 processes that ran 20
+    element-wise operations on 2 MiB, five took 1.2 to 3.3 times as long as the others, which spread by 2 %. With this,
+    none of 24 did (docs/findings.md has the page faults of such processes).
     """
     if sys.platform != "linux":
         return

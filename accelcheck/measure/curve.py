@@ -1,4 +1,4 @@
-"""The compile curve as records: compiled chains beside eager, and the number of statements where they break even. No torch."""
+"""Records of the compile curve: compiled chains beside eager, and the break-even number of statements. No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST = 100
 """Most statements: in longer chains, rounding errors are no longer small."""
 COLUMNS = 16
 ROWS = tuple(range(4, 14))
-"""The shapes of a varying stream: 4 to 13 rows, as published."""
+"""Numbers of rows of varying shapes, 4 to 13, as published."""
 FIXED_ROWS = 16
-"""Rows of the fixed shape: different from all varying shapes, so that nothing was compiled for it before."""
+"""Rows of the fixed shape, unlike all varying shapes, so that nothing was compiled for it before."""
 
 
 class Form(StrEnum):
-    """How the chain is compiled."""
+    """Form of compilation."""
 
     STATIC = "static"
     """``dynamic=False``: compiled for each shape."""
@@ -45,12 +45,12 @@ class Point:
     Attributes:
         count: Number of statements.
         shapes: Shapes of the inputs.
-        form: How the chain is compiled.
+        form: Form of compilation.
         eager, seconds: Median seconds of one call, eager and compiled, without compilation.
         ratio: Compiled time divided by eager's, the median over pairs.
         low, high: Interval of the ratio.
         pairs: Number of pairs measured.
-        first: Seconds of the first pass over all shapes, compilation included.
+        first: Seconds of the first pass over all shapes, with compilation.
         eager_first: The same for eager.
         graphs: Number of graphs that Dynamo captured, recompilations included.
         recompilations: Number of graphs of code that had been compiled before.
@@ -92,13 +92,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """From how many statements on a form is faster than eager.
+    """The number of statements from which on a form is faster than eager.
 
     Attributes:
-        slower: Largest count at which it is slower for certain: the whole interval above 1.
-        faster: Smallest count from which on it is faster for certain at every count that was measured.
-        estimate: Between the two: where a line through the logarithms of the ratios crosses 1.
-        last: Largest count that was measured; None where none was.
+        slower: Largest count at which the whole interval is above 1: it is slower for certain.
+        faster: Smallest count from which on it is faster for certain at every measured count.
+        estimate: Count between the two at which a line through the logarithms of the ratios crosses 1.
+        last: Largest measured count; None if there is none.
     """
 
     slower: int | None
@@ -108,21 +108,21 @@ class BreakEven:
 
 
 def break_even(points: Sequence[Point]) -> BreakEven:
-    """Where the points of one form and kind of shapes cross 1."""
+    """The break-even of the points of one form and kind of shapes."""
     ordered = sorted(points, key=lambda point: point.count)
     if not ordered:
         return BreakEven(None, None, None, None)
     faster = None
-    for found in reversed(ordered):
-        if found.high >= 1.0:
+    for point in reversed(ordered):
+        if point.high >= 1.0:
             break
-        faster = found.count
-    slower = max((found.count for found in ordered if found.low > 1.0), default=None)
+        faster = point.count
+    slower = max((point.count for point in ordered if point.low > 1.0), default=None)
     return BreakEven(slower, faster, _crossing(ordered) if faster is not None else None, ordered[-1].count)
 
 
 def _crossing(ordered: Sequence[Point]) -> float | None:
-    """Where medians go from 1 or more to less for the last time, by a line on the logarithms; None if they never do."""
+    """Count at which medians last fall below 1, by a line on the logarithms; None if they never do."""
     for before, after in reversed(list(itertools.pairwise(ordered))):
         if after.ratio < 1.0 <= before.ratio:
             high, low = math.log(before.ratio), math.log(after.ratio)

@@ -1,6 +1,6 @@
-"""A digest of what the work of a timed case depends on. When any of it changes, the stored baseline no longer applies.
+"""Digests of the work of timed cases; a stored baseline applies to the digest that it was measured with.
 
-Functions that the named source calls are not followed: after a change to these, remove the baseline.
+Functions that the hashed source calls are not followed: after a change to these, remove the baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torc
 
 
 def digest(case: str, problem: Problem) -> str:
-    """Eight hexadecimal digits of a case's id, its module (parts, settings and source), sizes, loss, optimizer and steps."""
+    """Eight hexadecimal digits of a case's id, module (parts, settings, source), sizes, loss, optimizer and steps."""
     return hashlib.blake2b("\n".join(_facts(case, problem)).encode(), digest_size=4).hexdigest()
 
 
@@ -80,7 +80,7 @@ def _torchs(thing: Any) -> bool:
 
 
 def _source(thing: Any) -> str:
-    """Its name and its source without comments and layout; only the name for torch's own, which the version identifies."""
+    """Name, and source without comments and layout; the name alone for torch's own, which the version identifies."""
     name = f"{thing.__module__}.{thing.__qualname__}"
     if _torchs(thing):
         return name

@@ -1,15 +1,15 @@
-"""Which of two environments is faster: processes of both take turns, and an interval follows from the ratios within pairs.
+"""Comparison of two environments: processes of both take turns, and an interval follows from the ratios within pairs.
 
-Each process has its own memory layout, so the sample is processes. Two processes that take turns see the same disturbances of
-the machine, so they form a pair. The interval of the mean log ratio of pairs is Student's t, its error divided among looks,
-sides and cases, so that a whole run errs rarely. With so small an error, signed ranks and order statistics have no interval
-below 10 pairs, and for 5 cases none below 13.
+Each process has its own memory layout, so the sample is processes. Two processes that take turns see the same
+disturbances, so they form a pair. The interval of the mean log ratio is Student's t, its error divided among looks,
+sides and cases, so that a whole run errs rarely. With so small an error, signed ranks and order statistics have no
+interval below 10 pairs, and for 5 cases none below 13.
 
-A simulation of 4000 duets of 5 cases each, with spreads of 0.4, 1.0 and 1.5 % between processes: a slowdown of 5 % is found in
-100, 100 and 100 % after 6, 11 and 16 pairs on average, without a false alarm; equal environments are called `same` in 100, 100
-and 83 %. Signed ranks find as much after 13, 15 and 19 pairs. If in addition one process in ten is slower by four such spreads
-on average, Student's t finds 100, 94 and 69 %, signed ranks 100, 98 and 89 %, and both leave the rest undecided. `latency` is
-there to avoid such outliers.
+In a simulation of 4000 duets of 5 cases, with spreads of 0.4, 1.0 and 1.5 % between processes, a slowdown of 5 % is
+found in 100, 100 and 100 % after 6, 11 and 16 pairs on average, without a false alarm; equal environments are called
+`same` in 100, 100 and 83 %. Signed ranks find as much after 13, 15 and 19 pairs. If one process in ten is slower by
+four such spreads on average, Student's t finds 100, 94 and 69 %, signed ranks 100, 98 and 89 %, and both leave the rest
+undecided. `latency` avoids such outliers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 LOOKS = (5, 8, 13, 21, 34)
 """Numbers of pairs of processes after which the interval is computed."""
 ERROR = 0.01
-"""Probability that in a run any interval, of any case at any look, misses the true ratio."""
+"""Probability that any interval of a run, of any case at any look, misses the true ratio."""
 MARGIN = 0.02
-"""Smallest relative difference that counts; smaller ones are `same`. Lies between 0 and the 5 % that must be found."""
+"""Smallest relative difference that counts; smaller ones are `same`. The 5 % that must be found are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Duet:
     """The result of the pairs of one case.
 
     Attributes:
-        answer: The second environment compared with the first.
-        ratio: Time of the second divided by that of the first: the geometric mean over pairs.
+        answer: Verdict of the second environment compared with the first.
+        ratio: Time of the second divided by that of the first, the geometric mean over pairs.
         low, high: Interval of the ratio.
         pairs: Number of pairs measured.
     """
@@ -53,8 +53,8 @@ class Duet:
 def latency(times: Sequence[float]) -> float:
     """The latency of a process from the times of its blocks, at least two: their tenth percentile.
 
-    Other work can only slow a block down, and may slow most blocks of one process and none of the next. Beside five busy
-    processes on two cores, the medians of processes spread by 2 to 21 %, the tenth percentiles by 1 to 3 %.
+    Other work can only slow a block down, and may slow most blocks of one process and none of the next. Beside five
+    busy processes on two cores, the medians of processes spread by 2 to 21 %, the tenth percentiles by 1 to 3 %.
     """
     return statistics.quantiles(times, n=10, method="inclusive")[0]
 
@@ -69,8 +69,8 @@ def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: 
 
     Args:
         ratios: Time of the second environment divided by that of the first, one per pair; at least two.
-        cases: Number of cases that are compared in this run: they share the error.
-        looks: Number of looks at each case: these share the error too.
+        cases: Number of cases that this run compares; they share the error.
+        looks: Number of looks at each case; they share the error too.
         margin: Smallest relative difference that counts.
 
     Raises:

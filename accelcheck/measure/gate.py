@@ -38,7 +38,7 @@ class Use(StrEnum):
 
 
 BUSY = 0.1
-"""Share of the time that a case may wait for a core before the report of a regression mentions it. On two quiet cores half of all
+"""Share of the time that a case waits for a core from which on a regression mentions it. On two quiet cores half of all
 cases wait for 1 to 3 % of the time, and for 77 % where the threads of qnnpack and OpenMP compete."""
 STORING = frozenset({Use.UPDATE, Use.NEW_ONLY})
 
@@ -53,12 +53,12 @@ class Gate:
         places: Place of each device, by device name.
         environments: Variables that are set and change speed, by device name.
         limits: Limits that users set.
-        words: The options of pytest that they come from.
-        stored: Baselines of the run's devices, by device name and case id. There are several of a case if a writer was killed
-            or two branches were merged.
+        words: Options of pytest that they come from.
+        stored: Baselines of the run's devices, by device name and case id; several of a case after a killed writer or a
+            merge of branches.
         timed: Measurements of timing processes, by case id.
-        few: Measurements of the first timing processes for cases that exceeded their limit, by case id; `timed` has those of
-            the further processes.
+        few: Measurements of the first processes for cases that exceeded their limit, by case id; `timed` has those of
+            the further ones.
         compared: Number of cases that this run compares with baselines.
     """
 
@@ -84,7 +84,7 @@ class Gate:
     def _comparable(self, case: Case) -> list[Baseline]:
         """Baselines of this case and environment, whatever their digest."""
         here = self.environments.get(case.device, {})
-        return [one for one in self._stored(case) if one.environment == here]
+        return [baseline for baseline in self._stored(case) if baseline.environment == here]
 
     def _stored(self, case: Case) -> Sequence[Baseline]:
         return self.stored.get(case.device, {}).get(case.id, ())
@@ -92,13 +92,13 @@ class Gate:
     def time(self, cases: Sequence[Case], counts: tuple[int, int], measure: Measure) -> None:
         """Have cases timed. Cases that exceed their limit are timed again by more processes, and only these count.
 
-        Processes differ in their memory layout: for some cases a third of all processes take 1.2 times as long as the others,
-        and sometimes all processes of a check are among these. Larger samples show this spread.
+        Processes differ in their memory layout: for some cases a third of all take 1.2 times as long as the others, at
+        times all of a check. Larger samples show this spread.
 
         Args:
-            cases: As from `wanted`.
-            counts: Number of processes for every case, and of further processes for cases that exceed their limit.
-            measure: Times cases, given their ids and the number of processes.
+            cases: Cases to time, see `wanted`.
+            counts: Number of processes for every case, and of further ones for cases that exceed their limit.
+            measure: Function that times cases, given their ids and the number of processes.
 
         Raises:
             TimingError: The first process measured no case.
@@ -115,23 +115,23 @@ class Gate:
             self.timed = {**self.timed, **further}
 
     def _named(self, case: Case) -> bool:
-        """Whether it exceeds the limit of any baseline that it may have; its digest, known later, selects one."""
+        """True if it exceeds the limit of any baseline that it may have; its digest, known later, selects one."""
         timed = self.timed[case.id]
         if timed.lacking or timed.ended is not None:
             return False
         sample = Sample.of(timed.ratios)
-        return any(change(one.ratio, sample, self.compared).regression for one in self._comparable(case))
+        return any(change(stored.ratio, sample, self.compared).regression for stored in self._comparable(case))
 
     def judge(self, record: Record) -> Record:
-        """The record with the outcome of the comparison with baseline and limits; unchanged if nothing was measured."""
+        """Compare a record with baseline and limits; returns it unchanged if nothing was measured."""
         if record.verdict is not Verdict.PASS or not record.measurements or not record.case.timed:
             return record
-        found = {measurement.name: measurement for measurement in record.measurements}
-        faults = [fault for limit in self.limits if (fault := limit.broken(record.case.id, found)) is not None]
+        figures = {measurement.name: measurement for measurement in record.measurements}
+        faults = [fault for limit in self.limits if (fault := limit.broken(record.case.id, figures)) is not None]
         lacking = ""
         if self.use is Use.CHECK:
             stored = self._stored(record.case)
-            baseline = next((one for one in stored if one.digest == record.digest), None)
+            baseline = next((candidate for candidate in stored if candidate.digest == record.digest), None)
             if reason := self._apart(record, stored, baseline):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
             elif reason := self._lacking(record.case):
@@ -139,7 +139,7 @@ class Gate:
                 lacking = f"not compared with its baseline: {reason}"
             else:
                 assert baseline is not None  # otherwise there was a reason
-                added, regressions = self._checked(record.case, baseline, found)
+                added, regressions = self._checked(record.case, baseline, figures)
                 faults += regressions
             record = replace(record, measurements=(*record.measurements, *added))
         if faults:
@@ -186,7 +186,7 @@ class Gate:
         return added, faults
 
     def _apart(self, record: Record, stored: Sequence[Baseline], baseline: Baseline | None) -> str:
-        """Why a case has no baseline to compare with; empty if it has one."""
+        """The reason why a case has no baseline to compare with; empty if it has one."""
         if baseline is not None:
             here = self.environments.get(record.case.device, {})
             if here == baseline.environment:
@@ -210,17 +210,17 @@ class Gate:
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
     def _lacking(self, case: Case) -> str:
-        """Why there is no sample of a case; empty if there is one."""
+        """The reason why there is no sample of a case; empty if there is one."""
         return self.timed.get(case.id, Timed()).lacking
 
     def keep(self, record: Record) -> Record:
-        """The record of a passing case with the outcome of storing its baseline; an error if it cannot be stored."""
+        """Store the baseline of a passing case; the record with the outcome, an error if it cannot be stored."""
         measured = record.measurements and record.case.timed
         if record.verdict is not Verdict.PASS or not measured or self.use not in STORING:
             return record
-        said = self._lacking(record.case)
-        if said:
-            said = f"not stored: {said}"
+        outcome = self._lacking(record.case)
+        if outcome:
+            outcome = f"not stored: {outcome}"
         else:
             timed = self.timed[record.case.id]
             sample = Sample.of(timed.ratios)
@@ -233,13 +233,13 @@ class Gate:
                 stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
             except BaselineError as error:
                 return replace(record, verdict=Verdict.ERROR, reason=str(error))
-            said = f"stored from {sample.count} processes" if stored else "a baseline exists and is kept"
+            outcome = f"stored from {sample.count} processes" if stored else "a baseline exists and is kept"
             if stored and timed.reason:
-                said += f" of {timed.asked}: {timed.reason}"
-        return replace(record, measurements=(*record.measurements, Measurement(CHANGE, None, "x", reason=said)))
+                outcome += f" of {timed.asked}: {timed.reason}"
+        return replace(record, measurements=(*record.measurements, Measurement(CHANGE, None, "x", reason=outcome)))
 
     def idle(self, records: Iterable[Record]) -> list[str]:
-        """Unused limits, a line each: no timed case matches, or none has the figure."""
+        """Unused limits, a line each: no timed case matches, or has the figure."""
         measured = [
             (record.case.id, {measurement.name: measurement for measurement in record.measurements})
             for record in records
@@ -248,7 +248,8 @@ class Gate:
         return [
             f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no timed case has this figure"
             for limit in self.limits
-            if measured and not any(limit.covers(case) and limit.value(found) is not None for case, found in measured)
+            if measured
+            and not any(limit.covers(case) and limit.value(figures) is not None for case, figures in measured)
         ]
 
 

@@ -1,4 +1,4 @@
-"""What one call launches: kernels on an accelerator, operators on the CPU; and the trace."""
+"""Launches of a call: kernels on an accelerator, operators on the CPU; and its trace."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 LISTED = 4
-"""Most names that are listed, the most frequent first; the trace has all."""
+"""Largest number of listed names, the most frequent first; the trace has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What a call launched.
+    """Launches of a call.
 
     Attributes:
-        names: Number of launches by name: kernels of the device; on the CPU, and where the profiler sees no device, operators
-            that no other operator called.
-        seconds: Their total time; None if only operators were seen.
+        names: Number of launches by name: kernels of the device; on the CPU, and where the profiler sees no device,
+            operators that no other operator called.
+        seconds: Total time of the kernels; None for operators.
         others: Number of other events, such as ranges of compiled code on the CPU, whose loops are no operators.
     """
 
@@ -44,11 +44,11 @@ class Launches:
 
     @property
     def nothing(self) -> bool:
-        """Whether the call did no work that a profiler sees: neither launches nor any other event."""
+        """True if a profiler saw neither launches nor any other event."""
         return not self.names and not self.others
 
     def instead_of(self, other: Launches) -> str:
-        """What this one launches in place of the other's launches, by name; empty if both launch the same."""
+        """The difference to other launches by name, in words; empty if both are the same."""
         gone, come = Counter(other.names), Counter(self.names)
         if gone == come:
             return ""
@@ -82,7 +82,7 @@ def launches(device: Device, call: Callable[[], object], trace: Path | None = No
 
 
 def _counted(events: Iterable[Any]) -> Launches:
-    # A range of `record_function` stands on the device's timeline too, over the kernels within; torch's totals leave it out.
+    # A range of `record_function` is on the device's timeline too, over its kernels; torch's totals leave it out.
     every = list(events)
     kernels = [event for event in every if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     if kernels:

@@ -22,8 +22,8 @@ class Peak:
     """Peak memory of a run above what was allocated when it began, or the reason why it is unknown.
 
     Attributes:
-        bytes: Peak in bytes; None, and never 0, if it is unknown.
-        reason: Why it is unknown; empty if it is known.
+        bytes: Peak in bytes; None if it is unknown.
+        reason: Reason why it is unknown; empty if it is known.
     """
 
     bytes: int | None
@@ -33,13 +33,12 @@ class Peak:
 def peak(device: Device, run: Callable[[], object]) -> Peak:
     """Run, and return the peak of live memory.
 
-    On the CPU every allocation and release is followed, so the figure is exact and reproducible. Memory that was allocated
-    before and is released by the run does not count there, but it does in device statistics: give the run nothing to
-    release, such as gradients.
+    On the CPU every allocation and release is followed, so the figure is exact. Device statistics also count the
+    release of memory that was allocated before: give the run nothing to release, such as gradients.
 
     Args:
         device: An open device.
-        run: Is not called if the device has no statistics. Its return value is held until the peak has been read.
+        run: Function that is called if the device has statistics; its result is held until the peak has been read.
 
     Raises:
         RuntimeError: A profiler is already running.
@@ -62,7 +61,7 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
 
 
 def in_memory(tensor: Tensor) -> int:
-    """Bytes that a tensor holds; for a wrapper of several tensors, such as torchao's, the bytes of all of them."""
+    """Bytes of a tensor; for a wrapper of several, such as torchao's, of all of them."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return tensor.nbytes
@@ -82,12 +81,12 @@ def held(values: Iterable[Any]) -> int:
 
 
 def measurable(device: Device) -> Capability:
-    """Whether `peak` gives a number for an open device."""
+    """Capability of an open device to give `peak` a number."""
     if device.has("host"):
         return SUPPORTED
-    found = device.memory()
-    if found.allocated is None or found.peak is None:
-        reason = found.reason or f"{device.name} offers no memory statistics"
+    statistics = device.memory()
+    if statistics.allocated is None or statistics.peak is None:
+        reason = statistics.reason or f"{device.name} offers no memory statistics"
         return unsupported(Code.NO_FEATURE, reason)
     return SUPPORTED
 

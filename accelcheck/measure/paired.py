@@ -1,7 +1,7 @@
-"""Which of two calls is faster: both are measured in turns in one process, and the interval assumes no distribution of times.
+"""Comparison of two calls, measured in turns in one process, by an interval that assumes no distribution of times.
 
-Figures of an earlier process are less precise, because each process has another memory layout. Both times of a pair see the same
-disturbances of the machine, so their ratio is steadier than either.
+Figures of an earlier process are less precise, since each process has another memory layout. Both times of a pair see
+the same disturbances, so their ratio is steadier than either.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LOOKS = (0.25, 0.5, 1.0, 2.0)
 """Seconds of measuring after which the interval is computed. The first look decides most cases."""
 ERROR = 0.0025
-"""Probability, at each look and on each side, that the interval misses the true median: 2 % in all for 4 looks and two sides. A wrong
-answer is less likely: for it, the interval must miss the truth by the whole margin."""
+"""Probability per look and side that the interval misses the true median: 2 % in all for 4 looks and two sides. A wrong
+answer is less likely, since the interval must then miss the truth by the whole margin."""
 MARGIN = 0.015
 """Smallest relative difference that counts; smaller ones are `same`."""
 
@@ -41,15 +41,14 @@ class Comparison:
     """The result of `compare`.
 
     Attributes:
-        answer: The verdict, given the margin.
-        ratio: The candidate's time divided by the base's: the median over pairs.
+        answer: Verdict for the given margin.
+        ratio: Candidate's time divided by the base's, the median over pairs.
         low, high: Interval of the ratio, with the given error on each side.
         pairs: Number of pairs measured.
         seconds: Duration of the measurement.
         base, candidate: Times of the blocks, in seconds, in the order of measuring.
-        waited: Seconds that threads of this process waited for a core, divided by `seconds`; above 1 if several waited. Other
-            work, or other threads of this process, had the cores; that slows both calls equally only if both use cores
-            equally. None if the kernel does not tell.
+        waited: Seconds that threads of this process waited for a core, divided by `seconds`; above 1 if several waited;
+            None if the kernel does not tell. Waiting slows both calls equally only if both use cores equally.
     """
 
     answer: SpeedVerdict
@@ -71,19 +70,18 @@ def compare(
     now: Callable[[], float] = time.perf_counter,
     error: float = ERROR,
 ) -> Comparison:
-    """Measure both in turns, in the order A B B A, until the interval lies on one side of a margin or the last look is over.
+    """Measure both in turns, A B B A, until the interval lies on one side of a margin or the last look is over.
 
     Args:
-        base: Runs a block of the base, and returns its time in seconds.
+        base: Function that runs a block of the base, and returns its time in seconds.
         candidate: The same for the candidate.
         margin: Smallest relative difference that counts.
         looks: Seconds after which to compute the interval, ascending.
         now: Clock for the looks.
-        error: Probability that the interval misses the true median, at each look and on each side. It determines the least
-            number of pairs.
+        error: Probability per look and side that the interval misses the true median; sets the least number of pairs.
 
     Raises:
-        ClockError: As `base` and `candidate` raise it.
+        ClockError: A clock stood still or went backwards.
         ValueError: The margin is not between 0 and 1, or there are no looks.
     """
     if not 0.0 < margin < 1.0 or not looks:

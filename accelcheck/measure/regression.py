@@ -1,8 +1,8 @@
-"""Whether a ratio is worse than the stored one: means over processes, and a limit from the spread between processes.
+"""Comparison of a ratio with the stored one: means over processes, and a limit from the spread between processes.
 
-Each process has its own memory layout for as long as it lives: its ratio is steady, and differs from that of another process.
-So the sample is processes, not calls. Log ratios of processes are assumed to be normal. The limit is that of Student's t with
-the pooled spread of both samples; its error is divided among all cases of a run (Bonferroni), so that a whole run errs rarely.
+Each process has its own memory layout: its ratio is steady, and differs from that of another process. So the sample is
+processes, not calls, and their log ratios are assumed to be normal. The limit is that of Student's t with the pooled
+spread of both samples; its error is divided among all cases of a run (Bonferroni), so that a whole run errs rarely.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STORED = 10
-"""Processes of a baseline."""
+"""Number of processes of a baseline."""
 CHECKED = 3
-"""Processes of a check. `STORED` further ones judge the cases that exceed the limit in these."""
+"""Number of processes of a check; `STORED` further ones judge the cases that exceed the limit in these."""
 ERROR = 0.01
 """Probability of at least one false alarm in a run in which nothing has changed."""
 MISSED = 0.01
-"""Probability that a check misses a change of the smallest detectable size. The further processes may miss it too, hence the stated
-95 of 100 runs."""
+"""Probability that a check misses a change of the smallest detectable size; with that of the further processes, the
+report states 95 of 100 runs."""
 LEAST_SPREAD = 0.004
-"""Smallest standard deviation of log ratios that is believed, because ten processes may agree by chance. Over all sessions of
-``baselines/cpu/speed_gates.jsonl`` workloads have 0.5 to 1.5 % (root mean square); single sessions show as little as 0.1 %."""
+"""Least assumed standard deviation of log ratios, since ten processes may agree by chance. Over all sessions of
+``baselines/cpu/speed_gates.jsonl`` workloads have 0.5 to 1.5 % (root mean square), in single ones at least
+0.1 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Change:
 
     @property
     def regression(self) -> bool:
-        """Whether it has got slower."""
+        """True if the case has become slower."""
         return self.factor > self.limit
 
 
@@ -87,7 +88,7 @@ def change(stored: Sample, checked: Sample, cases: int) -> Change:
     Args:
         stored: Sample of the baseline.
         checked: Sample of this run.
-        cases: Number of cases that this run compares with baselines: they share the error.
+        cases: Number of cases that this run compares with baselines; they share the error.
 
     Raises:
         ValueError: There is no case, or a sample of fewer than two processes.
@@ -101,5 +102,5 @@ def change(stored: Sample, checked: Sample, cases: int) -> Change:
     spread = max(math.sqrt(pooled / freedom), LEAST_SPREAD)
     scale = spread * math.sqrt(1 / stored.count + 1 / checked.count)
     limit = scale * float(stdtrit(freedom, 1 - ERROR / cases))
-    found = limit + scale * float(stdtrit(freedom, 1 - MISSED))
-    return Change(math.exp(checked.mean - stored.mean), math.exp(limit), math.exp(found))
+    smallest = limit + scale * float(stdtrit(freedom, 1 - MISSED))
+    return Change(math.exp(checked.mean - stored.mean), math.exp(limit), math.exp(smallest))

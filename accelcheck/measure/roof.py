@@ -32,22 +32,20 @@ SMALLEST_COPY = 1 << 20
 BLOCKS = 5
 """Number of timed blocks; the fastest counts, because a peak is sought."""
 LIMIT = 2.0
-"""Seconds that the measurement of one rate may take, half of them to find the size. Only a call that takes longer by itself goes beyond."""
+"""Time limit of the measurement of a rate in seconds, half of them to find the size; a running call is finished."""
 LONG = 5.0
-"""Seconds from which on the remark of a rate says how long its measurement took."""
+"""Seconds of a measurement from which on the remark of its rate states them."""
 SLOWER = 3.0
-"""A way to do the same work that takes this many times as long as another is left out."""
+"""Least ratio of times at which the slower way to do the same work is left out."""
 SHARE = 16
-"""A size is measured where this many of its calls fit into `LIMIT`: eight for each of two layouts."""
-
-
+"""Number of calls of a size that must fit into `LIMIT`: eight for each of two layouts."""
 PRECISIONS = ("float32", "bfloat16", "float16")
-"""Storage dtypes of the products whose peaks say what a device can do."""
+"""Storage dtypes of the products whose peaks bound a device's rate."""
 NARROWER = 8.0
-"""Most times as many operations as the fastest of these products has: int8, float8 and 4-bit units, sparse ones, and Winograd's fewer multiplications."""
+"""Largest plausible ratio to the fastest of these products: int8, float8, 4-bit and sparse units, and Winograd."""
 CACHED = 64.0
-"""Most times as many bytes as a copy moves that no cache holds: a first-level cache gives 128 bytes a cycle, memory 10 GB/s to a core and more."""
-
+"""Largest plausible ratio to the bandwidth of a copy beyond all caches: a first-level cache gives 128 bytes a cycle,
+memory 10 GB/s and more to a core."""
 
 _now = time.perf_counter
 
@@ -58,8 +56,8 @@ class Rate:
 
     Attributes:
         value: FLOP/s of a matmul, bytes/s of a copy.
-        size: What it was measured with, such as ``1024 x 1024 matrices``.
-        seconds: What the measurement took.
+        size: Size of the measured work, such as ``1024 x 1024 matrices``.
+        seconds: Duration of the measurement.
     """
 
     value: float
@@ -68,7 +66,7 @@ class Rate:
 
     @property
     def remark(self) -> str:
-        """What it was measured with, and how long it took where that is more than `LIMIT`."""
+        """The size of the measured work, and the duration from `LONG` on."""
         return f"with {self.size}" + (f", which took {self.seconds:.0f} s" if self.seconds >= LONG else "")
 
 
@@ -76,7 +74,7 @@ class Rate:
 def matmul_peak(device: Device, dtype: str) -> Rate:
     """FLOP/s of a square matmul in a storage dtype, with the precision modes that are set.
 
-    The faster of two layouts: float16 on the CPU takes 7 times as long where the second matrix is not transposed, as linear layers have it.
+    The faster of two layouts counts: float16 on the CPU takes 7 times as long with the second matrix not transposed.
     """
 
     def products(side: int) -> Sequence[Callable[[], object]]:
@@ -105,14 +103,14 @@ def excluded(device: Device, operations: float, moved: float, seconds: float) ->
     """Reason why a call cannot have done its work in this time; empty where it can.
 
     Args:
-        device: Where it ran.
+        device: Device of the call.
         operations: Floating-point operations of eager's products.
         moved: Bytes that any implementation reads: inputs and parameters.
         seconds: Time of the call.
     """
     # The peaks of all precisions are measured only where one alone does not settle it.
     fastest = 0.0
-    for dtype in (one for one in PRECISIONS if one in device.dtypes):
+    for dtype in (precision for precision in PRECISIONS if precision in device.dtypes):
         fastest = max(fastest, matmul_peak(device, dtype).value)
         if operations / seconds <= NARROWER * fastest:
             break
@@ -125,7 +123,7 @@ def excluded(device: Device, operations: float, moved: float, seconds: float) ->
 
 
 def _normal(side: int) -> Tensor:
-    """A square matrix of normal numbers; its rows repeat, because drawing all of 8192 x 8192 takes longer than their products."""
+    """A square matrix of normal numbers, whose rows repeat: drawing 8192 x 8192 takes longer than multiplying them."""
     return torch.randn(min(side, SMALLEST), side).repeat(-(-side // SMALLEST), 1)[:side]
 
 
@@ -142,31 +140,31 @@ def _fastest(
     """The fastest call of the largest size that `LIMIT` allows, after warm-up.
 
     Args:
-        device: Where the calls run, and by whose clock.
-        sizes: What to try, in rising order.
-        calls_of: Makes the calls of a size: ways to do the same work.
-        work: How much work a call of a size is.
+        device: Device of the calls, which times them.
+        sizes: Sizes to try, in rising order.
+        calls_of: Function that makes the calls of a size: ways to do the same work.
+        work: Amount of work of a call by size.
 
     Returns:
-        The size, the seconds of its fastest call, and the seconds that all of it took.
+        The size, the seconds of its fastest call, and the seconds of the whole measurement.
     """
     start = _now()
     half = start + LIMIT / 2
     size, tries = sizes[0], list[_Try]()
     for larger in sizes:
-        if 2 * sum(one.seconds for one in tries) * work(larger) / work(size) > half - _now():
+        if 2 * sum(attempt.seconds for attempt in tries) * work(larger) / work(size) > half - _now():
             break
         calls = calls_of(larger)
-        found = list[_Try]()
-        for way in [one.way for one in tries] or range(len(calls)):
-            if not found or _now() < half:
-                found.append(_tried(device, calls[way], way, half))
-        fastest = min(one.seconds for one in found)
+        larger_tries = list[_Try]()
+        for way in [attempt.way for attempt in tries] or range(len(calls)):
+            if not larger_tries or _now() < half:
+                larger_tries.append(_tried(device, calls[way], way, half))
+        fastest = min(attempt.seconds for attempt in larger_tries)
         if tries and fastest * SHARE > LIMIT:
             break
         size = larger
         # A way that is slower by a time that the clock can tell is not the peak.
-        tries = [one for one in found if one.seconds <= max(SLOWER * fastest, BLOCK)]
+        tries = [attempt for attempt in larger_tries if attempt.seconds <= max(SLOWER * fastest, BLOCK)]
     return size, _settled(device, tries, start + LIMIT), _now() - start
 
 
@@ -187,23 +185,23 @@ def _tried(device: Device, call: Callable[[], object], way: int, until: float) -
 
 
 def _settled(device: Device, tries: Sequence[_Try], end: float) -> float:
-    """Seconds of the fastest call after warm-up, of each way as many as fit until `end`; of the tries where none fits."""
-    found = math.inf
-    for number, one in enumerate(tries):
+    """Seconds of the fastest call after warm-up, of as many blocks as fit until `end`; of the tries where none fits."""
+    fastest = math.inf
+    for number, attempt in enumerate(tries):
         until = _now() + (end - _now()) / (len(tries) - number)
-        if _now() + one.seconds * SHARE / 4 > until:
+        if _now() + attempt.seconds * SHARE / 4 > until:
             break
-        timed = block(device, one.call)
+        timed = block(device, attempt.call)
         settle(timed, _now, (until - _now()) / 2)
         for _ in range(BLOCKS):
-            found = min(found, timed())
+            fastest = min(fastest, timed())
             if _now() > until:
                 break
-    return found if found < math.inf else positive(min(one.seconds for one in tries), device, 1)
+    return fastest if fastest < math.inf else positive(min(attempt.seconds for attempt in tries), device, 1)
 
 
 def flops(call: Callable[[], object]) -> int:
-    """Floating-point operations of a call's matmuls, convolutions and attentions; a multiplication and an addition are two."""
+    """Floating-point operations of a call's matmuls, convolutions and attentions; a multiply-add counts as two."""
     with FlopCounterMode(display=False) as counter:
         call()
     return int(counter.get_total_flops())

@@ -1,7 +1,7 @@
-"""Times the cases of a run in processes of their own, because a baseline is a sample of processes. No torch.
+"""Timing of a run's cases in separate processes, since a baseline is a sample of processes. No torch.
 
-A timing process is the caller's own pytest command again, so that it finds the same plugins, hooks and cases. In it each timed
-case measures its ratio to FP32 eager, reports it to the run, and is skipped: nothing is judged there.
+A timing process runs the caller's pytest command again, so that it finds the same plugins, hooks and cases. Each timed
+case measures its ratio to FP32 eager there, reports it to the run, and is skipped: nothing is judged.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from accelcheck.core.processes import End, Message
 
 VARIABLE = "ACCELCHECK_TIMING_FILE"
-"""In the environment of a timing process alone: the file with the ids of the cases that it is to time."""
+"""Environment variable of timing processes: the file with the ids of the cases to time."""
 SILENCE = 600.0
-"""Seconds after which a timing process that reported nothing counts as hanging; it is ended within twice as many."""
+"""Silence in seconds after which a timing process counts as hanging; it is ended within twice as many."""
 LINES = 20
-"""Last lines of its output that an error quotes."""
+"""Number of last lines of output that an error quotes."""
 
 CaseReport = tuple[float, float] | str | None
-"""What a timing process reports of a case: ratio and waited part, or why there is no ratio, or None: the case has begun."""
+"""Report of a timing process on a case: ratio and waited part, or the reason for no ratio, or None: it has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the timing processes of a run measured of a case.
+    """Measurements of a case by the timing processes of a run.
 
     Attributes:
-        ratios: Its time divided by FP32 eager's, one a process.
-        reason: Why a process has no ratio; of several, the last one's reason.
-        waited: The part of the measured seconds in which its threads waited for a core, one for each ratio.
-        asked: How many processes were to time it.
-        ended: How a process ended that it made crash or hang; None where it did neither.
+        ratios: Time divided by FP32 eager's, one per process.
+        reason: Reason of the last process without a ratio; empty if there is none.
+        waited: Share of the measured seconds in which its threads waited for a core, one per ratio.
+        asked: Number of processes that were to time it.
+        ended: End of a process that the case made crash or hang; None if there is none.
     """
 
     ratios: tuple[float, ...] = ()
@@ -52,7 +52,7 @@ class Timed:
 
     @property
     def lacking(self) -> str:
-        """Why this is no sample; empty where more than half of the processes, and two at least, measured it."""
+        """The reason why this is no sample; empty if more than half of the processes, and at least two, measured it."""
         if 2 * len(self.ratios) > max(self.asked, 2):
             return ""
         return f"{len(self.ratios)} of {self.asked} processes measured it" + f": {self.reason}" * bool(self.reason)
@@ -65,15 +65,15 @@ class TimingError(RuntimeError):
 def measure(
     arguments: Sequence[str], cases: Iterable[str], count: int, folder: Path, start: Path, say: Callable[[str], None]
 ) -> dict[str, Timed]:
-    """Time cases in processes of their own. A case that makes one of them crash or hang is left out from then on.
+    """Time cases in separate processes. A case that makes one of them crash or hang is left out from then on.
 
     Args:
-        arguments: Of the pytest run.
-        cases: Ids of those to time.
-        count: How many timing processes.
-        folder: For their files.
+        arguments: Arguments of the pytest run.
+        cases: Ids of the cases to time.
+        count: Number of timing processes.
+        folder: Folder for their files.
         start: Folder that the run was started in.
-        say: Called with each line of progress.
+        say: Function that is called with each line of progress.
 
     Raises:
         TimingError: The first process ended before its first case: the fault is in the command, not in a case.
@@ -84,13 +84,13 @@ def measure(
         due = list(left)
         while due:  # more than once only where a case has ended the process before the other cases were timed
             say(f"timing {len(due)} cases in a process of its own, {number} of {count}")
-            end, last, found = _run_process(arguments, due, folder / f"process-{number}-{len(due)}.json", start)
-            if not found and end.code:  # 0: a mark skips them all
+            end, last, reports = _run_process(arguments, due, folder / f"process-{number}-{len(due)}.json", start)
+            if not reports and end.code:  # 0: a mark skips them all
                 what = f"a process that was to time {len(due)} cases {end} before the first of them"
                 if len(due) == len(timed) and number == 1:
                     raise TimingError(f"{what}:\n{last}")
                 say(f"{what}: the others count")
-            for case, came in found.items():
+            for case, came in reports.items():
                 was = timed[case]
                 if isinstance(came, tuple):
                     ratio, waited = came
@@ -101,14 +101,14 @@ def measure(
                     del left[case]
                 else:
                     timed[case] = replace(was, reason=came)
-            due = [case for case in due if case not in found] if None in found.values() else []
+            due = [case for case in due if case not in reports] if None in reports.values() else []
     return timed
 
 
 def _run_process(
     arguments: Sequence[str], cases: list[str], path: Path, start: Path
 ) -> tuple[End, str, dict[str, CaseReport]]:
-    """Run one timing process: how it ended, its last output, and what it reported of each case."""
+    """Run a timing process; returns its end, its last output, and its report on each case."""
     path.write_text(json.dumps(cases), encoding="ascii")
     # The last option counts: the run's own baselines and journal stay as they are.
     command = ["-m", "pytest", *arguments, "--accel-resume=", "--accel-baseline=off"]
@@ -130,7 +130,7 @@ def wanted(path: str) -> frozenset[str]:
 
 
 def report(case: str, came: CaseReport = None) -> None:
-    """Tell the run what came of a case."""
+    """Report the outcome of a case to the run."""
     if isinstance(came, str):
         processes.say(case=case, reason=came)
     elif came is None:
@@ -140,18 +140,18 @@ def report(case: str, came: CaseReport = None) -> None:
 
 
 def read(messages: Iterable[Message]) -> dict[str, CaseReport]:
-    """What a timing process reported last of each case."""
-    found: dict[str, CaseReport] = {}
+    """The last report of a timing process on each case."""
+    reports: dict[str, CaseReport] = {}
     for message in messages:
         case, ratio, waited = message.get("case"), message.get("ratio"), message.get("waited", 0.0)
         if not isinstance(case, str) or not isinstance(waited, float):
             continue
         if "reason" in message:
-            found[case] = str(message["reason"])
+            reports[case] = str(message["reason"])
         elif ratio is None:
-            found[case] = None
+            reports[case] = None
         elif isinstance(ratio, float) and 0.0 < ratio < math.inf:
-            found[case] = ratio, waited
+            reports[case] = ratio, waited
         else:
-            found[case] = f"expected a positive ratio, got {ratio}"
-    return found
+            reports[case] = f"expected a positive ratio, got {ratio}"
+    return reports

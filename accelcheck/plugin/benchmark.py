@@ -1,4 +1,4 @@
-"""Passes measured times to the public fixture of pytest-benchmark, so that its table, JSON, comparisons and histograms have them."""
+"""Passes measured times to the fixture of pytest-benchmark, for its table, JSON, comparisons and histograms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Replay:
         self._left: list[float] = []
 
     def load(self, times: Sequence[float]) -> None:
-        """Set the differences between the next pairs of readings, in seconds."""
+        """Sets the differences between the next pairs of readings, in seconds."""
         self._left = [moment for seconds in times for moment in (0.0, seconds)]
 
     def __call__(self) -> float:
@@ -32,7 +32,7 @@ _REPLAY: pytest.StashKey[Replay] = pytest.StashKey()
 
 
 def mark_timed(item: pytest.Item, case: Case) -> None:
-    """Give a test of a timed case the marker and the fixture of pytest-benchmark. Call it before the test is set up."""
+    """Gives a test of a timed case the marker and the fixture of pytest-benchmark, before the test is set up."""
     replay = item.stash[_REPLAY] = Replay()
     item.add_marker(pytest.mark.benchmark(group=f"{case.workload}/{case.device}/{case.mode}", timer=replay))
     names: list[str] = getattr(item, "fixturenames", [])
@@ -40,15 +40,11 @@ def mark_timed(item: pytest.Item, case: Case) -> None:
 
 
 def hand_over(item: pytest.Item, record: Record) -> None:
-    """Pass the times and figures of a record to pytest-benchmark; nothing happens without `mark_timed` or without times."""
+    """Passes a record's times and figures to pytest-benchmark; does nothing without times or `mark_timed`."""
     replay = item.stash.get(_REPLAY, None)
     fixture: Any = getattr(item, "funcargs", {}).get("benchmark")
     if replay is None or fixture is None or not record.times:
         return
     replay.load(record.times)
     fixture.extra_info.update({m.name: m.value for m in record.measurements})
-    fixture.pedantic(_nothing, rounds=len(record.times), iterations=1)
-
-
-def _nothing() -> None:
-    """Called in place of the work, which was timed before."""
+    fixture.pedantic(lambda: None, rounds=len(record.times), iterations=1)  # the work itself was timed before

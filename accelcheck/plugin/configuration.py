@@ -1,4 +1,4 @@
-"""What was selected for a run and which devices this machine has: found once, on the controller, and sent to every worker. No torch."""
+"""The configuration of a run, selection and devices: found once on the controller, and sent to workers. No torch."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class AbsentDeviceError(ValueError):
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """One run.
+    """The configuration of one run.
 
     Attributes:
-        selection: What was selected from the matrix.
-        statuses: What the probe found of each known device, in order of their names.
-        autoload: Whether device backends may load themselves with torch; off when one of them breaks the import.
-        folder: Private to the run; holds the references.
+        selection: Selected part of the matrix.
+        statuses: Probed status of each known device, in order of their names.
+        autoload: True when device backends may load themselves with torch; False when one of them breaks the import.
+        folder: Folder private to the run; it holds the references.
         ledgers: Further ledgers, besides the shipped ones.
         imports: Modules that every process imports before it uses a device.
-        masks: The variable that says which chips a process sees, by device, for devices of other packages that have one.
-        failed_imports: Modules that were to be imported and cannot be, with the reasons. Known to the controller alone.
+        masks: `Device.mask` of devices of other packages that have one, by device.
+        failed_imports: Modules that cannot be imported, with the reasons. Known to the controller alone.
         finished: Ids of the cases that an earlier part of this run has finished.
-        earlier: Their records. Known to the controller alone.
+        earlier: Records of these cases. Known to the controller alone.
     """
 
     selection: Selection
@@ -73,14 +73,14 @@ class RunConfiguration:
 
     @classmethod
     def find(cls, config: pytest.Config) -> Self:
-        """Read the options and probe the devices, each in a child process.
+        """The configuration by the options and by a probe of the devices, each in a child process.
 
         Raises:
             UnknownNameError: An option has a value that is not legal.
             AbsentDeviceError: A required device is absent.
             LedgerError: A ledger cannot be read.
             MustPassError: The must-pass list that a package ships with its device cannot be read.
-            JournalError, ResumeError: The journal to go on with cannot be read, or is of another run.
+            JournalError, ResumeError: The journal of ``--accel-resume`` cannot be read, or is of another run.
         """
         from accelcheck.devices.probe import probe
         from accelcheck.expectations.ledger import Ledger, shipped
@@ -111,7 +111,7 @@ class RunConfiguration:
             raise AbsentDeviceError("--accel-require: a selected device is absent. " + "; ".join(absent))
         folder = private("run-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-        # A module that fails in the probe would fail in this process too, and with it the cases of all other devices.
+        # A module that fails in the probe would fail in this process too, and with it all other devices.
         loaded = tuple(name for name in imports.announced() if name not in failed)
         masks = {device.name: device.mask for device in others if device.mask}
         run = cls(selection, statuses, host.autoload, folder, ledgers, loaded, masks, failed)
@@ -126,7 +126,7 @@ class RunConfiguration:
         return replace(run, earlier=earlier, finished=frozenset(record.case.id for record in earlier))
 
     def facts(self) -> dict[str, Any]:
-        """What the header of the run's journal says: versions, selection, devices."""
+        """The header of the run's journal: versions, selection, devices; lists for tuples, as JSON reads them back."""
         facts: dict[str, Any] = json.loads(
             json.dumps(
                 {
@@ -147,13 +147,13 @@ class RunConfiguration:
                     "must_pass": {name: must_pass.of(name).facts() for name in self.selection.devices},
                 }
             )
-        )  # as it is read back: lists for tuples
+        )
         return facts
 
     def inputs(self) -> dict[str, Any]:
-        """The fields ``packages``, versions by name, and ``ledgers``, each with the name of its file and the SHA-256 of its content.
+        """The fields ``packages``, versions by name, and ``ledgers``, file names and SHA-256 of contents.
 
-        Names alone: paths are of no use on another machine, and say where somebody works.
+        Names alone: paths are of no use on another machine, and would tell where somebody works.
         """
         from accelcheck.expectations.ledger import shipped
 
@@ -164,7 +164,7 @@ class RunConfiguration:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """For a worker's input."""
+        """The configuration as JSON-ready values for a worker."""
         return {
             "selection": asdict(self.selection),
             "statuses": [status.as_json() for status in self.statuses.values()],
@@ -178,7 +178,7 @@ class RunConfiguration:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what the controller sent."""
+        """The configuration from the values of `as_json`."""
         from accelcheck.devices.base import status_from_json
 
         statuses = [status_from_json(status) for status in data["statuses"]]
@@ -199,18 +199,18 @@ class RunConfiguration:
 
         hooked = registered.devices(config)
         known = devices(hooked)
-        found = devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
+        usable = devices([*hooked, *(Generic(name) for name in self.statuses if name not in known)])
         for name, status in self.statuses.items():
-            found[name].learn(status)
-        return found
+            usable[name].learn(status)
+        return usable
 
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
-        """Set the environment variables that torch reads when it is imported; values that the user has set stay.
+        """Sets the environment variables that torch reads at import; values that the user has set stay.
 
         Args:
-            environ: Of this process.
-            worker: xdist's name of it, such as ``gw1``; empty without workers.
-            workers: How many there are; 1 without.
+            environ: Environment of this process.
+            worker: xdist's name of this process, such as ``gw1``; empty without workers.
+            workers: Number of workers; 1 without.
         """
         from accelcheck.devices import hardware
         from accelcheck.devices.pinning import pin
@@ -234,7 +234,7 @@ def _lines(failed: Mapping[str, Capability]) -> list[str]:
 
 
 def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
-    """What the times of this run are compared with: baselines and limits.
+    """The gate that holds the times of this run against baselines and limits.
 
     Raises:
         BaselineError: A stored baseline of a selected device is malformed.
@@ -245,9 +245,10 @@ def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     from accelcheck.measure.baselines import Baselines, Place, settings
     from accelcheck.measure.gate import STORING, Gate, Use
 
-    found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
-    places = {name: Place.of(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
-    environments = {name: settings(fingerprint) for name, fingerprint in found.items() if fingerprint is not None}
+    statuses = {name: run.statuses[name] for name in run.selection.devices}
+    prints = {name: status.fingerprint for name, status in statuses.items() if status.fingerprint is not None}
+    places = {name: Place.of(fingerprint) for name, fingerprint in prints.items()}
+    environments = {name: settings(fingerprint) for name, fingerprint in prints.items()}
     store = Baselines(options.baselines(config))
     use = options.use(config)
     processes, _ = options.processes(config)
@@ -272,17 +273,17 @@ def packages() -> dict[str, str]:
 
     It reads two lines of each: parsing all metadata takes 2 ms a package, and environments have hundreds.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         head = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
         name, version = _NAME.search(head), _VERSION.search(head)
         if name and version:
-            found.setdefault(name[1], version[1])
-    return dict(sorted(found.items()))
+            versions.setdefault(name[1], version[1])
+    return dict(sorted(versions.items()))
 
 
 def chips(statuses: Mapping[str, Status]) -> dict[str, str]:
-    """The chip and the runtime of each device that has a fingerprint, as ledgers name them."""
+    """The chip and the runtime of each device that has a fingerprint, in the form of ledgers."""
     places = {name: status.fingerprint for name, status in statuses.items() if status.fingerprint is not None}
     return {name: ", ".join(filter(None, (place.chip, place.runtime))) for name, place in places.items()}
 
@@ -295,15 +296,15 @@ def supervisor(
     close: Callable[[Callable[[], None]], object],
     gate: Gate | None = None,
 ) -> Supervisor:
-    """The parent of the cases. Cases run in a process of their own, unless ``--accel-in-process`` or a device that is in use forbids it.
+    """The parent of the cases, which run in another process unless ``--accel-in-process`` or a used device forbids it.
 
     Args:
-        config: Of pytest.
-        run: The devices, and further ledgers.
+        config: Configuration of pytest.
+        run: Devices, and further ledgers.
         matrix: Techniques and workloads.
-        folder: Of the references; private.
-        close: Takes functions that end the processes.
-        gate: Holds measurements against baselines and limits.
+        folder: Private folder for references.
+        close: Registry of functions that end the processes.
+        gate: Gate that holds measurements against baselines and limits.
     """
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.supervisor import Supervisor
@@ -327,7 +328,7 @@ def supervisor(
 
 
 def _here(config: pytest.Config, devices: Sequence[Device]) -> bool:
-    """Whether cases run in pytest's own process."""
+    """True when cases must run in pytest's own process."""
     from accelcheck.measure import timing_processes
 
     if options.value(config, "in_process") or timing_processes.ongoing() is not None:
@@ -346,19 +347,19 @@ def _warn(config: pytest.Config, why: str) -> None:
 SAME = ("accelcheck", "python", "platform", "selection", "devices", "must_pass")
 """Fields of the header that two parts of a run have in common."""
 MOST = 5
-"""Differences that a refusal names."""
+"""Largest number of differences that an error names."""
 
 
 class ResumeError(JournalError):
-    """A run cannot go on with a journal: it is that of another run; the message names what differs."""
+    """A run cannot go on with the journal of another run; the message names the differences."""
 
 
 def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
     """The records of a run that was cut off.
 
     Args:
-        path: Of its journal.
-        facts: What the header of the run that is beginning would hold.
+        path: Its journal.
+        facts: Header of the run that is beginning.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -367,8 +368,8 @@ def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
     header, records = read(path)
     if header and header["schema"] != SCHEMA:
         raise ResumeError(
-            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema {header['schema']}, and "
-            f"those of this one of {SCHEMA}; begin anew with --accel-journal"
+            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema "
+            f"{header['schema']}, and those of this one of {SCHEMA}; begin anew with --accel-journal"
         )
     differing = [line for name in SAME for line in _differing(name, header.get(name), facts[name])]
     if differing:

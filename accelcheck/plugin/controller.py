@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from accelcheck.plugin.configuration import RunConfiguration
 
 SESSION = "ACCELCHECK_SESSION"
-"""Variable with the name of the nox session that a run is part of."""
+"""Environment variable with the name of the nox session that a run is part of."""
 NEAR = 0.75
-"""Part of the time limit of a case from which on the end is near."""
+"""Part of a case's time limit after which lines announce its end."""
 PATIENCE = 20.0
 """Seconds after which a running case is named, and between two such lines."""
 
@@ -55,11 +55,11 @@ class Controller:
         self.scope: Scope | None = None
         self.timed_elsewhere = 0
         self.refused = ""
-        """Why workers could not find out what the cases are."""
+        """Reason why workers could not make the cases."""
         self.not_loaded: dict[str, str] = {}
-        """Why entry points could not be loaded on workers, by entry point."""
+        """Reasons why entry points could not be loaded on workers, by entry point."""
         self.cut_off = ""
-        """Why the journal could not be written any more."""
+        """Reason why the journal could not be written any more."""
         self._modes: list[Mode] = []
         self._limits: Mapping[str, float] = {}
         resumed = options.resumed(config)
@@ -86,17 +86,17 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Write what is going to run, when the first worker knows."""
+        """Announces the cases, once the first worker has collected them."""
         self.announce(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self, node: Any) -> None:
-        """Notice its end, whoever holds its pipe."""
+        """Watches a worker's process."""
         watch_worker(node)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over how many cases there are: workers know the matrix. Or why there are none."""
+        """Takes the scope of the run, or the reason for none, from a worker, which has the matrix."""
         self.refused = getattr(node, "workeroutput", {}).get("accelcheck-refused", self.refused)
         self.not_loaded |= getattr(node, "workeroutput", {}).get("accelcheck-not-loaded", {})
         data: str | None = getattr(node, "workeroutput", {}).get("accelcheck")
@@ -104,7 +104,7 @@ class Controller:
             self.scope = Scope.from_json(json.loads(data))
 
     def announce(self, nodeids: Sequence[str]) -> None:
-        """Write what is going to run, once."""
+        """Prints the first line about the cases of the run, once."""
         if self._modes or self.config.option.collectonly or timing_processes.ongoing() is not None:
             return
         cases = [case for nodeid in nodeids if (case := self._case(_bracketed(nodeid))) is not None]
@@ -118,19 +118,19 @@ class Controller:
             return
         writer = self.config.get_terminal_writer()
         reporter.ensure_newline()
-        if writer.width_of_current_line:  # with -q the reporter does not know of the dots
+        if writer.width_of_current_line:  # with -q the reporter does not count the dots
             writer.line()
         writer.line(f"accelcheck: {escaped(line)}")
         writer.flush()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A case began, here or on a worker."""
+        """Notes that a case began, here or on a worker."""
         self.running.begin(nodeid)
         if self.progress is None and self._modes:
             self.progress = Progress(self._modes, time.monotonic())
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A case ended."""
+        """Notes that a case ended; prints the progress when it is due."""
         self.running.end(nodeid)
         case = self._case(_bracketed(nodeid))
         if self.progress is not None and case is not None:
@@ -139,14 +139,14 @@ class Controller:
                 self._say(due)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Read the record from a report; make one if the process died or the case was not reached."""
+        """Takes the record from a report; makes one if the process died or the case was not reached."""
         name = _bracketed(report.nodeid)
         if report.when not in {"setup", "call", "teardown"}:
             self.running.end(report.nodeid)  # xdist never says that a test finished whose worker died
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
-            for one in json.loads(data):
-                self._take(Record.from_json(one))
+            for fields in json.loads(data):
+                self._take(Record.from_json(fields))
         else:
             self.asked = self.asked or name in {"no-case", "shared"}
             self.timed_elsewhere += name == "shared" and report.when == "setup"
@@ -158,14 +158,16 @@ class Controller:
             self._take(Record(case, verdict, reason=report.longreprtext.strip()))
 
     def _take(self, record: Record) -> None:
-        if not record.family:  # its process is gone: other cases of the technique say it
-            same = (one for one in self.records.values() if one.case.technique == record.case.technique)
-            record = replace(record, family=next((one.family for one in same if one.family), ""))
+        if not record.family:  # its process is gone, but other cases of the technique may have it
+            families = (
+                other.family for other in self.records.values() if other.case.technique == record.case.technique
+            )
+            record = replace(record, family=next(filter(None, families), ""))
         self.records[record.case.id] = record
         self._write(lambda journal: journal.case(record.as_json()))
 
     def _write(self, line: Callable[[Journal], None]) -> None:
-        """Write to the journal; one that cannot be written any more, as on a full disk, ends as it is."""
+        """Writes to the journal, and closes it where that fails, as on a full disk."""
         if self.journal is None or self.cut_off:
             return
         try:
@@ -176,20 +178,20 @@ class Controller:
             self._say(f"{error}; it ends here, and the run goes on")
 
     def _not_collected(self, name: str) -> None:
-        """Make the record of a case that a must-pass list has, and no process collected."""
+        """Makes the record of a case that a must-pass list has, and no process collected."""
         case = self._case(name)
         if case is None or name in self.records:
             return
         required = must_pass.of(case.device)
         reason = (
-            f"expected a case of version {required.version} of the must-pass list {required.kind}, which was not collected: "
-            "its technique or workload is not registered here"
+            f"expected a case of version {required.version} of the must-pass list {required.kind}, which was not "
+            "collected: its technique or workload is not registered here"
         )
         self._say(f"{name}: error: {reason}")
         self._take(Record(case, Verdict.ERROR, code=ErrorCode.NOT_COLLECTED, reason=reason))
 
     def _limit(self, nodeid: str) -> float | None:
-        """Seconds that a run of a test's case may take; None where there is no limit, or it is not known here."""
+        """Time limit of a run of a test's case in seconds; None where there is none, or it is not known here."""
         given = options.timeout(self.config)
         if options.value(self.config, "in_process") or given == 0:
             return None
@@ -207,7 +209,7 @@ class Controller:
         return Case(technique, workload, device, dtype, Mode(mode), self.run.selection.level)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """A selection of which no case was executed, or of which a case was not collected, does not exit with 0."""
+        """Ends the journal; a run that executed no case, or did not collect one, does not exit with 0."""
         self.running.stop()
         for name in self.scope.missing if self.scope is not None else ():
             self._not_collected(name)
@@ -224,17 +226,17 @@ class Controller:
         tally = counts(self.records.values())
         self._write(lambda journal: journal.end({"verdicts": tally, "exit": int(session.exitstatus)}))
         if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # whoever reads the journal would miss cases
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # the journal lacks cases
 
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The matrix technique x device, counts, the slowest cases, and what the run did not look at."""
-        make_pasteable(terminalreporter)  # pytest writes them after this
+        """Prints the matrix technique x device, counts, the slowest cases, and the cases that the run left out."""
+        make_pasteable(terminalreporter)  # pytest prints them after this
         if self.refused:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
             terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
-        if self.records and not self.cases_collected and not self.run.earlier:  # of tests of models alone
+        if self.records and not self.cases_collected and not self.run.earlier:  # only tests of models ran
             explained = [*self._explained()]
             terminal.brief(terminalreporter, [*self.records.values()], self.journal_path, explained)
         elif self.records or self.asked:
@@ -252,11 +254,12 @@ class Controller:
             )
         elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
             self._say(
-                f"no collected test takes accel_case, so nothing was verified; accelcheck's own tests: {shlex.join(words)}"
+                "no collected test takes accel_case, so nothing was verified; "
+                f"accelcheck's own tests: {shlex.join(words)}"
             )
 
     def _explained(self) -> Iterator[str]:
-        """Explain what failed, where that was asked for; a line for each cause."""
+        """Explains failures with ``--accel-explain``; yields a line for each cause."""
         if not options.value(self.config, "explain") or self.journal_path is None or self.cut_off:
             return
         from accelcheck.plugin import explanations
@@ -269,39 +272,39 @@ class Controller:
 
     @property
     def cases_collected(self) -> bool:
-        """Whether a collected test takes a case."""
+        """True when a collected test takes a case."""
         return bool(self._modes)
 
     @property
     def journal_path(self) -> Path | None:
-        """File of the journal, if there is one."""
+        """File of the journal, or None."""
         return self.journal.path if self.journal is not None else None
 
 
 def _bracketed(nodeid: str) -> str:
-    """The text in the brackets of a test's name; brackets in names of folders do not count."""
+    """The text in the brackets of a test's name, not of its folders' names."""
     return nodeid.rpartition("::")[2].partition("[")[2].rpartition("]")[0]
 
 
 class RunningCases:
-    """Names cases that have run for long, while they run: without it, a compilation of minutes looks like a hang.
+    """Prints the names of cases that run for long: otherwise a compilation of minutes would look like a hang.
 
     Args:
-        out: Where to.
-        limit: Seconds that a run of a test may take, by its node id; None where there is no limit.
+        out: File to print to.
+        limit: Function from a node id to the time limit of a run in seconds; None where there is none.
     """
 
     def __init__(self, out: TextIO, limit: Callable[[str], float | None]) -> None:
         self._out = out
         self._limit = limit
-        self._alone = False  # whether the last line is one of ours: the reporter's dots end without a newline
+        self._alone = False  # True when the last line is one of ours: the reporter's dots end without a newline
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, nodeid: str) -> None:
-        """Watch a test."""
+        """Watches a test."""
         with self._lock:
             self._running[nodeid] = time.monotonic()
             self._alone = False
@@ -310,13 +313,13 @@ class RunningCases:
             self._thread.start()
 
     def end(self, nodeid: str) -> None:
-        """Watch it no longer."""
+        """Stops watching a test."""
         with self._lock:
             self._running.pop(nodeid, None)
             self._alone = False
 
     def stop(self) -> None:
-        """End watching."""
+        """Stops watching all tests, and ends the thread."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -335,7 +338,7 @@ class RunningCases:
 
 
 def running(seconds: float, limit: float | None) -> str:
-    """For how long a case has been running, and how long its run may take; one that is run again may take twice as long."""
+    """Words for a case's time until now and its limit, which a case that runs again may exceed up to twice."""
     if limit is None:
         return f"running for {seconds:.0f} s"
     if seconds > limit:
@@ -344,10 +347,10 @@ def running(seconds: float, limit: float | None) -> str:
 
 
 def _terminal(config: pytest.Config) -> TextIO:
-    """Standard output as it is now: while a case runs in this process, pytest captures what is written to the usual one."""
+    """A copy of the present standard output: while a case runs in this process, pytest captures the usual one."""
     try:
         descriptor = os.dup(sys.stdout.fileno())
-    except (io.UnsupportedOperation, OSError):  # not a file: a notebook's, or a test's
+    except (io.UnsupportedOperation, OSError):  # not a file, as in a notebook or a test
         return sys.stdout
     out = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     config.add_cleanup(out.close)
@@ -359,19 +362,19 @@ SUITE = "--pyargs accelcheck.suite"
 
 
 def make_pasteable(reporter: pytest.TerminalReporter) -> None:
-    """Replace the node ids of the suite's failed cases by the arguments that run each of them alone."""
+    """Replaces the node ids of the suite's failed cases by the arguments that run each of them alone."""
     config = reporter.config
     for kind in ("failed", "error"):
         for report in reporter.stats.get(kind, ()):
             words = arguments(getattr(report, "longreprtext", ""))
             if words:
-                # pytest shows node ids, which it takes for paths below its root, as seen from where it was called.
+                # pytest takes node ids for paths below its root, and shows them from where it was called.
                 here = config.invocation_params.dir
                 report.nodeid = words if here == config.rootpath else str(Path(here) / words)
 
 
 def arguments(message: str) -> str:
-    """What the command of a failure's message gives to pytest; empty if it does not run the suite."""
+    """The arguments of pytest in the command of a failure's message; empty if it does not run the suite."""
     for line in message.splitlines():
         if line.startswith(REPRODUCE + SUITE):
             return line.removeprefix(REPRODUCE)
@@ -379,14 +382,14 @@ def arguments(message: str) -> str:
 
 
 GRACE = 1.0
-"""Seconds that the end of the pipe has to come by itself."""
+"""Seconds in which a pipe may close by itself."""
 
 
 def watch_worker(node: Any) -> None:
-    """Wait for the end of a worker's process, in a thread, and then end whoever else writes to its pipe.
+    """Waits for the end of a worker's process, in a thread, and then kills other processes that write to its pipe.
 
     Args:
-        node: Of xdist. One that is no process of ours, on another machine say, is left alone.
+        node: Node of xdist. One that is no child of ours, on another machine say, is left alone.
     """
     process = getattr(getattr(node.gateway, "_io", None), "popen", None)
     if process is None or sys.platform != "linux":
@@ -400,9 +403,9 @@ def watch_worker(node: Any) -> None:
 
 def _wait(process: Any, pipe: int) -> None:
     with suppress(ChildProcessError):
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays there for its owner to wait for
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its owner can still wait for it
     time.sleep(GRACE)
-    if process.stdout.closed:  # it has come
+    if process.stdout.closed:
         return
     for holder in _writers(pipe):
         with suppress(ProcessLookupError, PermissionError):
@@ -411,14 +414,16 @@ def _wait(process: Any, pipe: int) -> None:
 
 def _writers(pipe: int) -> list[int]:
     """The processes that have a pipe open for writing, by the number of its inode."""
-    found = []
-    for process in (one for one in Path("/proc").glob("[0-9]*") if one.name != str(os.getpid())):
+    writers = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
         with suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with suppress(OSError):
                     named = str(descriptor.readlink()) == f"pipe:[{pipe}]"
-                    # The mode of the link is that of the descriptor: ours reads.
+                    # The link has the mode of the descriptor.
                     if named and descriptor.lstat().st_mode & 0o200:
-                        found.append(int(process.name))
+                        writers.append(int(process.name))
                         break
-    return found
+    return writers

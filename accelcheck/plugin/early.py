@@ -1,7 +1,7 @@
-"""Before devices are probed: a conftest.py that imports torch meets whatever backend is installed, broken or not. No torch.
+"""Guards the loading of conftest.py, which may import torch, against broken backends. No torch.
 
-`import torch` loads the out-of-tree backends that are installed. One that raises would end pytest with the backend's error, and one
-that hangs would never let it begin. So the first import of torch is tried in a child process, where such backends are installed.
+`import torch` loads the installed out-of-tree backends. One that raises would end pytest with its error, and one that
+hangs would never let pytest begin. So with such backends the first import of torch is tried in a child process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def guarded(seconds: float) -> Iterator[None]:
-    """Load what pytest loads before it is configured; says what takes longer than these seconds, and goes on waiting."""
+    """A context for pytest's loading before it is configured, which prints where it is after these seconds."""
     foreign.keep_stderr()
     watch = _Watch(seconds)
     finder = _BeforeTorch(seconds, watch)
@@ -38,9 +38,9 @@ def guarded(seconds: float) -> Iterator[None]:
 
 
 class _BeforeTorch(MetaPathFinder):
-    """Finds torch as the other finders do, and has it tried before its code runs.
+    """Finds torch by the other finders, and tries it in a child process before its code runs.
 
-    Not while it is looked for: then no other thread can import anything, and the child process is watched by one.
+    Not during the search, when no other thread can import anything: a thread watches the child process.
     """
 
     def __init__(self, seconds: float, watch: _Watch) -> None:
@@ -53,8 +53,8 @@ class _BeforeTorch(MetaPathFinder):
         if fullname != "torch":
             return None
         self.leave()
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path)
-        spec = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None and os.environ.get(AUTOLOAD) != "0" and backends():
             loader, execute = spec.loader, spec.loader.exec_module
 
@@ -84,7 +84,7 @@ def _try(seconds: float) -> None:
 
 
 class _Watch:
-    """Prints what is being imported when it takes long: words, and then the stack, which native code cannot keep back."""
+    """Prints words and the stack when an import takes long, also while native code holds the interpreter."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -92,8 +92,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         words = (
-            f"what pytest loads before its start, conftest.py say, has not returned within {self._seconds:g} s; it is waited for. "
-            f"Where a backend of torch hangs, set {AUTOLOAD}=0 or uninstall it. It is here:"
+            f"what pytest loads before its start, conftest.py say, has not returned within {self._seconds:g} s; it is "
+            f"waited for. Where a backend of torch hangs, set {AUTOLOAD}=0 or uninstall it. It is here:"
         )
         self._timer = threading.Timer(self._seconds, _say, (words,))
         self._timer.daemon = True
@@ -107,7 +107,7 @@ class _Watch:
 
     @contextmanager
     def paused(self) -> Iterator[Any]:
-        """Do not count what takes place meanwhile."""
+        """A context whose time does not count."""
         self.__exit__()
         try:
             yield

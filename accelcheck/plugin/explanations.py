@@ -1,4 +1,4 @@
-"""Explains the first failure of each cause at the end of a run: see `accelcheck explain`. No torch."""
+"""Explains the first failure of each cause at the end of a run, by `accelcheck explain`. No torch."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-
 LEAST = 30.0
-"""Seconds that all explanations of a run may take, however short it was."""
+"""Least time limit of all explanations of a run together, in seconds."""
 WRONG = frozenset({Verdict.FAIL, Verdict.CRASH})
-"""Verdicts that are explained. A hang takes as long again, several times."""
+"""Verdicts that are explained. To explain a hang would take its time again, several times."""
 
 
 def explain(
     journal: Path, words: Sequence[str], seconds: float, since: float, say: Callable[[str], None]
 ) -> Iterator[str]:
-    """Explain the first failure of each cause, in processes of their own; a line for each.
+    """Explains the first failure of each cause in a child process; yields a line for each.
 
     Args:
-        journal: Of the run, whole. Texts and scripts are written to a folder beside it.
+        journal: Whole journal of the run. Texts and scripts are written to a folder beside it.
         words: Further arguments of ``accelcheck explain``.
-        seconds: That all of them may take together.
+        seconds: Time limit of all explanations together, in seconds.
         since: Time of the clock when the run began: later texts in the folder are its own.
-        say: Takes a line before each of them.
+        say: Function that prints a line before each explanation.
     """
-    found = [cause for cause in causes(load([journal])) if cause.example.verdict in WRONG]
-    if not found:
+    failures = [cause for cause in causes(load([journal])) if cause.example.verdict in WRONG]
+    if not failures:
         return
     folder = folder_of(journal)
     folder.mkdir(exist_ok=True)
     end, late = time.monotonic() + seconds, 0
-    for cause in found:
+    for cause in failures:
         texts = [text_of(folder, record.case.id) for _, record in cause.cases]
         if done := next((path for path in texts if _later(path, since)), None):  # a test has explained it
             yield f"{cause.title}: {done}"
@@ -56,15 +55,8 @@ def explain(
         case = cause.example.case.id
         say(f"explaining {case}")
         path = text_of(folder, case)
-        command = [
-            sys.executable,
-            "-m",
-            "accelcheck.cli",
-            "explain",
-            case,
-            f"--script={path.with_suffix('.py')}",
-            *words,
-        ]
+        script = f"--script={path.with_suffix('.py')}"
+        command = [sys.executable, "-m", "accelcheck.cli", "explain", case, script, *words]
         try:
             ended = subprocess.run(  # noqa: S603 - our own command, by this interpreter
                 command, capture_output=True, text=True, errors="replace", check=False, timeout=left
@@ -73,16 +65,17 @@ def explain(
             late += 1
             continue
         if ended.returncode == pytest.ExitCode.USAGE_ERROR:
-            said = next(reversed(ended.stderr.strip().splitlines()), "")
-            yield f"{cause.title}: not explained: {said}"  # such as a case of a test, which alone has its model
+            last = next(reversed(ended.stderr.strip().splitlines()), "")
+            yield f"{cause.title}: not explained: {last}"  # such as a case of a test, which alone has its model
             continue
         if not ended.stdout:
-            yield f"{cause.title}: not explained: accelcheck explain ended with {ended.returncode}: {ended.stderr[-300:].strip()}"
+            why = f"accelcheck explain ended with {ended.returncode}: {ended.stderr[-300:].strip()}"
+            yield f"{cause.title}: not explained: {why}"
             continue
         path.write_text(ended.stdout, encoding="utf-8")
         yield f"{cause.title}: {path}"
     if late:
-        yield f"{late} of {len(found)} causes: no time was left of {seconds:.0f} s: accelcheck explain CASE"
+        yield f"{late} of {len(failures)} causes: no time was left of {seconds:.0f} s: accelcheck explain CASE"
 
 
 def _later(path: Path, since: float) -> bool:

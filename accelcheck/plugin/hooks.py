@@ -1,4 +1,4 @@
-"""pytest's hooks, thin. Importing this costs every pytest run of everyone who has accelcheck installed: no torch here."""
+"""Implements pytest's hooks. No torch: every pytest run where accelcheck is installed imports this module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _RUN: pytest.StashKey[RunConfiguration] = pytest.StashKey()
 _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 _RECORDS: pytest.StashKey[list[Record]] = pytest.StashKey()
-
 _REFUSED: pytest.StashKey[str] = pytest.StashKey()
 _GATE: pytest.StashKey[Gate] = pytest.StashKey()
 
@@ -39,15 +38,15 @@ NO_CASE = "no-case"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
+    """Declares the options and their ini twins."""
     options.add(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, object, object]:
-    """Before conftest.py is imported, which may import torch: no broken backend is to end or hang the run."""
+    """Guards the import of conftest.py, which may import torch, against broken backends."""
     seconds = options.requested_early(early_config, args)
-    if seconds is None or "PYTEST_XDIST_WORKER" in os.environ:  # a worker has what its controller found out
+    if seconds is None or "PYTEST_XDIST_WORKER" in os.environ:  # a worker gets the findings of its controller
         return (yield)
     from accelcheck.plugin import early
 
@@ -56,7 +55,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hooks by which others register devices, techniques and workloads."""
+    """Declares the hooks by which others register devices, techniques and workloads."""
     from accelcheck.plugin import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
@@ -64,18 +63,18 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """``-n auto``: a worker for each visible device, where the selected devices can be counted without opening them."""
+    """Answers ``-n auto``: a worker for each visible chip, where chips can be counted without opening them."""
     from accelcheck.devices.pinning import workers
 
     return workers(options.value(config, "device") or (), os.environ) if options.requested(config) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options and probe the devices on the controller; on a worker, read what the controller found."""
+    """Reads the options and probes the devices on the controller; reads the controller's findings on a worker."""
     config.addinivalue_line(
         "markers",
-        "accel(*modes, techniques, devices, dtypes, limits, level): what the fixture `accel` checks in a test; or the modes (default: all) whose "
-        "selected cases parametrize `accel_case`",
+        "accel(*modes, techniques, devices, dtypes, limits, level): what the fixture `accel` checks in a test; or the "
+        "modes (default: all) whose selected cases parametrize `accel_case`",
     )
     worker = getattr(config, "workerinput", None)
     if worker is not None:
@@ -85,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from accelcheck.plugin import configuration
 
             foreign.keep_stderr()
-            end_with_parent()  # it would not notice while a case holds the GIL
+            end_with_parent()  # a worker would not notice while a case holds the GIL
             run = configuration.RunConfiguration.from_json(json.loads(worker["accelcheck"]))
             files.share(run.folder.parent)
             run.apply(os.environ, worker["workerid"], worker["workercount"])
@@ -118,7 +117,7 @@ def _controller(config: pytest.Config) -> Controller:
         config.stash[_RUN] = run
         gate = config.stash[_GATE] = configuration.gate(config, run)
         if run.selection.techniques or run.selection.workloads or run.selection.cases:
-            # Only when names are given, because the registry imports torch.
+            # Only with names, because the registry imports torch.
             registered.check(config, _matrix(config), run.selection)
         return controller.Controller(config, run, gate)
     except (
@@ -137,7 +136,7 @@ def _controller(config: pytest.Config) -> Controller:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """With xdist: send a worker what the controller found."""
+    """Sends the controller's findings to a worker of xdist."""
     run = node.config.stash.get(_RUN, None)
     if run is not None:
         node.workerinput["accelcheck"] = json.dumps(run.as_json())  # execnet takes plain types only
@@ -148,15 +147,15 @@ def _matrix(config: pytest.Config) -> Matrix:
         from accelcheck.plugin import registered
 
         config.stash[_MATRIX] = registered.matrix(config)
-        # torch and the registry are some 300,000 objects that live to the end. Without this the garbage collector goes
-        # through all of them again and again while pytest makes its items: it then collects in twice the time.
+        # torch and the registry are some 300,000 objects that live to the end. The garbage collector would visit them
+        # again and again while pytest makes its items, and collection would take twice the time.
         gc.freeze()
         config.add_cleanup(gc.unfreeze)
     return config.stash[_MATRIX]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test that takes `accel_case` with the selected cases."""
+    """Parametrizes a test that takes `accel_case` with the selected cases."""
     if "accel_case" not in metafunc.fixturenames:
         return
     run = metafunc.config.stash.get(_RUN, None)
@@ -172,10 +171,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from accelcheck.report.console import escaped_lines
 
     marker = metafunc.definition.get_closest_marker("accel")
-    named = (
-        [mode for mode in marker.args if mode in set(Mode)] if marker is not None else []
-    )  # others are refused below
-    modes = [Mode(mode) for mode in named] or list(Mode)
+    named = marker.args if marker is not None else ()
+    modes = [Mode(mode) for mode in named if mode in set(Mode)] or list(Mode)  # marks.check refuses other words
     if hasattr(metafunc.config, "workerinput"):
         modes = [mode for mode in modes if mode not in ALONE]
         if not modes:
@@ -197,7 +194,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check the marks. Mark timed cases for pytest-benchmark. A timing process keeps only the cases that it is to time."""
+    """Checks the marks; drops finished cases, and in a timing process all that it does not time; marks timed cases."""
     if any(mark.name == "accel" for item in items for mark in item.own_markers):
         from accelcheck.plugin import marks
 
@@ -241,7 +238,7 @@ def _timed(item: pytest.Item) -> Case | None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Write what is going to run; then have timing processes measure the cases that are compared with baselines."""
+    """Announces the cases; then has timing processes measure the cases that are compared with baselines."""
     config = session.config
     controller: Controller | None = config.pluginmanager.getplugin("accelcheck-controller")
     if controller is not None:
@@ -279,7 +276,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the controller how many cases there are: where there are workers, it has no matrix."""
+    """Gives the controller the scope of the run: with workers it has no matrix."""
     config = session.config
     if _RUN in config.stash and hasattr(config, "workeroutput"):
         from accelcheck.plugin import registered
@@ -299,11 +296,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add the devices to the machine information of pytest-benchmark, which has no accelerators."""
+    """Adds the devices to the machine information of pytest-benchmark, which has no accelerators."""
     run = config.stash.get(_RUN, None)
     if run is not None:
-        found = {name: run.statuses[name].fingerprint for name in run.selection.devices}
-        machine_info["accelcheck"] = {name: f.as_json() for name, f in found.items() if f is not None}
+        prints = {name: run.statuses[name].fingerprint for name in run.selection.devices}
+        machine_info["accelcheck"] = {name: f.as_json() for name, f in prints.items() if f is not None}
 
 
 def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> None:
@@ -312,7 +309,7 @@ def _parametrize_nothing(metafunc: pytest.Metafunc, name: str, reason: str) -> N
 
 @pytest.fixture(scope="session")
 def accel_supervisor(request: pytest.FixtureRequest) -> Supervisor:
-    """Runs the cases of this process."""
+    """The supervisor that runs the cases of this process."""
     from accelcheck.plugin import configuration
 
     config = request.config
@@ -322,7 +319,7 @@ def accel_supervisor(request: pytest.FixtureRequest) -> Supervisor:
 
 @pytest.fixture(scope="session")
 def accel_run(request: pytest.FixtureRequest) -> RunConfiguration:
-    """Devices and options of this run, also of one that gives no option of accelcheck."""
+    """Devices and options of this run, also of one without an option of accelcheck."""
     from accelcheck.plugin import own_models
 
     config = request.config
@@ -334,7 +331,8 @@ def accel_run(request: pytest.FixtureRequest) -> RunConfiguration:
 def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Iterator[Accel]:
     """Checks of your own model: `accel.check`, `accel.check_training`, `accel.benchmark`, `accel.accuracy`.
 
-    The random generators of Python, NumPy and torch begin at a seed of the test's name, so that a test has the same model each time.
+    The random generators of Python, NumPy and torch are seeded by the test's name, so that a test's model is the same
+    each time.
     """
     from accelcheck.core.case import stable_seed
     from accelcheck.plugin import own_models
@@ -347,7 +345,7 @@ def accel(request: pytest.FixtureRequest, accel_run: RunConfiguration) -> Iterat
 
 @pytest.fixture
 def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) -> Callable[[Case], Record]:
-    """Run a case, keep its record, and pass, skip or fail the test according to the verdict."""
+    """A function that runs a case, keeps its record, and passes, skips or fails the test by the verdict."""
     from accelcheck.core.case import Verdict
     from accelcheck.core.imports import OPTION
     from accelcheck.measure import timing_processes
@@ -358,8 +356,8 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
     def check(case: Case) -> Record:
         if timing_processes.ongoing() is not None:
             timing_processes.report(case.id)
-            found = accel_supervisor.bench.ratio(case)
-            timing_processes.report(case.id, found if isinstance(found, str) else (found.ratio, found.waited or 0.0))
+            timed = accel_supervisor.bench.ratio(case)
+            timing_processes.report(case.id, timed if isinstance(timed, str) else (timed.ratio, timed.waited or 0.0))
             pytest.skip("a timing process of another run: timed, not judged")
         record = accel_supervisor.run(case)
         if printed := accel_supervisor.printed():
@@ -378,7 +376,7 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
         if not record.verdict.executed:
             pytest.skip(escaped_lines(record.reason))
         if record.verdict is Verdict.XFAIL:
-            # Raised, since under --runxfail `pytest.xfail` does nothing, and the case would pass.
+            # Under --runxfail `pytest.xfail` does nothing, and the case would pass.
             raise pytest.xfail.Exception(escaped(record.headline))  # the whole reason is in the journal
         if not record.verdict.green:
             gate = accel_supervisor.gate
@@ -399,17 +397,17 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send the record to the controller with the report."""
+    """Sends the records to the controller with the report."""
     report = yield
     records = item.stash.get(_RECORDS, None)
     if records and report.when == "call":
-        # As text, because execnet takes plain types only; on the report, because xdist sends reports while the run goes.
-        setattr(report, "accelcheck", json.dumps([record.as_json() for record in records]))  # noqa: B010 - TestReport has no such attribute of its own
+        # Text, because execnet takes plain types only; on the report, because xdist sends reports during the run.
+        vars(report)["accelcheck"] = json.dumps([record.as_json() for record in records])
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What the fixture `accel` found, in a run without an option of accelcheck, which has no controller."""
+    """Prints the records of the fixture `accel` in a run without options of accelcheck, which has no controller."""
     if config.pluginmanager.hasplugin("accelcheck-controller"):
         return
     sent = [getattr(report, "accelcheck", None) for reports in terminalreporter.stats.values() for report in reports]
@@ -418,5 +416,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from accelcheck.core.journal import Record
     from accelcheck.report import terminal
 
-    records = [Record.from_json(one) for text in sent if text for one in json.loads(text)]
+    records = [Record.from_json(fields) for text in sent if text for fields in json.loads(text)]
     terminal.brief(terminalreporter, records)

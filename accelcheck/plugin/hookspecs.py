@@ -1,4 +1,4 @@
-"""Hooks by which other plugins and conftest files register devices, techniques and workloads."""
+"""Specifies hooks by which other plugins and conftest files register devices, techniques and workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def pytest_accel_devices() -> Iterable[Device]:  # type: ignore[empty-body]  # a specification
     """Devices besides the built-in ones.
 
-    The controller calls it before torch is imported: the module that defines the device must not import torch at import.
+    The controller calls it before torch is imported: the module that defines the device must not import torch at its
+    top.
     """
 
 

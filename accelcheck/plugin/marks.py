@@ -1,4 +1,4 @@
-"""The mark ``accel``: what it may say, and where it may stand. No torch."""
+"""Reads and checks the arguments and the place of the mark ``accel``. No torch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 KEYWORDS = ("techniques", "devices", "dtypes", "limits", "level")
-"""What the mark, and each check, takes."""
+"""Keyword arguments of the mark, and of each check."""
 NAMES = ("techniques", "devices", "dtypes")
 
 
 class WordsError(ValueError):
-    """An argument of the mark or of a check is wrong; the message says which, where, and what is legal."""
+    """An argument of the mark or of a check is wrong; the message names it, its place, and the legal values."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Which techniques, devices and storage dtypes a check is about, up to which level, and limits of time and memory."""
+    """The techniques, devices, storage dtypes and highest level of a check, and its limits of time and memory."""
 
     techniques: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -36,16 +36,16 @@ class Words:
 
     @classmethod
     def of(cls, where: str, given: Mapping[str, Any]) -> Words:
-        """Read keyword arguments.
+        """The words in keyword arguments.
 
         Raises:
-            WordsError: One is unknown or of another type.
+            WordsError: An argument is unknown or of another type.
         """
         __tracebackhide__ = True
         for key, value in given.items():
             if key not in KEYWORDS:
                 raise WordsError(f"{where}: {unknown('argument', key, KEYWORDS)}")
-            texts = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(one, str) for one in value)
+            texts = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(word, str) for word in value)
             if key in NAMES and not texts:
                 raise WordsError(f"{where}: {key}: expected a list of texts, got {value!r}")
         limits = given.get("limits") or {}
@@ -59,7 +59,7 @@ class Words:
         return cls(**names, limits=limits, level=given.get("level"))
 
     def over(self, other: Words) -> Words:
-        """These where they say something, else the others."""
+        """These words, with those of `other` for empty fields."""
         return Words(
             self.techniques or other.techniques,
             self.devices or other.devices,
@@ -70,10 +70,10 @@ class Words:
 
 
 def check(items: Iterable[pytest.Item]) -> None:
-    """Check the marks of some tests.
+    """Checks the marks of some tests.
 
     Raises:
-        pytest.UsageError: One has a wrong word, or its test takes no fixture that reads it.
+        pytest.UsageError: A mark has a wrong word, or its test takes no fixture that reads it.
     """
     for item in items:
         for mark in item.own_markers:
@@ -92,6 +92,6 @@ def _check(item: pytest.Item, mark: pytest.Mark) -> None:
     Words.of(where, mark.kwargs)
     if not {"accel", "accel_case"} & set(getattr(item, "fixturenames", ())):
         raise WordsError(
-            f"{item.nodeid}: it has the mark accel and takes neither accel, to check a model of its own, nor accel_case, to run cases of "
-            "accelcheck: nothing would be checked"
+            f"{item.nodeid}: it has the mark accel and takes neither accel, to check a model of its own, nor "
+            "accel_case, to run cases of accelcheck: nothing would be checked"
         )

@@ -1,7 +1,8 @@
-"""The command line and its ini twins: declared once, read once. Imports little, since every pytest start imports it."""
+"""Declares and reads options and their ini twins. Imports little, since every pytest start imports it."""
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SUITE = "accelcheck.suite"
 PROBE_TIMEOUT = 60.0
-"""Seconds that a device has to answer."""
+"""Seconds in which a device must answer."""
 
 
 class Option(NamedTuple):
@@ -37,39 +38,40 @@ class Option(NamedTuple):
 
     @property
     def dest(self) -> str:
-        """Its name in the ini file and on `config.option`."""
+        """Name in the ini file and on `config.option`."""
         return f"accel_{self.name}"
 
     @property
     def argument(self) -> str:
-        """Its name on the command line."""
+        """Name on the command line."""
         return f"--accel-{self.name.replace('_', '-')}"
 
 
 OPTIONS = (
     Option(
         "device",
-        "device under test (repeatable): a name; `auto`, all that are present (default); or `all`, the absent ones too, which are "
-        "reported as unavailable",
+        "device under test (repeatable): a name; `auto`, all that are present (default); or `all`, the absent ones "
+        "too, which are reported as unavailable",
         repeatable=True,
     ),
     Option(
         "import",
-        "module to import in every process that uses a device (repeatable): a backend of torch that no entry point loads",
+        "module to import in every process that uses a device (repeatable): a backend of torch that no entry point "
+        "loads",
         repeatable=True,
         metavar="MODULE",
     ),
     Option(
         "model",
-        "model of your own, as a further workload (repeatable): a file and its function that returns the model and its inputs, such as "
-        "path/to/model.py:make",
+        "model of your own, as a further workload (repeatable): a file and its function that returns the model and its "
+        "inputs, such as path/to/model.py:make",
         repeatable=True,
         metavar="FILE:FUNCTION",
     ),
     Option(
         "fuzz",
-        "number of small random programs to run as further workloads: 100, or 100@5001 to begin with another one; each has its "
-        "number in its case id, by which `--accel-case` and `accelcheck explain` know it",
+        "number of small random programs to run as further workloads: 100, or 100@5001 to begin with another one; each "
+        "has its number in its case id, by which `--accel-case` and `accelcheck explain` know it",
         metavar="N[@FIRST]",
     ),
     Option("technique", "technique to run (repeatable, globs allowed); default: all", repeatable=True),
@@ -79,20 +81,22 @@ OPTIONS = (
     Option("level", "1 smoke (default), 2 standard, 3 full, 4 soak", metavar="N"),
     Option(
         "shard",
-        "run part I of N parts of what is selected, such as 1/4: each case is in one of them, the same on every machine",
+        "run part I of N parts of what is selected, such as 1/4: each case is in one of them, the same on every "
+        "machine",
         metavar="I/N",
     ),
     Option("require", "exit with 4 at once when a selected device is absent", flag=True),
     Option("journal", "write one JSON line per case to this file while the run goes", metavar="FILE"),
     Option(
         "resume",
-        "go on with the run of this journal: cases that it holds do not run again, and it gets the records of the others",
+        "go on with the run of this journal: cases that it holds do not run again, and it gets the records of the "
+        "others",
         metavar="JOURNAL",
     ),
     Option(
         "explain",
-        "at the end explain the first failure of each cause, as `accelcheck explain` does, into a folder beside the journal: for no longer than the "
-        "run itself took",
+        "at the end explain the first failure of each cause, as `accelcheck explain` does, into a folder beside the "
+        "journal: for no longer than the run itself took",
         flag=True,
     ),
     Option("ledger", "further file of expected failures (repeatable)", repeatable=True, metavar="FILE"),
@@ -101,14 +105,15 @@ OPTIONS = (
     Option("limits", "file of limits on speed, memory and compile time (repeatable)", repeatable=True, metavar="FILE"),
     Option(
         "processes",
-        "processes that time each case for a check (default 3, then 10 more for suspected regressions) or an update (10)",
+        "processes that time each case for a check (default 3, then 10 more for suspected regressions) or an update "
+        "(10)",
         metavar="N",
     ),
     Option("profile", "keep a trace of each timed case in this folder", metavar="FOLDER"),
     Option(
         "timeout",
-        "seconds that a case may take; then it is a `hang` (default: 300, 900, 1800 or 7200, by its level, times the `patience` of its "
-        "technique; 0: no limit)",
+        "seconds that a case may take; then it is a `hang` (default: 300, 900, 1800 or 7200, by its level, times the "
+        "`patience` of its technique; 0: no limit)",
         metavar="SECONDS",
     ),
     Option(
@@ -118,71 +123,65 @@ OPTIONS = (
     ),
     Option(
         "effort",
-        "how much is computed to judge your own model: auto, by its size (default); full, all that is usual, whatever the time; or least",
+        "how much is computed to judge your own model: auto, by its size (default); full, all that is usual, whatever "
+        "the time; or least",
         metavar="EFFORT",
     ),
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
-
 
 SELECTING = ("device", "technique", "workload", "dtype", "case", "level", "shard")
 """Names of the options that select cases."""
 
 
 def add(parser: pytest.Parser) -> None:
-    """Declare all options and their ini twins."""
+    """Declares all options and their ini twins."""
     group = parser.getgroup("accelcheck", "acceleration portability")
     for option in OPTIONS:
-        if option.flag:
-            group.addoption(option.argument, dest=option.dest, action="store_true", default=None, help=option.help)
-        else:
-            action = "append" if option.repeatable else "store"
-            group.addoption(
-                option.argument, dest=option.dest, action=action, metavar=option.metavar, default=None, help=option.help
-            )
+        settings: dict[str, Any] = {"action": "store_true"}
+        if not option.flag:
+            settings = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
+        group.addoption(option.argument, dest=option.dest, default=None, help=option.help, **settings)
         kind: Any = "bool" if option.flag else "args" if option.repeatable else "string"
         parser.addini(option.dest, option.help, type=kind, default=None)
 
 
 def value(config: pytest.Config, name: str) -> Any:
-    """The value of an option: from the command line, else from the ini file, else ``None``."""
+    """The value of an option from the command line, else from the ini file, else None."""
     dest = f"accel_{name}"
     given = config.getoption(dest)
     return given if given is not None else (config.getini(dest) or None)
 
 
 def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
-    """The files given for an option, relative to the folder in which pytest was started, or to that of the ini file that names them."""
+    """The files of an option, relative to the folder where pytest was started, or to that of the ini file."""
     given = value(config, name) or ()
     words = [given] if isinstance(given, str) else given
     return tuple(_origin(config, name) / word for word in words)
 
 
 def _origin(config: pytest.Config, name: str) -> Path:
-    """What the paths of an option are relative to."""
+    """The folder that the paths of an option are relative to."""
     if config.getoption(f"accel_{name}") is not None:
         return config.invocation_params.dir
     return config.inipath.parent if config.inipath is not None else config.rootpath
 
 
 def resumed(config: pytest.Config) -> Path | None:
-    """The journal of the run to go on with, if any.
+    """The journal of the run to go on with, or None.
 
     Raises:
-        UnknownNameError: Another journal was to be written.
+        UnknownNameError: ``--accel-journal`` names another file.
     """
     given, journal = paths(config, "resume"), paths(config, "journal")
     if given and journal and given != journal:
-        raise _unknown(
-            "journal beside --accel-resume",
-            str(journal[0]),
-            [str(given[0]), "none: it is the one that is gone on with"],
-        )
+        legal = [str(given[0]), "none: it is the one that is gone on with"]
+        raise _unknown("journal beside --accel-resume", str(journal[0]), legal)
     return given[0] if given else None
 
 
 def folder(config: pytest.Config, name: str) -> Path | None:
-    """The folder given for an option, if any."""
+    """The folder of an option, or None."""
     given = paths(config, name)
     return given[0] if given else None
 
@@ -194,18 +193,18 @@ def baselines(config: pytest.Config) -> Path:
 
 
 def requested(config: pytest.Config) -> bool:
-    """Whether this pytest run uses accelcheck: an option or an ini value is set, or the suite is an argument."""
-    return any(value(config, option.name) is not None for option in OPTIONS) or _suite_named(config)
+    """True when this pytest run uses accelcheck: an option or an ini value is set, or the suite is an argument."""
+    return any(value(config, option.name) is not None for option in OPTIONS) or _suite_named(config.args)
 
 
 def suite(config: pytest.Config) -> list[str]:
-    """The command that runs the suite with the options that the command line gives; empty if it gives none, or names the suite."""
+    """The command that runs the suite with the command line's options; empty without any, or if it names the suite."""
     path = SUITE.replace(".", "/")
-    if _suite_named(config) or any(f"/{path}" in str(argument) for argument in config.args):
+    if _suite_named(config.args) or any(f"/{path}" in str(argument) for argument in config.args):
         return []
     words: list[str] = []
     given = iter(map(str, config.invocation_params.args))
-    flags = {f"--accel-{option.name.replace('_', '-')}" for option in OPTIONS if option.flag}
+    flags = {option.argument for option in OPTIONS if option.flag}
     for word in given:
         if word.startswith("--accel-"):
             words.append(word)
@@ -214,41 +213,37 @@ def suite(config: pytest.Config) -> list[str]:
     return ["pytest", "--pyargs", SUITE, *words] if words else []
 
 
-def _suite_named(config: pytest.Config) -> bool:
-    return any(str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in config.args)
+def _suite_named(arguments: Iterable[str]) -> bool:
+    return any(str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in arguments)
 
 
 def requested_early(config: pytest.Config, arguments: Iterable[str]) -> float | None:
-    """Whether a pytest run that is not yet configured uses accelcheck: then the seconds that a device has to answer, else None."""
+    """Seconds in which a device must answer, if a run that is not yet configured uses accelcheck; else None."""
     given = config.known_args_namespace
 
-    def found(option: Option) -> Any:
+    def early(option: Option) -> Any:
         word = getattr(given, option.dest, None)
         return word if word is not None else (config.getini(option.dest) or None)
 
-    words = {option.name: found(option) for option in OPTIONS}
-    named = any(str(argument).startswith((SUITE, SUITE.replace(".", "/"))) for argument in arguments)
-    if given.help or not (named or any(word is not None for word in words.values())):
+    words = {option.name: early(option) for option in OPTIONS}
+    if given.help or not (_suite_named(arguments) or any(word is not None for word in words.values())):
         return None
-    try:
-        seconds = float(words["probe_timeout"] or PROBE_TIMEOUT)
-    except ValueError:
-        return PROBE_TIMEOUT  # it is refused later
-    return seconds if 0 < seconds < threading.TIMEOUT_MAX else PROBE_TIMEOUT
+    seconds = _number(words["probe_timeout"] or PROBE_TIMEOUT)
+    return seconds if 0 < seconds < threading.TIMEOUT_MAX else PROBE_TIMEOUT  # `seconds` refuses others later
 
 
 def models(config: pytest.Config) -> tuple[tuple[str, Path], ...]:
-    """The models of one's own, ``FILE:FUNCTION``, each with the folder that its path is relative to."""
+    """The user-owned models, ``FILE:FUNCTION``, each with the folder that its path is relative to."""
     given = value(config, "model") if hasattr(config.option, "accel_model") else None
     return tuple((word, _origin(config, "model")) for word in given or ())
 
 
 FUZZED = 1001
-"""Number of the first program of ``--accel-fuzz``, unless said."""
+"""Default number of the first program of ``--accel-fuzz``."""
 
 
 def programs(config: pytest.Config) -> tuple[str, ...]:
-    """Names of workloads, and ids of cases, that may ask for random programs.
+    """Names of workloads, and ids of cases, that may be of random programs.
 
     Raises:
         UnknownNameError: ``--accel-fuzz`` is no number of programs.
@@ -272,7 +267,7 @@ def imports(config: pytest.Config) -> tuple[str, ...]:
 
 
 def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping[str, Status]) -> tuple[str, ...]:
-    """Resolve `auto` and `all`, keeping the order asked for, each device once.
+    """The devices of some words, in their order, each once, with `auto` and `all` resolved.
 
     Raises:
         UnknownNameError: A word is not a device; the message has the legal values and the nearest one.
@@ -295,7 +290,7 @@ def level(config: pytest.Config) -> int:
     """The selected level.
 
     Raises:
-        UnknownNameError: It is none of the four.
+        UnknownNameError: It is none of `LEVELS`.
     """
     given = value(config, "level")
     if given is None:
@@ -306,7 +301,7 @@ def level(config: pytest.Config) -> int:
 
 
 def shard(config: pytest.Config) -> Shard | None:
-    """The selected part of the selection, if it has parts.
+    """The selected shard, or None.
 
     Raises:
         UnknownNameError: It is not of the form I/N.
@@ -316,17 +311,17 @@ def shard(config: pytest.Config) -> Shard | None:
     given = value(config, "shard")
     if given is None:
         return None
-    found = Shard.parse(str(given))
-    if found is None:
+    part = Shard.parse(str(given))
+    if part is None:
         raise _unknown("shard", str(given), [LEGAL])
-    return found
+    return part
 
 
 def use(config: pytest.Config) -> Use:
-    """What to do with baselines.
+    """The use of baselines.
 
     Raises:
-        UnknownNameError: It is none of the four.
+        UnknownNameError: It is no `Use`.
     """
     from accelcheck.measure.gate import Use
 
@@ -339,7 +334,7 @@ def use(config: pytest.Config) -> Use:
 
 
 def processes(config: pytest.Config) -> tuple[int, int]:
-    """How many processes time each case, and how many more time the cases that a check suspects of a regression.
+    """Number of processes that time each case, and of further ones for cases suspected of a regression.
 
     Raises:
         UnknownNameError: It is not a number of at least 2.
@@ -358,7 +353,7 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
     """The selected storage dtypes.
 
     Raises:
-        UnknownNameError: One is not among those that cases may have.
+        UnknownNameError: One is none of `DTYPES`.
     """
     given = tuple(value(config, "dtype") or ())
     for word in given:
@@ -368,7 +363,7 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
 
 
 def effort(config: pytest.Config) -> str:
-    """How much is computed to judge somebody's own model: one of `EFFORTS`.
+    """Amount of computation that judges a user-owned model: one of `EFFORTS`.
 
     Raises:
         UnknownNameError: It is none of them.
@@ -386,17 +381,14 @@ def seconds(config: pytest.Config) -> float:
         UnknownNameError: It is not a positive number.
     """
     given = value(config, "probe_timeout")
-    try:
-        number = PROBE_TIMEOUT if given is None else float(given)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
+    number = PROBE_TIMEOUT if given is None else _number(given)
+    if not 0 < number < math.inf:
         raise _unknown("probe timeout", str(given), ["a positive number of seconds"])
     return number
 
 
 def timeout(config: pytest.Config) -> float | None:
-    """Seconds that a case may take; None where it depends on the case, 0 for no limit.
+    """Time limit of a case in seconds; None where it depends on the case, 0 for no limit.
 
     Raises:
         UnknownNameError: It is not a number of seconds.
@@ -404,13 +396,18 @@ def timeout(config: pytest.Config) -> float | None:
     given = value(config, "timeout")
     if given is None:
         return None
-    try:
-        number = float(given)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
+    number = _number(given)
+    if not 0 <= number < math.inf:
         raise _unknown("timeout", str(given), ["a number of seconds, 0 for no limit"])
     return number
+
+
+def _number(word: Any) -> float:
+    """The number in a word; NaN for any other word."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
 
 
 def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class OwnExplanations:
-    """What is explained in this process.
+    """The state of explanations in this process.
 
     Attributes:
-        known: What is common to the failures that were explained in this process.
-        worked, spent: Seconds that checks, and explanations, took in this process.
+        known: Signatures of the failures that were explained.
+        worked, spent: Seconds that checks, and explanations, took.
     """
 
     known: set[str] = field(default_factory=set)
@@ -37,19 +37,20 @@ class OwnExplanations:
     spent: float = 0.0
 
     def explain(self, config: pytest.Config, bench: Bench, records: Sequence[Record]) -> Iterator[str]:
-        """Explain the first failure of each cause, for no longer than checks took; a line for each.
+        """Explains the first failure of each cause, for no longer than checks took; yields a line for each.
 
         Args:
-            config: Of pytest: with ``--accel-explain``, and a journal.
-            bench: Ran the cases; references in its folder are still there.
-            records: Of one check.
+            config: Configuration of pytest, with ``--accel-explain`` and a journal.
+            bench: Bench that ran the cases; references in its folder are still there.
+            records: Records of one check.
         """
         journal = options.resumed(config) or options.folder(config, "journal")
         if journal is None or any(device.in_use() for device in bench.devices.values()):
             return
         for record in records:
             left = max(LEAST, self.worked) - self.spent
-            kinds = {f"{one.kind}: {one.title}" for one in signatures(record)} if record.verdict in WRONG else set()
+            wrong = record.verdict in WRONG
+            kinds = {f"{signature.kind}: {signature.title}" for signature in signatures(record)} if wrong else set()
             if left <= 0 or not kinds - self.known:
                 continue
             self.known |= kinds
@@ -57,19 +58,13 @@ class OwnExplanations:
             folder = folder_of(journal)
             folder.mkdir(exist_ok=True)
             path = text_of(folder, record.case.id)
-            asked = Asked(
-                bench,
-                record.case,
-                path.with_suffix(".py"),
-                limit=options.timeout(config),
-                most=left,
-                imports=imports.announced(),
-            )
+            script, limit = path.with_suffix(".py"), options.timeout(config)
+            asked = Asked(bench, record.case, script, limit=limit, most=left, imports=imports.announced())
             try:
                 told = explained(asked)
                 path.write_text("\n".join(plain(told.lines)) + "\n", encoding="utf-8")
                 yield f"explained: {path}"
-            except Exception as error:  # noqa: BLE001 - the verdict is what the test is for, whatever its explanation raises
+            except Exception as error:  # noqa: BLE001 - an explanation must not change the test's verdict
                 yield f"not explained: {type(error).__name__}: {error}"
             self.spent += time.monotonic() - began
 

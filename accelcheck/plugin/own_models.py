@@ -1,4 +1,4 @@
-"""The fixture ``accel``: checks of somebody's own model in their own tests."""
+"""The fixture ``accel``: checks of user-owned models in the user's tests."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from accelcheck.workloads.own_task import Metric
 
 EXPLAINED = 3
-"""Most wrong cases that a failing test explains; of the others it has one line."""
+"""Most wrong cases that a failing test explains; each other one has a line."""
 LONGEST = 48
-"""Characters of a workload's name."""
+"""Longest name of a workload, in characters."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """The results of a check.
 
     Attributes:
-        records: Of all its cases, by technique, device, storage dtype and mode.
-        refused: Why techniques were not tried, by name.
+        records: Records of all its cases, by technique, device, storage dtype and mode.
+        refused: Reasons why techniques were not tried, by name.
     """
 
     records: tuple[Record, ...]
@@ -64,28 +64,28 @@ class Checked:
         Raises:
             UnknownNameError: It has none.
         """
-        found = tuple(record for record in self.records if record.case.technique == technique)
-        if not found:
+        records = tuple(record for record in self.records if record.case.technique == technique)
+        if not records:
             raise unknown("technique with a record", technique, sorted({r.case.technique for r in self.records}))
-        return found
+        return records
 
     def __str__(self) -> str:
         return "\n".join(plain(advice(self.records, self.refused)))
 
 
 class Accel:
-    """Checks models of one test. Each method fails the test where a technique is wrong, and returns what it found otherwise.
+    """Checks models of one test. Each method returns its results, or fails the test where a technique is wrong.
 
-    All take, by keyword, ``techniques``, ``devices`` and ``dtypes``, lists of names (techniques may be globs); ``level``, up to which
-    techniques are tried, 1 to 4; and ``name``, which the ids of the cases have. The mark ``accel`` of the test sets them for all its checks; what
-    neither says comes from the options of the run. Without any of them: every technique of level 1 that can mean something for the model, on
-    all devices that are present, in FP32. Techniques that are named are tried whatever their level.
+    All take, by keyword, ``techniques``, ``devices`` and ``dtypes``, lists of names (techniques may be globs);
+    ``level``, 1 to 4, the highest level of techniques to try; and ``name``, a part of case ids. The mark ``accel`` of
+    the test sets them for all its checks, and options of the run set the rest. The default is every technique of level
+    1 that applies to the model, on all devices that are present, in FP32. Named techniques are tried at any level.
 
     Args:
-        request: Of the fixture.
+        request: Request of the fixture.
         run: Devices and options of this run.
         matrix: All techniques.
-        keep: Takes the records.
+        keep: Function that takes the records.
     """
 
     def __init__(
@@ -111,15 +111,16 @@ class Accel:
         name: str = "",
         **words: Any,
     ) -> Checked:
-        """Outputs, and gradients where there are any, under every technique: against the FP64 oracle.
+        """Checks outputs, and gradients where there are any, under every technique: against the FP64 oracle.
 
         Args:
             model: A module, or a function of tensors; on the CPU, in FP32. It is copied, and never changed.
-            inputs: Its positional arguments.
-            keywords: Its keyword arguments.
-            sizes: Example inputs of other sizes; unless given, sizes that the model accepts: see `accelcheck.api.workload_of`.
+            inputs: Positional arguments of the model.
+            keywords: Keyword arguments of the model.
+            sizes: Example inputs of other sizes; by default sizes that the model accepts, by
+                `accelcheck.api.workload_of`.
             estimators: Names of custom autograd functions whose gradients are meant to differ from the derivatives.
-            name: Part of case ids; by default made of the test's.
+            name: Part of case ids; by default made of the test's name.
             **words: ``techniques``, ``devices``, ``dtypes``, ``level``.
         """
         __tracebackhide__ = True
@@ -138,16 +139,16 @@ class Accel:
         name: str = "",
         **words: Any,
     ) -> Checked:
-        """Losses, final parameters and buffers of a few optimizer steps under every technique: against the FP64 oracle.
+        """Checks losses, final parameters and buffers of a few optimizer steps under every technique, like `check`.
 
         Args:
-            model: As for `check`.
+            model: See `check`.
             batches: Pairs of input and target, one a step: see `accelcheck.api.workload_of`.
-            loss: ``loss(output, target)`` returns a 0-D tensor, given what the model returns.
-            optimizer: Makes an optimizer of a list of parameters, such as ``torch.optim.AdamW``.
+            loss: Function ``loss(output, target)`` of the model's output that returns a 0-D tensor.
+            optimizer: Function from a list of parameters to an optimizer, such as ``torch.optim.AdamW``.
             steps: Number of steps.
-            name: As for `check`.
-            **words: As for `check`.
+            name: See `check`.
+            **words: See `check`.
         """
         __tracebackhide__ = True
         given = {"batches": batches, "loss": loss, "optimizer": optimizer, "steps": steps}
@@ -165,20 +166,20 @@ class Accel:
         name: str = "",
         **words: Any,
     ) -> Checked:
-        """Time and memory beside FP32 eager in the same process, of what is right: a forward pass, and with `batches` a training step.
+        """Measures a correct forward pass, with `batches` also a training step, beside FP32 eager in the same process.
 
         It needs the machine for itself: with workers of pytest-xdist the test is skipped.
 
         Args:
-            model: As for `check`.
-            inputs: As for `check`.
-            keywords: As for `check`.
-            batches: As for `check_training`; then no inputs or keywords.
-            loss: As for `check_training`.
-            optimizer: As for `check_training`.
-            name: As for `check`.
-            **words: As for `check`; and ``limits``, a dict of ``speed-up-at-least``, ``memory-at-most`` (times FP32 eager's) and
-                ``first-call-at-most`` (seconds), which fail the test.
+            model: See `check`.
+            inputs: See `check`.
+            keywords: See `check`.
+            batches: See `check_training`; with them, no inputs or keywords.
+            loss: See `check_training`.
+            optimizer: See `check_training`.
+            name: See `check`.
+            **words: See `check`; also ``limits``, a dict of ``speed-up-at-least``, ``memory-at-most`` (times FP32
+                eager's) and ``first-call-at-most`` (seconds), which fail the test.
         """
         __tracebackhide__ = True
         if hasattr(self._request.config, "workerinput"):
@@ -197,15 +198,16 @@ class Accel:
         name: str = "",
         **words: Any,
     ) -> Checked:
-        """The mean score of held-out data under every technique: against that of FP32 eager.
+        """Checks the mean score of held-out data under every technique: against that of FP32 eager.
 
         Args:
-            model: As for `check`; trained.
+            model: A trained model; see `check`.
             data: Pairs of input and target.
-            metric: ``metric(output, target)``: a score for each sample, larger is better: see `accelcheck.api.task_of`.
-            max_drop: How much of the mean score a technique may cost.
-            name: As for `check`.
-            **words: As for `check`.
+            metric: Function ``metric(output, target)``: a score for each sample, larger is better; see
+                `accelcheck.api.task_of`.
+            max_drop: Largest drop of the mean score.
+            name: See `check`.
+            **words: See `check`.
         """
         __tracebackhide__ = True
         task = _made(task_of, model, data, metric, max_drop=max_drop, name=self._name(name))
@@ -217,10 +219,10 @@ class Accel:
         path = re.sub(r"[^a-z0-9]+", "-", f"{node.path.stem}.{node.name}".lower().replace(".", "-")).strip("-")
         name = given or (path if len(path) <= LONGEST else f"{path[: LONGEST - 9].strip('-')}-{stable_seed(path):08x}")
         number = 1
-        while (found := name if number == 1 else f"{name}.{number}") in self._names:
+        while (unique := name if number == 1 else f"{name}.{number}") in self._names:
             number += 1
-        self._names.add(found)
-        return found
+        self._names.add(unique)
+        return unique
 
     def _checked(self, workload: Workload, modes: Sequence[Mode], words: Mapping[str, Any]) -> Checked:
         __tracebackhide__ = True
@@ -255,12 +257,12 @@ class Accel:
                     print(escaped_lines(printed))
             self._keep(records)
             why = self._explained(supervisor.bench, records, time.monotonic() - began)
-        found = Checked(tuple(records), refused)
-        self._end(found, why)
-        return found
+        checked = Checked(tuple(records), refused)
+        self._end(checked, why)
+        return checked
 
     def _explained(self, bench: Bench, records: Sequence[Record], seconds: float) -> list[str]:
-        """Explain failures where that was asked for; a line for each."""
+        """Explains failures with ``--accel-explain``; a line for each."""
         config = self._request.config
         if not options.value(config, "explain"):
             return []
@@ -282,7 +284,7 @@ class Accel:
         )
 
     def _nothing(self, selection: Selection, refused: Mapping[str, str]) -> str:
-        """Why there is no case."""
+        """The reason why there is no case."""
         if refused and selection.techniques:
             reasons = "; ".join(f"{name} {why}" for name, why in sorted(refused.items())[:EXPLAINED])
             return f"none of the techniques asked for can be tried with this model: {reasons}"
@@ -290,29 +292,26 @@ class Accel:
             return "no device is present"
         return f"no technique of level {selection.level} has a case of this kind: give a higher level, or other dtypes"
 
-    def _end(self, found: Checked, why: Sequence[str]) -> None:
-        """Fail the test where a case is wrong; skip it where none ran.
+    def _end(self, checked: Checked, why: Sequence[str]) -> None:
+        """Fails the test where a case is wrong; skips it where none ran.
 
         Args:
-            found: Of the check.
-            why: Where explanations are.
-
-        Raises:
-            pytest.fail.Exception, pytest.skip.Exception: As said.
+            checked: Results of the check.
+            why: Lines about explanations.
         """
-        wrong = [record for record in found.records if not record.verdict.green]
+        wrong = [record for record in checked.records if not record.verdict.green]
         command = shlex.join(["pytest", self._request.node.nodeid])
         if wrong:
             shown = [explain(record, command=command) for record in wrong[:EXPLAINED]]
             shown += [f"{record.case.id}: {record.verdict}" for record in wrong[EXPLAINED:]]
-            pytest.fail("\n\n".join([*shown, *why, str(found)]), pytrace=False)
-        if not any(record.verdict.executed for record in found.records):
-            reasons = dict.fromkeys(f"{record.case.technique}: {record.reason}" for record in found.records)
+            pytest.fail("\n\n".join([*shown, *why, str(checked)]), pytrace=False)
+        if not any(record.verdict.executed for record in checked.records):
+            reasons = dict.fromkeys(f"{record.case.technique}: {record.reason}" for record in checked.records)
             pytest.skip(escaped_lines("; ".join(reasons)))
 
 
 def _made(make: Callable[..., Workload], *arguments: Any, **words: Any) -> Workload:
-    """The workload, or the error without the frames that it came through: the line of the test is what matters."""
+    """The workload, or its error without the frames below the test's line."""
     __tracebackhide__ = True
     try:
         return make(*arguments, **words)

@@ -1,4 +1,4 @@
-"""Devices, techniques and workloads that conftest.py and other packages register, for pytest runs and for commands. No torch."""
+"""Collects devices, techniques and workloads that conftest.py and other packages register. No torch at import."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
 
-
 LINES = 8
-"""How many of the last lines that pytest printed an error shows."""
+"""Number of last lines of pytest's output that an error quotes."""
 
 
 class PluginLoadError(ValueError):
-    """pytest cannot start in this folder, so it is unknown what its plugins register."""
+    """pytest cannot start in this folder, so that the registered things of its plugins are unknown."""
 
 
 def devices(config: pytest.Config) -> list[Device]:
@@ -48,12 +47,12 @@ def devices(config: pytest.Config) -> list[Device]:
 
 
 def failed(config: pytest.Config) -> dict[str, str]:
-    """Why entry points could not be loaded so far, by entry point."""
+    """Reasons why entry points could not be loaded so far, by entry point."""
     return installed.of(config).failed
 
 
 def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
-    """`Matrix.check`; the error names the entry points that could not be loaded, too.
+    """Calls `Matrix.check`, and adds the entry points that could not be loaded to its error.
 
     Raises:
         UnknownNameError: A selected name does not exist.
@@ -72,17 +71,16 @@ def matrix(config: pytest.Config, case: str = "") -> Matrix:
         case: Id of a case that may be of a program.
 
     Raises:
-        ForeignCodeError: A hook raised, did not return, or returned what is no technique or workload, or shares a name.
+        ForeignCodeError: A hook raised, did not return, or returned no technique or workload, or shares a name.
         UnknownNameError: ``--accel-fuzz`` is no number of programs.
     """
     from accelcheck.workloads.programs import named
 
-    own = Matrix.load(seconds=options.seconds(config))  # by far the longest of what hooks do, and not their fault
+    own = Matrix.load(seconds=options.seconds(config))  # before the hooks, whose time limit it would exhaust
     techniques = validation.techniques(_all(config, "pytest_accel_techniques"), own.techniques)
     known = [*own.techniques.values(), *techniques]
-    models = [(f"--accel-model={spec}", one) for spec, found in own_models(config).items() for one in found]
-    found = [*_all(config, "pytest_accel_workloads"), *models]
-    workloads = validation.workloads(found, own.workloads, known)
+    models = [(f"--accel-model={spec}", model) for spec, made in own_models(config).items() for model in made]
+    workloads = validation.workloads([*_all(config, "pytest_accel_workloads"), *models], own.workloads, known)
     return own.extended(techniques, [*workloads, *named([*options.programs(config), case])])
 
 
@@ -90,7 +88,7 @@ def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
     """The workloads of each model that the command line names, by its words there. Imports torch where it names one.
 
     Raises:
-        ForeignCodeError: A file raised, or what it makes cannot be checked.
+        ForeignCodeError: A file raised, or made something that cannot be checked.
     """
     if not (given := options.models(config)):
         return {}
@@ -101,37 +99,38 @@ def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
 
 
 def model_facts(config: pytest.Config) -> dict[str, dict[str, str]]:
-    """For the header of a journal: each model's words on the command line, which commands need, and what it is, by workload."""
-    found = own_models(config).items()
-    return {one.name: {"spec": spec, "summary": one.summary} for spec, workloads in found for one in workloads}
+    """Each model's words on the command line, which commands need, and summary, by workload, for a journal's header."""
+    pairs = [(spec, model) for spec, made in own_models(config).items() for model in made]
+    return {model.name: {"spec": spec, "summary": model.summary} for spec, model in pairs}
 
 
 def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
-    """What the hooks of this name and the entry points of its group gave, each with what gave it."""
+    """Things of the hooks of this name and of the entry points of its group, each with its source."""
     hook = getattr(config.hook, name, None)  # none where accelcheck is no plugin of this pytest
     if hook is None:
         return []
     limit = options.seconds(config)
-    found = [*installed.of(config).load(installed.GROUPS[name], limit)]
+    things = [*installed.of(config).load(installed.GROUPS[name], limit)]
     # A wrapper calls the others itself, so that none of them can be called alone.
-    if any(one.wrapper or one.hookwrapper for one in hook.get_hookimpls()):
+    if any(hooked.wrapper or hooked.hookwrapper for hooked in hook.get_hookimpls()):
         with calling(name, limit):
-            return [*found, *((name, thing) for group in hook() for thing in group)]
-    for one in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
-        what = f"{name} of {one.plugin_name} ({one.function.__module__}.{one.function.__qualname__})"
+            return [*things, *((name, thing) for group in hook() for thing in group)]
+    for hooked in reversed(hook.get_hookimpls()):  # each by itself, so that an error can name its plugin
+        what = f"{name} of {hooked.plugin_name} ({hooked.function.__module__}.{hooked.function.__qualname__})"
         with calling(what, limit):
-            group = _listed(what, one.function())
+            group = _listed(what, hooked.function())
         for thing in group:
             if not isinstance(getattr(thing, "name", None), str):
                 raise ForeignCodeError(
-                    f"{what}: expected things with a name, such as instances of the class that it registers, got {quoted(thing)}"
+                    f"{what}: expected things with a name, such as instances of the class that it registers, got "
+                    f"{quoted(thing)}"
                 )
-        found += [(what, thing) for thing in group]
-    return found
+        things += [(what, thing) for thing in group]
+    return things
 
 
 def _listed(what: str, given: Any) -> list[Any]:
-    """What a hook gave, as a list; empty for None."""
+    """The result of a hook as a list; empty for None."""
     if given is None:
         return []
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
@@ -154,7 +153,7 @@ class _Asked:
 def here(models: tuple[str, ...] = ()) -> pytest.Config:
     """The configuration of pytest in this folder, with its plugins and conftest.py; nothing is collected.
 
-    Without ``addopts``: they are meant for runs, and some, such as those of coverage, would start to work.
+    ``addopts`` are left out: they are meant for runs, and some, such as coverage's, would start to work.
 
     Args:
         models: Values of ``--accel-model``.
@@ -162,21 +161,21 @@ def here(models: tuple[str, ...] = ()) -> pytest.Config:
     Raises:
         PluginLoadError: pytest does not start.
     """
-    asked, said = _Asked(), io.StringIO()
+    asked, errors = _Asked(), io.StringIO()
     given = os.environ.pop("PYTEST_ADDOPTS", None)
     try:
-        with contextlib.redirect_stderr(said):
-            # Its warnings are about accelcheck, which is imported here before pytest could look at it.
+        with contextlib.redirect_stderr(errors):
+            # The warnings would be about accelcheck, which is imported here before pytest could rewrite it.
             words = ["-s", "-p", "no:warnings", "-o", "addopts=", *(f"--accel-model={spec}" for spec in models)]
             code = pytest.main(words, plugins=[asked])
     finally:
         if given is not None:
             os.environ["PYTEST_ADDOPTS"] = given
-    if asked.config is not None and not imports.announced():
-        imports.announce(options.imports(asked.config))
     if asked.config is None:
-        lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+        lines = [line.strip() for line in errors.getvalue().splitlines() if line.strip()]
         raise PluginLoadError(f"pytest does not start in {Path.cwd()} (exit {int(code)}): {' | '.join(lines[-LINES:])}")
+    if not imports.announced():
+        imports.announce(options.imports(asked.config))
     installed.of(asked.config, told=True)
     # pytest removes them when it ends, but hooks may import from these folders when they are called.
     sys.path[:0] = [str(path) for path in asked.config.getini("pythonpath")]
@@ -189,7 +188,7 @@ def device(name: str) -> Device:
     Imports the modules of ``--import``.
 
     Raises:
-        PluginLoadError: It is none of the built-in ones, and pytest does not start.
+        PluginLoadError: It is no built-in device, and pytest does not start.
     """
     from accelcheck.devices.generic import Generic
 
@@ -197,7 +196,7 @@ def device(name: str) -> Device:
     if name not in known:
         known = known_devices(devices(here()))
     imports.load()
-    found = known[name] if name in known else Generic(name)
+    named = known[name] if name in known else Generic(name)
     if name in PROBED:
-        found.learn(PROBED[name])
-    return found
+        named.learn(PROBED[name])
+    return named

@@ -1,4 +1,4 @@
-"""How long each case may take: written where the matrix is known, which workers know, and read by the controller. No torch."""
+"""Passes time limits of cases from the processes that have the matrix, such as workers, to the controller. No torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NAME = "limits.json"
 
 
 def write(folder: Path, matrix: Matrix, cases: Iterable[Case]) -> None:
-    """Leave the limits of these cases in the folder of the run, unless another worker has."""
+    """Writes the limits of these cases to the folder of the run, unless another worker has."""
     path = folder / _NAME
     if path.exists():
         return
-    found = {case.id: seconds_of(case.level, matrix.techniques[case.technique].patience) for case in cases}
+    limits = {case.id: seconds_of(case.level, matrix.techniques[case.technique].patience) for case in cases}
     with replacing(path, durable=False) as file:
-        file.write(json.dumps(found).encode("ascii"))
+        file.write(json.dumps(limits).encode("ascii"))
 
 
 def read(folder: Path) -> Mapping[str, float]:
-    """Seconds that a run of a case may take, by the case's id; nothing as long as nobody has collected."""
+    """Time limits of a run of a case in seconds, by the case's id; empty until a process has collected."""
     try:
-        found: Mapping[str, float] = json.loads((folder / _NAME).read_bytes())
+        limits: Mapping[str, float] = json.loads((folder / _NAME).read_bytes())
     except FileNotFoundError:
         return {}
-    return found
+    return limits

@@ -1,4 +1,4 @@
-"""Checks what other packages register when they do: a misspelt word would silently mean fewer cases."""
+"""Checks devices, techniques and workloads of other packages: a misspelt word would silently mean fewer cases."""
 
 from __future__ import annotations
 
@@ -19,89 +19,90 @@ if TYPE_CHECKING:
 
 REQUIRED = ("name", "family", "promise", "source")
 """Attributes that every technique sets to a text."""
-
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.IGNORECASE)
-"""Names of devices: parts of case ids and of names of files."""
+"""Form of names of devices, which are parts of case ids and of names of files."""
 
 
 def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> list[Device]:
-    """The devices that were registered; as `techniques`, and without an import of torch.
+    """The registered devices, checked without an import of torch.
+
+    Args:
+        found: Pairs of the source of a device, for errors, and the device.
+        builtin: Devices of accelcheck, by name.
 
     Raises:
-        ForeignCodeError: One cannot be what it claims to be.
+        ForeignCodeError: A thing is no valid device.
     """
     from accelcheck.devices.base import FEATURES, TRIED, Device
 
     _distinct("device", found, builtin)
-    for what, one in found:
-        said = f"{what}: device {quoted(one.name)}"
-        if not isinstance(one, Device):
-            raise ForeignCodeError(f"{said}: expected an instance of a subclass of Device, got {quoted(one)}")
-        if not _NAME.fullmatch(one.name):
-            raise ForeignCodeError(f"{said}: expected a name of letters, digits, and -_. between them")
-        if not isinstance(getattr(one, "type", None), str):
-            raise ForeignCodeError(f"{said}: set `type`, the type of its torch.device")
-        _known(f"{said}: dtypes", one.dtypes)
-        _known(f"{said}: features", one.features, FEATURES)
-        _known(f"{said}: denied", one.denied, dict.fromkeys([*TRIED, *FEATURES]))
-        for word in one.denied:
-            if word in one.dtypes | one.features:
-                raise ForeignCodeError(f"{said}: denied: {word!r} is declared too: leave it out of one of them")
-            if not isinstance(one.denied[word], str) or not one.denied[word].strip():
-                raise ForeignCodeError(f"{said}: denied: {word!r}: expected the reason, got {quoted(one.denied[word])}")
-    return [one for _, one in found]
+    for what, candidate in found:
+        where = f"{what}: device {quoted(candidate.name)}"
+        if not isinstance(candidate, Device):
+            raise ForeignCodeError(f"{where}: expected an instance of a subclass of Device, got {quoted(candidate)}")
+        if not _NAME.fullmatch(candidate.name):
+            raise ForeignCodeError(f"{where}: expected a name of letters, digits, and -_. between them")
+        if not isinstance(getattr(candidate, "type", None), str):
+            raise ForeignCodeError(f"{where}: set `type`, the type of its torch.device")
+        _known(f"{where}: dtypes", candidate.dtypes)
+        _known(f"{where}: features", candidate.features, FEATURES)
+        _known(f"{where}: denied", candidate.denied, dict.fromkeys([*TRIED, *FEATURES]))
+        for word in candidate.denied:
+            if word in candidate.dtypes | candidate.features:
+                raise ForeignCodeError(f"{where}: denied: {word!r} is declared too: leave it out of one of them")
+            reason = candidate.denied[word]
+            if not isinstance(reason, str) or not reason.strip():
+                raise ForeignCodeError(f"{where}: denied: {word!r}: expected the reason, got {quoted(reason)}")
+    return [candidate for _, candidate in found]
 
 
 def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique]) -> list[Technique]:
-    """The techniques that hooks returned.
+    """The registered techniques, checked.
 
     Args:
-        found: What registered each, for errors, and the technique.
-        builtin: Those of accelcheck, by name.
+        found: Pairs of the source of a technique, for errors, and the technique.
+        builtin: Techniques of accelcheck, by name.
 
     Raises:
-        ForeignCodeError: One cannot be what it claims to be; the message says what to do.
+        ForeignCodeError: A thing is no valid technique; the message says what to do.
     """
     from accelcheck.techniques.base import Technique
 
     _distinct("technique", found, builtin)
-    for what, one in found:
-        said = f"{what}: technique {quoted(one.name)}"
-        if not isinstance(one, Technique):
-            raise ForeignCodeError(f"{said}: expected an instance of a subclass of Technique, got {quoted(one)}")
+    for what, technique in found:
+        where = f"{what}: technique {quoted(technique.name)}"
+        if not isinstance(technique, Technique):
+            raise ForeignCodeError(f"{where}: expected an instance of a subclass of Technique, got {quoted(technique)}")
         for attribute in REQUIRED:
-            if not isinstance(getattr(one, attribute, None), str):
-                raise ForeignCodeError(f"{said}: set `{attribute}`, a text: Technique.{attribute} says which")
-        _known(f"{said}: modes", one.modes, _modes())
-        _known(f"{said}: dtypes", one.dtypes, _dtypes())
-        _known(f"{said}: workloads", one.workloads)
-        _known(f"{said}: early", one.early)
-        emulates = [
-            name
-            for name in ("emulate", "emulate_optimizer")
-            if getattr(type(one), name) is not getattr(Technique, name)
-        ]
-        if emulates and one.oracle == "float64":
-            raise ForeignCodeError(
-                f"{said}: it overrides `{emulates[0]}`, which is called only where `oracle` is not 'float64': set `oracle` to a "
-                "name for the scheme, such as 'int8-weight-channel'. Techniques with the same name share references"
-            )
-    return [one for _, one in found]
+            if not isinstance(getattr(technique, attribute, None), str):
+                raise ForeignCodeError(f"{where}: set `{attribute}`, a text: Technique.{attribute} says which")
+        _known(f"{where}: modes", technique.modes, _modes())
+        _known(f"{where}: dtypes", technique.dtypes, _dtypes())
+        _known(f"{where}: workloads", technique.workloads)
+        _known(f"{where}: early", technique.early)
+        own = type(technique)
+        for name in ("emulate", "emulate_optimizer"):
+            if getattr(own, name) is not getattr(Technique, name) and technique.oracle == "float64":
+                raise ForeignCodeError(
+                    f"{where}: it overrides `{name}`, which is called only where `oracle` is not 'float64': set "
+                    "`oracle` to a name for the scheme, such as 'int8-weight-channel'. Techniques with the same name "
+                    "share references"
+                )
+    return [technique for _, technique in found]
 
 
 def workloads(
     found: Sequence[tuple[str, Any]], builtin: Mapping[str, Workload], known: Iterable[Technique]
 ) -> list[Workload]:
-    """The workloads that hooks returned; as `techniques`.
+    """The registered workloads, checked.
 
     Args:
-        found: What registered each, for errors, and the workload.
-        builtin: Those of accelcheck, by name.
-        known: All techniques: what they ask for are legal traits.
+        found: Pairs of the source of a workload, for errors, and the workload.
+        builtin: Workloads of accelcheck, by name.
+        known: All techniques, whose required and excluded traits are legal.
 
     Raises:
-        ForeignCodeError: One cannot be what it claims to be.
+        ForeignCodeError: A thing is no valid workload.
     """
     from accelcheck.devices.base import FEATURES
     from accelcheck.workloads.base import Workload
@@ -110,24 +111,24 @@ def workloads(
 
     _distinct("workload", found, builtin)
     asked = list(known)
-    traits = {*TRAITS, *(name for one in asked for name in one.requires | one.excludes | one.works_on)}
-    for what, one in found:
-        said = f"{what}: workload {quoted(one.name)}"
-        if not isinstance(one, Workload):
-            raise ForeignCodeError(f"{said}: expected a Workload, got {quoted(one)}")
-        if not _takes_two(one.make):
-            raise ForeignCodeError(f"{said}: `make`: expected make(generator, extent), got {quoted(one.make)}")
-        _known(f"{said}: traits", one.traits, sorted(traits))
-        _known(f"{said}: modes", one.modes, _modes())
-        _known(f"{said}: dtypes", one.dtypes, _dtypes())
-        _known(f"{said}: features", one.features, FEATURES)
-        _known(f"{said}: probes", one.probes, PROBES)
-        _known(f"{said}: techniques", one.techniques, [technique.name for technique in asked])
-    return [one for _, one in found]
+    traits = {*TRAITS, *(name for t in asked for name in t.requires | t.excludes | t.works_on)}
+    for what, workload in found:
+        where = f"{what}: workload {quoted(workload.name)}"
+        if not isinstance(workload, Workload):
+            raise ForeignCodeError(f"{where}: expected a Workload, got {quoted(workload)}")
+        if not _takes_two(workload.make):
+            raise ForeignCodeError(f"{where}: `make`: expected make(generator, extent), got {quoted(workload.make)}")
+        _known(f"{where}: traits", workload.traits, sorted(traits))
+        _known(f"{where}: modes", workload.modes, _modes())
+        _known(f"{where}: dtypes", workload.dtypes, _dtypes())
+        _known(f"{where}: features", workload.features, FEATURES)
+        _known(f"{where}: probes", workload.probes, PROBES)
+        _known(f"{where}: techniques", workload.techniques, [technique.name for technique in asked])
+    return [workload for _, workload in found]
 
 
 def _takes_two(make: object) -> bool:
-    """Whether it can be called with two positional arguments, as far as it can be known."""
+    """True for a function that takes two positional arguments, as far as its signature is known."""
     if not callable(make):
         return False
     try:
@@ -140,23 +141,23 @@ def _takes_two(make: object) -> bool:
 
 
 def _distinct(kind: str, found: Iterable[tuple[str, Any]], builtin: Mapping[str, object]) -> None:
-    """Names are unique: who else has one is said by the hook, not by the class, which may be accelcheck's."""
-    owners = {name: ("accelcheck itself", one) for name, one in builtin.items()}
-    for what, one in found:
-        owner, other = owners.setdefault(one.name, (what, one))
-        if other is not one:
-            raise ForeignCodeError(f"{what}: {owner} registers a {kind} named {quoted(one.name)} too: rename one")
+    """Checks that names are unique; an error names the hooks, since both classes may be accelcheck's."""
+    owners = {name: ("accelcheck itself", thing) for name, thing in builtin.items()}
+    for what, thing in found:
+        owner, other = owners.setdefault(thing.name, (what, thing))
+        if other is not thing:
+            raise ForeignCodeError(f"{what}: {owner} registers a {kind} named {quoted(thing.name)} too: rename one")
 
 
-def _known(said: str, words: Collection[str], legal: Collection[str] | None = None) -> None:
-    """Words of a set: each a text, and one of the legal ones where these are known."""
+def _known(where: str, words: Collection[str], legal: Collection[str] | None = None) -> None:
+    """Checks that words are a set of texts, of the legal ones where these are known."""
     if isinstance(words, str):
-        raise ForeignCodeError(f"{said}: expected a set of texts, got the text {quoted(words)}")
+        raise ForeignCodeError(f"{where}: expected a set of texts, got the text {quoted(words)}")
     for word in words:
         if not isinstance(word, str):
-            raise ForeignCodeError(f"{said}: expected texts, got {quoted(word)}")
+            raise ForeignCodeError(f"{where}: expected texts, got {quoted(word)}")
         if legal is not None and word not in legal:
-            raise ForeignCodeError(f"{said}: {unknown('word', word, list(legal))}")
+            raise ForeignCodeError(f"{where}: {unknown('word', word, list(legal))}")
 
 
 def _modes() -> list[str]:

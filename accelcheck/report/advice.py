@@ -1,4 +1,4 @@
-"""What the records of a model say to its owner: which techniques are safe, which are faster, what each costs. No torch."""
+"""Advises the owner of a model from its records: safe techniques, faster ones, and the cost of each. No torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import SCHEME, Mode, Verdict
+from accelcheck.core.journal import ErrorCode
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
@@ -21,16 +22,16 @@ MODES = {
     INFERENCE: (Mode.FORWARD, Mode.ACCURACY),
     TRAINING: (Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING),
 }
-"""The modes that a use rests on, besides the timed one."""
+"""Modes that a use rests on, besides the timed one."""
 TIMED = {INFERENCE: Mode.SPEED, TRAINING: Mode.TRAIN_SPEED}
 BASE = "eager"
-"""What the others are compared with."""
+"""Technique that the others are compared with."""
 AGAINST = "against FP32"
 """Column of the errors of schemes such as quantization against the FP32 model."""
 WIDE = 1.5
-"""Ratio of the ends of an interval of speed-ups from which on it decides nothing: one more process may leave it."""
+"""Least ratio of the ends of a speed-up's interval that decides nothing: one more process may leave it."""
 NAMED = 6
-"""Most techniques that a line names."""
+"""Most techniques named in a line."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Row:
     """One technique on one device, in one storage dtype.
 
     Attributes:
-        technique: Its name.
-        device: Its name.
-        dtype: Of storage.
-        records: By mode.
+        technique: Name of the technique.
+        device: Name of the device.
+        dtype: Storage dtype.
+        records: Records by mode.
     """
 
     technique: str
@@ -61,24 +62,29 @@ class Row:
 
     @property
     def executed(self) -> bool:
-        """Whether any case ran."""
+        """True if a case ran."""
         return any(record.verdict.executed for record in self.records.values())
 
+    @property
+    def undecided(self) -> bool:
+        """True if nothing is wrong, and a case could be judged neither right nor wrong."""
+        return bool(_undecided(self.worst))
+
     def safe(self, use: str) -> bool:
-        """Whether each case of a use that ran passes, and at least one ran. A forward pass that is wrong makes no training safe."""
+        """True if all cases of a use that ran pass, at least one; training needs a right forward pass too."""
         modes = MODES[INFERENCE] if use == INFERENCE else (*MODES[INFERENCE], *MODES[TRAINING])
-        found = [record.verdict for mode, record in self.records.items() if mode in modes and record.verdict.executed]
+        verdicts = [r.verdict for mode, r in self.records.items() if mode in modes and r.verdict.executed]
         own = any(mode in MODES[use] and record.verdict.executed for mode, record in self.records.items())
-        return own and all(verdict is Verdict.PASS for verdict in found)
+        return own and all(verdict is Verdict.PASS for verdict in verdicts)
 
     def measured(self, use: str, name: str) -> Measurement | None:
-        """A figure of the timed case of a use, where there is one."""
+        """Find a figure of the timed case of a use."""
         record = self.records.get(TIMED[use])
-        found = (m for m in (record.measurements if record is not None else ()) if m.name == name)
-        return next((m for m in found if m.value is not None), None)
+        figures = (m for m in (record.measurements if record is not None else ()) if m.name == name)
+        return next((m for m in figures if m.value is not None), None)
 
     def memory(self, use: str) -> float | None:
-        """Parameters and peak memory of a call, as a multiple of FP32 eager's; None where they were not measured."""
+        """Parameters and peak memory of a call, as a multiple of FP32 eager's; None where not measured."""
 
         def total(suffix: str) -> float | None:
             parts = [self.measured(use, f"{name}{suffix}") for name in ("parameters", "peak-memory")]
@@ -95,24 +101,24 @@ class Row:
 
     @property
     def cost(self) -> Figure | None:
-        """The same error against the FP32 model, where the technique has a scheme of its own, such as quantization."""
+        """Largest relative error of a row against the FP32 model, where the technique has a scheme of its own."""
         return self._figure(Mode.FORWARD, SCHEME)
 
     @property
     def drop(self) -> Figure | None:
-        """The upper bound of the loss of accuracy, and what it may be."""
+        """Upper bound of the loss of accuracy, with its limit."""
         return self._figure(Mode.ACCURACY, "drop")
 
     @property
     def lost(self) -> str:
-        """The accuracy that was lost, and its upper bound; ``-`` where it was not measured."""
+        """Lost accuracy with its upper bound; ``-`` where not measured."""
         before, after = (self._figure(Mode.ACCURACY, view) for view in ("before", "after"))
         if self.drop is None or before is None or after is None:
             return "-"
         return f"{before.measured - after.measured:.2%}, at most {self.drop.measured:.2%}"
 
     def decided(self, use: str) -> bool:
-        """Whether the interval of the speed-up is narrow enough to say anything."""
+        """True if the speed-up's interval is narrower than `WIDE`."""
         speed = self.measured(use, "speed-up")
         if speed is None or speed.low is None or speed.high is None:
             return speed is not None
@@ -124,7 +130,7 @@ class Row:
 
     @property
     def evidence(self) -> Evidence | None:
-        """What shows that the technique ran: the first claim of the first case that has one."""
+        """First claim of the first case that has one."""
         for mode in Mode:
             if mode in self.records and self.records[mode].evidence:
                 return self.records[mode].evidence[0]
@@ -132,26 +138,26 @@ class Row:
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """A row for each technique, device and storage dtype, eager first."""
-    found: dict[tuple[str, str, str], dict[Mode, Record]] = {}
+    """Make a row for each technique, device and storage dtype, eager first."""
+    records_by_row: dict[tuple[str, str, str], dict[Mode, Record]] = {}
     for record in records:
         case = record.case
-        found.setdefault((case.device, case.technique, case.dtype), {})[case.mode] = record
-    made = [Row(technique, device, dtype, own) for (device, technique, dtype), own in found.items()]
+        records_by_row.setdefault((case.device, case.technique, case.dtype), {})[case.mode] = record
+    made = [Row(technique, device, dtype, own) for (device, technique, dtype), own in records_by_row.items()]
     return sorted(made, key=lambda row: (row.device, row.technique != BASE, row.technique, row.dtype != "float32"))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The parts of what is said of a model on one device.
+    """The advice about a model on one device.
 
     Attributes:
-        device: Its name.
-        lost: Eager's case that is an error, after which nothing else is said; None where eager was judged.
-        table: Of the techniques that ran; None where none did.
-        uses: A recommendation for each use that ran, in sentences.
-        wrong: For each technique that is not right, a line, and the case that it is about.
-        unsaid: A line for each reason why techniques did not run.
+        device: Name of the device.
+        lost: Eager's case that is an error, so that nothing else is known; None where eager was judged.
+        table: Table of the techniques that ran; None where none did.
+        uses: Sentences that recommend a technique, for each use that ran.
+        wrong: Line about each technique that is not right, with its worst case.
+        unsaid: Line for each reason why techniques did not run.
     """
 
     device: str
@@ -171,22 +177,22 @@ def by_device(records: Sequence[Record]) -> Iterator[Advice]:
         own = [row for row in rows(records) if row.device == device]
         shown = [row for row in own if row.executed]
         uses = [line for use in TIMED if (line := recommended(shown, use))]
-        wrong = [(_wrong(row), row.worst.case) for row in shown if not row.worst.verdict.green]
+        wrong = [(_wrong(row), row.worst.case) for row in shown if not (row.worst.verdict.green or row.undecided)]
         yield Advice(device, None, _table(shown) if shown else None, uses, wrong, list(_unsaid(own)))
 
 
 def advice(
     records: Sequence[Record], refused: Mapping[str, str], reproduction: Callable[[Case], str] | None = None
 ) -> Iterator[str | Table]:
-    """The table of what ran, the recommendation, and what could not be said.
+    """Table of the techniques that ran, the recommendation, and the reasons why others did not run.
 
     Args:
-        records: Of one model.
-        refused: Why techniques were not tried, by name.
-        reproduction: Gives the command that runs a case alone; it is said of what is wrong.
+        records: Records of one model.
+        refused: Reasons why techniques were not tried, by name.
+        reproduction: Function that makes the command of a case; None to print none.
     """
-    found = list(by_device(records))
-    for part in found:
+    parts = list(by_device(records))
+    for part in parts:
         if part.lost is not None:
             yield f"{part.device}: eager cannot be judged in {part.lost.case.mode} mode, and so no technique can:"
             yield f"  {part.lost.headline}"
@@ -202,16 +208,17 @@ def advice(
                 yield f"  reproduce: {reproduction(case)}"
         if part.unsaid:
             yield from ("", f"{part.device}, could not be said:", *(f"  {line}" for line in part.unsaid))
-    if refused and any(part.lost is None for part in found):
+    if refused and any(part.lost is None for part in parts):
         yield ""
-        yield f"not tried, because they mean nothing for this model: {len(refused)} technique{'s' * (len(refused) != 1)}"
+        plural = "s" * (len(refused) != 1)
+        yield f"not tried, because they mean nothing for this model: {len(refused)} technique{plural}"
         tally = Counter(refused.values())
         for reason, number in tally.most_common():
             yield f"  {number} x {reason}: {_some([name for name, why in refused.items() if why == reason])}"
 
 
 def unjudgeable(records: Iterable[Record]) -> Record | None:
-    """Eager's first case in FP32 that is an error, after which no technique can be judged; None where there is none."""
+    """Find eager's first case in FP32 that is an error, after which no technique can be judged."""
     for record in records:
         case = record.case
         judged = case.technique == BASE and case.dtype == "float32" and case.mode not in TIMED.values()
@@ -221,14 +228,15 @@ def unjudgeable(records: Iterable[Record]) -> Record | None:
 
 
 def as_json(records: Sequence[Record], refused: Mapping[str, str]) -> dict[str, Any]:
-    """The same for programs: rows with their figures, recommendations by device and use, and reasons."""
-    found = rows(records)
-    devices = dict.fromkeys(row.device for row in found)
+    """Rows with their figures, recommendations by device and use, and reasons, as JSON."""
+    all_rows = rows(records)
+    devices = dict.fromkeys(row.device for row in all_rows)
     return {
-        "rows": [_row_as_json(row) for row in found],
+        "rows": [_row_as_json(row) for row in all_rows],
         "recommended": {
             device: {
-                use: recommended([row for row in found if row.device == device and row.executed], use) for use in TIMED
+                use: recommended([row for row in all_rows if row.device == device and row.executed], use)
+                for use in TIMED
             }
             for device in devices
         },
@@ -250,9 +258,9 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "error_against_fp32": None if row.cost is None else row.cost.measured,
         "accuracy_lost": None if row.drop is None else [row.drop.measured, row.drop.allowed],
         "evidence": [
-            {"case": record.case.id, "claim": one.label, "observed": one.observed, "engaged": one.engaged}
+            {"case": record.case.id, "claim": e.label, "observed": e.observed, "engaged": e.engaged}
             for record in row.records.values()
-            for one in record.evidence
+            for e in record.evidence
         ],
         "reasons": {record.case.id: why for record in row.records.values() if (why := record.why)},
     }
@@ -285,7 +293,12 @@ def _cells(row: Row, modes: Sequence[Mode], uses: Sequence[str], head: Sequence[
 
 
 def _verdict(row: Row, mode: Mode) -> str:
-    return str(row.records[mode].verdict) if mode in row.records else "-"
+    record = row.records.get(mode)
+    return "-" if record is None else _undecided(record) or str(record.verdict)
+
+
+def _undecided(record: Record) -> str:
+    return str(record.code) if record.code == ErrorCode.UNDECIDED else ""
 
 
 def _speed(row: Row, use: str) -> str:
@@ -302,7 +315,7 @@ def _speed(row: Row, use: str) -> str:
 
 
 def recommended(shown: Sequence[Row], use: str) -> str:
-    """What to use, with the figures that it rests on; empty where no case of this use ran."""
+    """Recommend a technique for a use, with its figures; empty where no case of the use ran."""
     if not any(mode in row.records for row in shown for mode in MODES[use]):
         return ""
     safe = [row for row in shown if row.safe(use)]
@@ -313,35 +326,35 @@ def recommended(shown: Sequence[Row], use: str) -> str:
     smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
     others = [row.label for row in safe if row.technique != BASE]
     if faster:
-        said = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
+        text = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
         if len(faster) > 1:
             others = [f"{row.label} {_value(row, use):.2f}x" for row in faster[1:]]
-            said += f" Faster and right too: {_some(others)}."
+            text += f" Faster and right too: {_some(others)}."
     elif timed:
-        said = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
+        text = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
     elif open_ones:
-        said = f"{use}: right, but no speed could be decided."
+        text = f"{use}: right, but no speed could be decided."
     elif others:
-        said = f"{use}: right, but not timed: {_some(others)}."
+        text = f"{use}: right, but not timed: {_some(others)}."
     else:
         return f"{use}: no technique but eager was found right."
     if open_ones:
-        said += f" Undecided, since their times vary too much: {_some(open_ones)}; measure again on a quiet machine."
+        text += f" Undecided, since their times vary too much: {_some(open_ones)}; measure again on a quiet machine."
     if smaller:
         least = min(smaller, key=lambda row: row.memory(use) or 0.0)
-        said += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
-    return said
+        text += f" Least memory: {least.label}, {least.memory(use):.2f} times eager's."
+    return text
 
 
 def _costs(row: Row, use: str) -> str:
-    said = [f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"]
+    clauses = [f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"]
     if (memory := row.memory(use)) is not None:
-        said.append(f"needs {memory:.2f} times its memory")
+        clauses.append(f"needs {memory:.2f} times its memory")
     if (off := row.cost or row.error) is not None:
-        said.append(f"is off by at most {off.measured:.1e}{' from the FP32 model' if row.cost else ''}")
+        clauses.append(f"is off by at most {off.measured:.1e}{' from the FP32 model' if row.cost else ''}")
     if row.drop is not None:
-        said.append(f"loses at most {row.drop.measured:.2%} of accuracy")
-    return ", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]
+        clauses.append(f"loses at most {row.drop.measured:.2%} of accuracy")
+    return ", ".join(clauses[:-1]) + " and " + clauses[-1] if len(clauses) > 1 else clauses[0]
 
 
 def _value(row: Row, use: str) -> float:
@@ -355,23 +368,22 @@ def _low(row: Row, use: str) -> float:
 
 
 def _wrong(row: Row) -> str:
-    said = "eager itself is not right" if row.technique == BASE else f"do not use {row.label}"
-    return f"{said}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
+    advice = "eager itself is not right" if row.technique == BASE else f"do not use {row.label}"
+    return f"{advice}: {row.worst.verdict} in {row.worst.case.mode}: {row.worst.headline}"
 
 
 def _unsaid(own: Sequence[Row]) -> Iterator[str]:
-    """Techniques that did not run, and why."""
+    """Lines about techniques that did not run, with the reasons."""
     tally: dict[str, list[str]] = {}
     for row in own:
-        if row.executed:
+        if row.executed and not row.undecided:
             continue
         record = row.worst
-        said = (
-            record.headline if record.code else f"{record.verdict}, {record.headline}"
-        )  # a refusal says its verdict itself
-        tally.setdefault(said, []).append(row.label)
-    for reason, names in sorted(tally.items(), key=lambda item: -len(item[1])):
-        yield f"{_some(names)}: {reason}"
+        # The headline of a refusal begins with its verdict.
+        reason = record.headline if record.code else f"{record.verdict}, {record.headline}"
+        tally.setdefault(reason, []).append(row.label)
+    for why, names in sorted(tally.items(), key=lambda item: -len(item[1])):
+        yield f"{_some(names)}: {why}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""The assessment of a device: the points of each item, evidenced by cases, claimed by a person, or missing. No torch.
+"""Assesses a device: the points of each item, evidenced by cases, claimed by a person, or missing. No torch.
 
-A point is given for what was seen: a case that is not in the journal, did not run, is flaky, or fails as the ledger expects gives none.
+A case that is not in the journal, did not run, is flaky, or fails as the ledger expects gives no point.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import HOST_RATIO, Verdict
 from accelcheck.measure.paired import MARGIN
 from accelcheck.report.quality import STABLE, UNSTABLE, Rule, answer_to
+from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,26 +25,26 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 FLAKY = 0.05
-"""Share of flaky tests that is too large."""
+"""Least share of flaky cases that is too large; 59 cases without a flaky one are the fewest that show less."""
 CONFIDENCE = 0.95
-"""Of the bound that must be below it: 59 cases without a flaky one are the fewest that show it."""
+"""Confidence of the bound that must be below `FLAKY`."""
 SHOWN = 200
-"""Characters of a reason."""
+"""Most characters of a reason."""
 HOW = "run pytest --pyargs accelcheck.suite --accel-technique=platform --accel-journal=FILE, without -n, on the device"
-"""What puts the items into a journal."""
+"""Command that puts the items into a journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """What an item gives.
+    """The points of an item.
 
     Attributes:
         item: The item.
-        evidenced: Points for what cases show.
-        claimed: Points for what a person answered.
-        evidence: The cases and figures, or the answer.
-        lacking: Why points are missing; empty where none are.
-        link: Of an answer; empty otherwise.
+        evidenced: Points for cases.
+        claimed: Points for a person's answer.
+        evidence: Cases and figures, or the answer.
+        lacking: Reason for missing points; empty where none are missing.
+        link: Link of an answer; empty otherwise.
     """
 
     item: Item
@@ -61,24 +62,24 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """What a table gives: no more than its own total, whatever its items add up to; evidence counts first."""
+    """The points of a table: at most its own total, whatever its items add up to; evidence counts first."""
 
     table: ItemTable
     results: tuple[ItemResult, ...]
 
     @property
     def evidenced(self) -> int:
-        """Points for what cases show."""
+        """Points for cases."""
         return min(self.table.points, sum(result.evidenced for result in self.results))
 
     @property
     def claimed(self) -> int:
-        """Points for what a person answered."""
+        """Points for a person's answers."""
         return min(self.table.points - self.evidenced, sum(result.claimed for result in self.results))
 
     @property
     def missing(self) -> int:
-        """The rest."""
+        """Points that are neither evidenced nor claimed."""
         return self.table.points - self.evidenced - self.claimed
 
 
@@ -87,8 +88,8 @@ class Assessment:
     """The assessment of one device.
 
     Attributes:
-        run: What the journals say.
-        tables: By table, in order.
+        run: Run of the device.
+        tables: Results of the tables, in order.
     """
 
     run: DeviceRun
@@ -96,12 +97,12 @@ class Assessment:
 
     @property
     def evidenced(self) -> int:
-        """Points for what cases show."""
+        """Points for cases."""
         return sum(table.evidenced for table in self.tables)
 
     @property
     def claimed(self) -> int:
-        """Points for what a person answered."""
+        """Points for a person's answers."""
         return sum(table.claimed for table in self.tables)
 
     @property
@@ -111,7 +112,7 @@ class Assessment:
 
     @property
     def missing(self) -> int:
-        """The rest."""
+        """Points that are neither evidenced nor claimed."""
         return self.most - self.evidenced - self.claimed
 
     @property
@@ -121,30 +122,30 @@ class Assessment:
 
     @property
     def level(self) -> str:
-        """The level that evidence and claims reach."""
+        """Level by evidence and claims."""
         return level(self.evidenced + self.claimed, not self.unmet)
 
     @property
     def level_of_evidence(self) -> str:
-        """The level that evidence alone reaches."""
+        """Level by evidence alone."""
         claimed = any(r.claimed for table in self.tables for r in table.results if r.item.required)
         return level(self.evidenced, not self.unmet and not claimed)
 
 
 LEVELS = ("Engineering", "Unstable", "Stable")
-"""The lowest first."""
+"""Levels, the lowest first."""
 
 
-def level(points: int, required: bool) -> str:  # noqa: FBT001 - of the two facts that a level depends on
-    """The level of so many points; `required`: whether every item of priority P0 has all of its own."""
+def level(points: int, required: bool) -> str:  # noqa: FBT001 - one of the two facts that a level depends on
+    """Level of a number of points; `required` states that every item of priority P0 has all of its points."""
     if points >= STABLE and required:
         return "Stable"
     return "Unstable" if points >= UNSTABLE else "Engineering"
 
 
 def assess(run: DeviceRun, tables: Sequence[ItemTable], answers: Sequence[Answer] = ()) -> Assessment:
-    """Assess a device by what its journals say, and by answers."""
-    # What ran on a device of which the journal has no fingerprint shows nothing of any.
+    """Assess a device by its journals, and by answers."""
+    # Cases of a device without a fingerprint are evidence of none.
     records = {record.case.id: record for record in run.records if run.fingerprint is not None}
 
     def result(item: Item) -> ItemResult:
@@ -163,10 +164,10 @@ def _matching(records: Mapping[str, Record], glob: str) -> list[Record]:
 def _answered(item: Item, records: Mapping[str, Record], answer: Answer | None) -> ItemResult:
     if answer is None:
         return ItemResult(item, 0, 0, (), "no answer")
-    said = f"answered by {answer.by} on {answer.date}"
+    answered = f"answered by {answer.by} on {answer.date}"
     points = item.points
     if answer.fraction is not None:
-        said += f": {answer.fraction:.0%}"
+        answered += f": {answer.fraction:.0%}"
         points = max((gives for least, gives in item.steps if answer.fraction >= least), default=0)
     against = [
         _said(record)
@@ -175,32 +176,32 @@ def _answered(item: Item, records: Mapping[str, Record], answer: Answer | None) 
         if record.verdict.executed and record.verdict is not Verdict.PASS
     ]
     if not answer.yes:
-        return ItemResult(item, 0, 0, (), f"{said}: no", answer.link)
+        return ItemResult(item, 0, 0, (), f"{answered}: no", answer.link)
     if against:
-        return ItemResult(item, 0, 0, (said,), f"the journal says otherwise: {'; '.join(against)}", answer.link)
+        return ItemResult(item, 0, 0, (answered,), f"the journal says otherwise: {'; '.join(against)}", answer.link)
     lacking = (
         f"{answer.fraction:.0%} of what is asked for" if points < item.points and answer.fraction is not None else ""
     )
-    return ItemResult(item, 0, points, (said,), lacking, answer.link)
+    return ItemResult(item, 0, points, (answered,), lacking, answer.link)
 
 
 def _all(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """Every case passes; of several, those that do not exist on the device are left out."""
+    """Require that every case passes, apart from those that do not exist on the device."""
     return _together(item, records, run, lambda _: "")
 
 
 def _fast(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """The same, and none is slower than the host's CPU."""
+    """Require the same, and that none is slower than the host's CPU."""
     return _together(item, records, run, _slow)
 
 
 def _together(item: Item, records: Mapping[str, Record], run: DeviceRun, wrong: Callable[[Record], str]) -> ItemResult:
     evidence, against, left_out = [], [], []
     for glob in item.cases:
-        found = _matching(records, glob)
-        if not found:
+        matches = _matching(records, glob)
+        if not matches:
             against.append(f"{glob} is not in the journal")
-        for record in found:
+        for record in matches:
             if record.verdict is Verdict.UNSUPPORTED:
                 left_out.append(_said(record))
             elif record.verdict is not Verdict.PASS or record.contradiction:
@@ -211,39 +212,39 @@ def _together(item: Item, records: Mapping[str, Record], run: DeviceRun, wrong: 
                 evidence.append(_seen(record, run))
     if against or not evidence:
         return ItemResult(item, 0, 0, tuple(evidence), "; ".join([*against, *left_out]))
-    return ItemResult(item, item.points, 0, (*evidence, *(f"left out: {said}" for said in left_out)))
+    return ItemResult(item, item.points, 0, (*evidence, *(f"left out: {skipped}" for skipped in left_out)))
 
 
 def _each(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """Of the cases of each glob, one at least passes."""
+    """Require that at least one case of each glob passes."""
     evidence, against = [], []
     for glob in item.cases:
-        found = [record for record in _matching(records, glob) if record.verdict.executed]
-        right = [record for record in found if record.verdict is Verdict.PASS and not record.contradiction]
+        ran = [record for record in _matching(records, glob) if record.verdict.executed]
+        right = [record for record in ran if record.verdict is Verdict.PASS and not record.contradiction]
         if right:
             first = right[0].case.id
-            evidence.append(f"{glob}: {len(right):,} of {len(found):,} executed cases pass, such as {first}{_on(run)}")
+            evidence.append(f"{glob}: {len(right):,} of {len(ran):,} executed cases pass, such as {first}{_on(run)}")
         else:
-            against.append(f"{glob}: none of {len(found):,} executed cases passes" if found else f"{glob} was not run")
+            against.append(f"{glob}: none of {len(ran):,} executed cases passes" if ran else f"{glob} was not run")
     return ItemResult(item, 0 if against else item.points, 0, tuple(evidence), "; ".join(against))
 
 
 def _flaky(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """The upper bound of the share of flaky cases among those that were executed is below `FLAKY`."""
+    """Require that the upper bound of the share of flaky cases is below `FLAKY`."""
     executed = [record for record in records.values() if record.verdict.executed]
     flaky = [record.case.id for record in executed if record.verdict is Verdict.FLAKY]
     if not executed:
         return ItemResult(item, 0, 0, (), "no case was executed")
     bound = upper_bound(len(flaky), len(executed))
-    said = (
+    share = (
         f"{len(flaky):,} of {len(executed):,} executed cases are flaky; with {CONFIDENCE:.0%} confidence at most "
         f"{bound:.2%}{_on(run)}"
     )
     if flaky:
-        said += f": {', '.join(flaky[:3])}{', ...' if len(flaky) > 3 else ''}"
+        share += f": {', '.join(flaky[:3])}{', ...' if len(flaky) > 3 else ''}"
     if bound < FLAKY:
-        return ItemResult(item, item.points, 0, (said,))
-    return ItemResult(item, 0, 0, (), f"{said}; below {FLAKY:.0%} is needed")
+        return ItemResult(item, item.points, 0, (share,))
+    return ItemResult(item, 0, 0, (), f"{share}; below {FLAKY:.0%} is needed")
 
 
 _MEASURED = {Rule.ALL: _all, Rule.FAST: _fast, Rule.EACH: _each, Rule.FLAKY: _flaky}
@@ -257,58 +258,54 @@ def upper_bound(count: int, of: int) -> float:
 
 
 def _slow(record: Record) -> str:
-    """Why a case does not show that the device is no slower than the host's CPU; empty where it does."""
-    found = _ratio(record)
-    if found is None:
+    """Reason why a case may be slower than the host's CPU; empty where it is not."""
+    ratio = measurement(record, HOST_RATIO)
+    if ratio is None:
         return "its time beside the host's CPU was not measured"
-    if found.value is None or found.high is None:
-        return f"its time beside the host's CPU was not measured: {found.reason}"
-    if not (0 < found.value <= found.high < math.inf):
-        return f"its time beside the host's CPU is no interval: {found.value:.3g} to {found.high:.3g}"
-    if found.high <= 1 + MARGIN:
+    if ratio.value is None or ratio.high is None:
+        return f"its time beside the host's CPU was not measured: {ratio.reason}"
+    if not (0 < ratio.value <= ratio.high < math.inf):
+        return f"its time beside the host's CPU is no interval: {ratio.value:.3g} to {ratio.high:.3g}"
+    if ratio.high <= 1 + MARGIN:
         return ""
-    low = found.low if found.low is not None else found.value
+    low = ratio.low if ratio.low is not None else ratio.value
     how = "slower than the host's CPU" if low > 1 + MARGIN else "perhaps slower than the host's CPU"
-    return f"{how}: {_figure(found)}"
+    return f"{how}: {_figure(ratio)}"
 
 
-def _ratio(record: Record) -> Measurement | None:
-    return next((one for one in record.measurements if one.name == HOST_RATIO), None)
-
-
-def _figure(found: Measurement) -> str:
-    if found.value is None or found.low is None or found.high is None or found.low == found.high:
-        return found.reason
-    return f"{found.value:.3g} times its time ({found.low:.3g} to {found.high:.3g})"
+def _figure(ratio: Measurement) -> str:
+    if ratio.value is None or ratio.low is None or ratio.high is None or ratio.low == ratio.high:
+        return ratio.reason
+    return f"{ratio.value:.3g} times its time ({ratio.low:.3g} to {ratio.high:.3g})"
 
 
 def _seen(record: Record, run: DeviceRun) -> str:
-    """A case that passes, with its figures and the date of the run."""
-    found = _ratio(record)
-    time = f"; time beside the host's CPU: {_figure(found)}" if found is not None else ""
+    """Describe a case that passes, with its figures and the date of the run."""
+    ratio = measurement(record, HOST_RATIO)
+    time = f"; time beside the host's CPU: {_figure(ratio)}" if ratio is not None else ""
     return f"{record.case.id}: pass, {record.compared:,} elements compared{time}{_on(run)}"
 
 
 def _on(run: DeviceRun) -> str:
-    """The date of the run."""
+    """Date of the run."""
     return f", {run.started[:10]}" if run.started else ""
 
 
 def _said(record: Record) -> str:
-    """A case that gives no point, with the reason."""
+    """Describe a case that gives no point, with the reason."""
     first = record.headline[:SHOWN]
     verdict = str(record.verdict)
     if record.verdict is Verdict.XFAIL:
         verdict = "xfail, a failure that the ledger expects"
     if record.contradiction:
         return f"{record.case.id}: pass, but {record.contradiction}"
-    # The reason of what did not run begins with the verdict.
+    # The reason of a case that did not run begins with the verdict.
     reason = first.removeprefix(f"{record.verdict} ")
     return f"{record.case.id}: {verdict}" + (f": {reason}" if reason else "")
 
 
 def tried(found: Assessment) -> bool:
-    """Whether a case of an item that is measured by name is in the journal, whatever its verdict."""
+    """True if the journal has a case of an item that is measured by name, whatever its verdict."""
     globs = [
         glob
         for table in found.tables

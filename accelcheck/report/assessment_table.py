@@ -1,4 +1,4 @@
-"""An assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
+"""Formats an assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ SCHEMA = 1
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&])")
 """Characters that Markdown or HTML may take for markup."""
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
-"""GitHub notifies whoever is named so."""
+"""Mentions, by which GitHub notifies people."""
 
 
-def lines(found: Assessment, name: str) -> list[str | Table]:
-    """For people: the sum, a table of the tables, and a table of the items with evidence and what is missing."""
+def lines(assessment: Assessment, name: str) -> list[str | Table]:
+    """Sum up for people: a table of the tables, and one of the items with evidence and missing points."""
     sums = Table(
         ["table", "points", "evidenced", "claimed", "missing"],
-        [[one.table.title, *map(str, _points(one))] for one in found.tables],
+        [[table.table.title, *map(str, _points(table))] for table in assessment.tables],
         right=(1, 2, 3, 4),
         indent=2,
     )
-    parts: list[str | Table] = [f"{name}: {verdict(found)}", *(f"  {line}" for line in about(found)), "", sums]
-    for one in found.tables:
-        note = f" ({one.table.note})" if one.table.note else ""
+    facts = [f"  {line}" for line in about(assessment)]
+    parts: list[str | Table] = [f"{name}: {verdict(assessment)}", *facts, "", sums]
+    for table in assessment.tables:
+        note = f" ({table.table.note})" if table.table.note else ""
         rows = [
             [
                 result.item.name,
@@ -41,37 +42,37 @@ def lines(found: Assessment, name: str) -> list[str | Table]:
                 *map(_number, (result.evidenced, result.claimed, result.missing)),
                 " | ".join(_why(result)),
             ]
-            for result in one.results
+            for result in table.results
         ]
         head = ["item", "priority", "points", "evidenced", "claimed", "missing", "evidence, or what is missing"]
-        parts += ["", f"{one.table.title}{note}:", Table(head, rows, right=(2, 3, 4, 5), indent=2)]
+        parts += ["", f"{table.table.title}{note}:", Table(head, rows, right=(2, 3, 4, 5), indent=2)]
     return parts
 
 
-def markdown(found: Assessment, name: str) -> list[str]:
-    """What can be pasted into an issue: text of journals and answers is escaped."""
+def markdown(assessment: Assessment, name: str) -> list[str]:
+    """Markdown for an issue; text of journals and answers is escaped."""
     text = [
         f"## Compute platform quality: {_cell(name)}",
         "",
-        f"**{_cell(verdict(found))}**",
+        f"**{_cell(verdict(assessment))}**",
         "",
-        *(f"- {_cell(line)}" for line in about(found)),
+        *(f"- {_cell(line)}" for line in about(assessment)),
         f"- Items and points: [PyTorch Compute Platform Quality Levels]({SOURCE})",
         "",
         "| table | points | evidenced | claimed | missing |",
         "|---|---:|---:|---:|---:|",
-        *(f"| {one.table.title} | {' | '.join(map(str, _points(one)))} |" for one in found.tables),
-        f"| **all** | {found.most} | {found.evidenced} | {found.claimed} | {found.missing} |",
+        *(f"| {table.table.title} | {' | '.join(map(str, _points(table)))} |" for table in assessment.tables),
+        f"| **all** | {assessment.most} | {assessment.evidenced} | {assessment.claimed} | {assessment.missing} |",
     ]
-    for one in found.tables:
-        text += ["", f"### {one.table.title}", ""]
-        if one.table.note:
-            text += [f"Its points: {one.table.note}.", ""]
+    for table in assessment.tables:
+        text += ["", f"### {table.table.title}", ""]
+        if table.table.note:
+            text += [f"Its points: {table.table.note}.", ""]
         text += [
             "| item | priority | points | evidenced | claimed | evidence, or what is missing |",
             "|---|---|---:|---:|---:|---|",
         ]
-        for result in one.results:
+        for result in table.results:
             item = result.item
             why = "<br>".join(_cell(line) for line in _why(result, link=False))
             link = f"<br>[link]({result.link})" if result.link else ""
@@ -90,21 +91,21 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
         "devices": [
             {
                 "name": name,
-                "device": found.run.device,
-                "started": found.run.started,
-                "journals": list(found.run.sources),
-                "remarks": list(found.run.remarks),
-                "level": found.level,
-                "level-of-evidence": found.level_of_evidence,
-                "points": found.most,
-                "evidenced": found.evidenced,
-                "claimed": found.claimed,
-                "missing": found.missing,
-                "unmet-p0": list(found.unmet),
+                "device": assessment.run.device,
+                "started": assessment.run.started,
+                "journals": list(assessment.run.sources),
+                "remarks": list(assessment.run.remarks),
+                "level": assessment.level,
+                "level-of-evidence": assessment.level_of_evidence,
+                "points": assessment.most,
+                "evidenced": assessment.evidenced,
+                "claimed": assessment.claimed,
+                "missing": assessment.missing,
+                "unmet-p0": list(assessment.unmet),
                 "tables": [
                     {
-                        "name": one.table.name,
-                        **dict(zip(("points", "evidenced", "claimed", "missing"), _points(one), strict=True)),
+                        "name": table.table.name,
+                        **dict(zip(("points", "evidenced", "claimed", "missing"), _points(table), strict=True)),
                         "items": [
                             {
                                 "item": result.item.name,
@@ -117,51 +118,51 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
                                 "lacking": result.lacking,
                                 "link": result.link,
                             }
-                            for result in one.results
+                            for result in table.results
                         ],
                     }
-                    for one in found.tables
+                    for table in assessment.tables
                 ],
             }
-            for name, found in assessments
+            for name, assessment in assessments
         ],
     }
 
 
-def verdict(found: Assessment) -> str:
-    """The sum and the level, in a line."""
-    alone = f"; by evidence alone {found.level_of_evidence}" if found.level != found.level_of_evidence else ""
+def verdict(assessment: Assessment) -> str:
+    """Sum and level, in a line."""
+    reached, alone = assessment.level, assessment.level_of_evidence
     return (
-        f"{found.evidenced} of {found.most} points evidenced, {found.claimed} claimed, {found.missing} missing: "
-        f"{found.level}{alone}"
+        f"{assessment.evidenced} of {assessment.most} points evidenced, {assessment.claimed} claimed, "
+        f"{assessment.missing} missing: {reached}" + (f"; by evidence alone {alone}" if reached != alone else "")
     )
 
 
-def about(found: Assessment) -> list[str]:
-    """What was read, and what the next level needs."""
-    run = found.run
+def about(assessment: Assessment) -> list[str]:
+    """Describe the run, and the needs of the next level."""
+    run = assessment.run
     chip = f" ({run.fingerprint.chip}, {run.fingerprint.runtime})" if run.fingerprint is not None else ""
     versions = dict(run.fingerprint.versions) if run.fingerprint is not None else {}
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    said = [
+    lines = [
         f"{run.device}{chip}; {listed or 'no fingerprint'}; accelcheck {run.accelcheck}, level {run.level}",
         f"{len(run.records):,} cases of {', '.join(run.sources)}, begun {run.started or 'at an unknown time'}",
         *run.remarks,
     ]
-    points = found.evidenced + found.claimed
-    if found.level == "Engineering":
-        said.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
-    if found.level != "Stable":
+    points = assessment.evidenced + assessment.claimed
+    if assessment.level == "Engineering":
+        lines.append(f"Unstable needs {UNSTABLE} points: {UNSTABLE - points} more")
+    if assessment.level != "Stable":
         needs = [f"{STABLE - points} more points"] if points < STABLE else []
-        needs += [f"all points of {', '.join(found.unmet)}"] if found.unmet else []
-        said.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
-    if level(points, not found.unmet) != "Engineering":
-        said.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
-    return said
+        needs += [f"all points of {', '.join(assessment.unmet)}"] if assessment.unmet else []
+        lines.append(f"Stable needs {STABLE} points and every item of priority P0: {' and '.join(needs)}")
+    if level(points, not assessment.unmet) != "Engineering":
+        lines.append("PyTorch's documentation lists a platform at a level that it held for two consecutive releases")
+    return lines
 
 
-def _points(one: TableResult) -> tuple[int, int, int, int]:
-    return one.table.points, one.evidenced, one.claimed, one.missing
+def _points(table: TableResult) -> tuple[int, int, int, int]:
+    return table.table.points, table.evidenced, table.claimed, table.missing
 
 
 def _number(points: int) -> str:
@@ -169,15 +170,15 @@ def _number(points: int) -> str:
 
 
 def _why(result: ItemResult, *, link: bool = True) -> list[str]:
-    said = [*result.evidence, *([f"missing: {result.lacking}"] if result.lacking else [])]
-    return [*said, result.link] if link and result.link else said
+    lines = [*result.evidence, *([f"missing: {result.lacking}"] if result.lacking else [])]
+    return [*lines, result.link] if link and result.link else lines
 
 
 def _cell(text: str) -> str:
-    """Text of others in a cell: no markup, no mention, one line."""
+    """Escape untrusted text for a cell: no markup, no mention, one line."""
     return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
 
 
-def _entity(found: re.Match[str]) -> str:
-    # Entities hold in Markdown's tables and in HTML alike; backslashes do not within a table's pipes in every renderer.
-    return f"&#{ord(found[1])};"
+def _entity(assessment: re.Match[str]) -> str:
+    # Entities hold in Markdown's tables and in HTML; not every renderer takes backslashes in a table.
+    return f"&#{ord(assessment[1])};"

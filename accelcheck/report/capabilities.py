@@ -1,4 +1,4 @@
-"""The capability table: every technique, its promise, and each device's answer. Lists and documentation are made from it."""
+"""The capability table behind lists and documentation: every technique, its promise, and each device's answer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class TechniqueRow:
     """One technique.
 
     Attributes:
-        name, family, promise, source: As of the `Technique`.
-        packages: As `Technique.packages`.
-        answers: By device: whether it runs on the device, and if not, why.
-        cases: By level: how many of its cases one device has up to that level.
+        name, family, promise, source, packages: The same as in `Technique`.
+        answers: Answers by device: support, or the reason against it.
+        cases: Number of its cases on one device up to each level.
     """
 
     name: str
@@ -43,7 +42,7 @@ class TechniqueRow:
 
 
 def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[TechniqueRow]:
-    """The table, sorted by family and name. Devices answer from what they declare; none needs to be present."""
+    """Make the table, sorted by family and name, from the devices' declarations; none needs to be present."""
     made = []
     for technique in matrix.techniques.values():
         levels = [
@@ -57,26 +56,22 @@ def rows(matrix: Matrix, places: Mapping[str, Device]) -> list[TechniqueRow]:
                 technique.source,
                 technique.packages,
                 {name: _answer(technique, device) for name, device in places.items()},
-                {level: sum(one <= level for one in levels) for level in LEVELS},
+                {level: sum(case_level <= level for case_level in levels) for level in LEVELS},
             )
         )
     return sorted(made, key=lambda row: (row.family, row.name))
 
 
 def _answer(technique: Technique, device: Device) -> Capability:
-    """A technique's answer; some techniques need the device to be present."""
+    """Ask a technique; some techniques need the device to be present."""
     try:
         return technique.answer(device)
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-    ):  # torch raises one of these for an accelerator that it does not have
+    except (RuntimeError, AssertionError, ImportError):  # torch raises one of these without the accelerator
         return unavailable(Code.NOT_ASKED, f"only {device.name} itself can tell", "ask on a machine that has it")
 
 
 def columns(asked: Sequence[str] = (), extra: Sequence[Device] = ()) -> Mapping[str, Device]:
-    """The devices of the table: the selected ones, or all built-in ones, `extra` ones and a generic one.
+    """Devices of the table: the selected ones, or all built-in ones, `extra` ones and a generic one.
 
     Raises:
         UnknownNameError: There is no such device.

@@ -1,4 +1,4 @@
-"""The capability table as text and as documentation. No torch."""
+"""Formats the capability table as text and as documentation. No torch."""
 
 from __future__ import annotations
 
@@ -21,37 +21,40 @@ RUNS = "runs"
 
 
 def text(rows: Sequence[TechniqueRow], statuses: Mapping[str, Status]) -> list[str | Table]:
-    """For people: the devices, a row for each technique with each device's answer, and the reasons, each once."""
+    """Text for people: the devices, a row for each technique with each device's answer, and the reasons, each once."""
     names = list(rows[0].answers) if rows else []
-    here = [f"{name}: {_presence(statuses[name])}" for name in names if name in statuses]
+    chips = {name: s.capability if s.fingerprint is None else s.fingerprint.chip for name, s in statuses.items()}
+    here = [f"{name}: {chips[name]}" for name in names if name in chips]
     cells: list[list[str]] = []
     for family, group in groupby(rows, key=lambda row: row.family):
         cells.append([f"[{family}]", *("" for _ in names), ""])
-        cells += [[row.name, *(_short(row.answers[name]) for name in names), _counts(row)] for row in group]
+        for row in group:
+            answers = (row.answers[name] for name in names)
+            cells.append([row.name, *(RUNS if answer.ok else str(answer.code) for answer in answers), _counts(row)])
     table = Table(["technique", *names, "cases at level 1, 2, 3"], cells)
     reasons = {f"{name}: {answer}" for row in rows for name, answer in row.answers.items() if not answer.ok}
     return [*here, "", table, "", *sorted(reasons)]
 
 
 def refused(workload: str, refusals: Mapping[str, str]) -> list[str]:
-    """For people: the techniques that are not tried with a workload, by reason, those of most techniques first."""
+    """Text for people: techniques that are not tried with a workload, by reason, the most frequent first."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in refusals.items():
         by_reason.setdefault(reason, []).append(name)
     lines = ["", f"not tried with {workload}: {len(refusals)} techniques"]
-    for reason, names in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0])):
+    for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
         lines.append(f"  {len(names)} x {reason}: {', '.join(sorted(names))}")
     return lines
 
 
 def markdown(rows: Sequence[TechniqueRow], workloads: Collection[Workload]) -> list[str]:
-    """For the documentation. The same on every machine: a technique that only this machine lacks counts as existing."""
+    """Markdown for the documentation, the same on every machine: techniques that this one lacks count as existing."""
     lines = [
         "# Techniques",
         "",
-        "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it says why the",
-        "technique does not exist there; `asked there` is known on such a device alone. `needs` are packages besides torch. The last",
-        "column counts the cases of one device at levels 1, 2 and 3.",
+        "Made by `accelcheck list --markdown` from the capability table. A device runs what has `yes`; otherwise it",
+        "says why the technique does not exist there; `asked there` is known on such a device alone. `needs` are",
+        "packages besides torch. The last column counts the cases of one device at levels 1, 2 and 3.",
     ]
     for family, group in groupby(rows, key=lambda row: row.family):
         members = list(group)
@@ -79,16 +82,8 @@ def markdown(rows: Sequence[TechniqueRow], workloads: Collection[Workload]) -> l
     return lines
 
 
-def _presence(status: Status) -> str:
-    return status.fingerprint.chip if status.fingerprint is not None else str(status.capability)
-
-
-def _short(answer: Capability) -> str:
-    return RUNS if answer.ok else str(answer.code)
-
-
 def _lasting(answer: Capability) -> str:
-    if answer.code is Code.NOT_ASKED or answer.tried:  # chips of one device differ in what was found by trying
+    if answer.code is Code.NOT_ASKED or answer.tried:  # what was found by trying differs between chips of a device
         return "asked there"
     return str(answer.code) if answer.verdict is Verdict.UNSUPPORTED else "yes"
 

@@ -1,4 +1,4 @@
-"""Workloads, their traits, devices and cases, as tables and as JSON-ready values. No torch."""
+"""Formats workloads, their traits, devices and cases as tables and as JSON-ready values. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def techniques_as_json(rows: Iterable[TechniqueRow]) -> list[dict[str, Any]]:
-    """The capability table: each technique with every device's answer, and its number of cases up to each level."""
+    """List the techniques with every device's answer, and the number of cases up to each level."""
     return [
         {
             "name": row.name,
@@ -43,63 +43,63 @@ def techniques_as_json(rows: Iterable[TechniqueRow]) -> list[dict[str, Any]]:
 
 
 def workloads(found: Iterable[Workload]) -> Table:
-    """A row for each workload."""
-    rows = [(one.name, str(one.level), *map(_words, (one.modes, one.dtypes, one.traits)), one.summary) for one in found]
+    """Make a row for each workload."""
+    rows = [(w.name, str(w.level), *map(_words, (w.modes, w.dtypes, w.traits)), w.summary) for w in found]
     return Table(("workload", "level", "modes", "dtypes", "traits", "what it is"), rows, right=(1,))
 
 
 def workloads_as_json(found: Iterable[Workload]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """List the workloads as JSON-ready values."""
     return [
         {
-            "name": one.name,
-            "summary": one.summary,
-            "level": one.level,
-            "modes": sorted(map(str, one.modes)),
-            "dtypes": sorted(one.dtypes),
-            "traits": sorted(one.traits),
+            "name": workload.name,
+            "summary": workload.summary,
+            "level": workload.level,
+            "modes": sorted(map(str, workload.modes)),
+            "dtypes": sorted(workload.dtypes),
+            "traits": sorted(workload.traits),
         }
-        for one in found
+        for workload in found
     ]
 
 
 def traits(techniques: Iterable[Technique], found: Sequence[Workload]) -> list[dict[str, Any]]:
-    """Each trait, with the workloads that have it, and the techniques that require it or are not tried with it; by name."""
+    """List the traits by name, with the workloads that have each, and the techniques that require or exclude it."""
     known = list(techniques)
-    names = {name for one in found for name in one.traits}
-    names |= {name for one in known for name in one.requires | one.excludes}
+    names = {name for owner in found for name in owner.traits}
+    names |= {name for owner in known for name in owner.requires | owner.excludes}
     return [
         {
             "name": name,
-            "workloads": sorted(one.name for one in found if name in one.traits),
-            "required-by": sorted(one.name for one in known if name in one.requires),
-            "excluded-by": sorted(one.name for one in known if name in one.excludes),
+            "workloads": sorted(owner.name for owner in found if name in owner.traits),
+            "required-by": sorted(owner.name for owner in known if name in owner.requires),
+            "excluded-by": sorted(owner.name for owner in known if name in owner.excludes),
         }
         for name in sorted(names)
     ]
 
 
 def traits_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A row for each trait: how many techniques ask for it, and the workloads that have it."""
+    """Make a row for each trait: the number of techniques that ask for it, and the workloads that have it."""
     counts = ("required-by", "excluded-by")
     cells = [(str(row["name"]), *(str(len(row[name])) for name in counts), ", ".join(row["workloads"])) for row in rows]
     return Table(("trait", "required by", "excluded by", "workloads"), cells, right=(1, 2))
 
 
 def devices(statuses: Iterable[Status]) -> Table:
-    """A row for each device: what it is, or why it cannot be used."""
+    """Make a row for each device: its chip, or why it cannot be used."""
     rows = []
     for status in statuses:
-        found = status.fingerprint
-        if found is None:
+        facts = status.fingerprint
+        if facts is None:
             rows.append((status.device, str(status.capability), "", "", ""))
         else:
-            rows.append((status.device, found.chip, str(found.count), found.runtime, found.driver))
+            rows.append((status.device, facts.chip, str(facts.count), facts.runtime, facts.driver))
     return Table(("device", "chip, or why it is absent", "count", "runtime", "driver"), rows, right=(2,))
 
 
 def cases_as_json(found: Iterable[Case]) -> list[dict[str, Any]]:
-    """Each case with its parts."""
+    """List the cases with their parts."""
     return [{"id": case.id, **asdict(case), "mode": str(case.mode)} for case in found]
 
 

@@ -1,4 +1,4 @@
-"""What several failures have in common: the operator, the missing feature or the fault behind them. No torch."""
+"""Finds common causes of failures: an operator, a missing feature or a fault. No torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from accelcheck.report.signatures import Signature
 
 MOST_PATHS = 3
-"""Most parts of a result that a title names."""
+"""Most parts of a result named in a title."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What several cases have in common that are not green, or that the ledger expects to fail.
+    """The common cause of several cases that are not green, or that the ledger expects to fail.
 
     Attributes:
-        title: Such as ``aten::convolution: no kernel``.
-        kind: What kind of thing it is.
-        cases: Label of the device, and record; sorted by both. A case that shows two causes stands under both.
-        example: The simplest of them: of the lowest level, then of the first mode, then with the shortest reason.
-        link: Of an expected failure, where its ledger says more.
-        reproduction: The command that runs the simplest case alone.
+        title: Text such as ``aten::convolution: no kernel``.
+        kind: Kind of cause.
+        cases: Labels of devices with records, sorted. A case that shows two causes stands under both.
+        example: Simplest record: of the lowest level, then of the first mode, then with the shortest reason.
+        link: Link of the ledger, where the failure is expected.
+        reproduction: Command that runs the example alone.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One fault of one case."""
+    """A fault of a case."""
 
     device: str
     record: Record
@@ -53,7 +53,7 @@ class _Fault:
 
 
 def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
-    """The causes of all that is not green, the one with the most cases first."""
+    """Group all cases that are not green by cause, the one with the most cases first."""
     faults = [
         _Fault(label, record, signature)
         for label, run in zip(labels(runs), runs, strict=True)
@@ -67,23 +67,23 @@ def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
             groups.setdefault((fault.signature.kind, fault.signature.title), []).append(fault)
     for (kind, title), group in _values([fault for fault in faults if fault.signature.paths], _judged(runs)):
         groups.setdefault((kind, title), []).extend(group)
-    found = _sorted(
-        _cause(runs, title, kind, ((one.device, one.record) for one in group))
+    ordered = _sorted(
+        _cause(runs, title, kind, ((fault.device, fault.record) for fault in group))
         for (kind, title), group in groups.items()
     )
-    return tuple(cause for index, cause in enumerate(found) if not _within(cause, found[:index]))
+    return tuple(cause for index, cause in enumerate(ordered) if not _within(cause, ordered[:index]))
 
 
 _ACCOMPANYING = frozenset({Kind.EVIDENCE, Kind.METADATA})
-"""Of these a case may show several that are one: each observation that fails has a line of its own."""
+"""Kinds of which one case may show several for one cause: each failing observation has a line of its own."""
 
 
 def _within(cause: Cause, larger: Sequence[Cause]) -> bool:
-    """Whether all cases of a cause show a larger one of the same kind too."""
+    """True if all cases of a cause show a larger one of the same kind too."""
     if cause.kind not in _ACCOMPANYING:
         return False
     own = _names(cause)
-    return any(one.kind is cause.kind and own <= _names(one) for one in larger)
+    return any(other.kind is cause.kind and own <= _names(other) for other in larger)
 
 
 def _names(cause: Cause) -> set[tuple[str, str]]:
@@ -91,21 +91,22 @@ def _names(cause: Cause) -> set[tuple[str, str]]:
 
 
 def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
-    """The reasons that ledgers give for the failures that they expect, the one with the most cases first."""
+    """Group expected failures by the ledgers' reasons, the one with the most cases first."""
     groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
     for label, run in zip(labels(runs), runs, strict=True):
         for record in run.records:
             if record.verdict is Verdict.XFAIL:
                 # Older journals have the reasons as one text.
-                for reason in dict.fromkeys((one.reason, one.link) for one in record.known) or [(record.headline, "")]:
+                reasons = dict.fromkeys((known.reason, known.link) for known in record.known)
+                for reason in reasons or [(record.headline, "")]:
                     groups.setdefault(reason, []).append((label, record))
     return _sorted(_cause(runs, reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
 
 
-def counted(found: Sequence[Cause]) -> str:
-    """Such as ``61 cases, 5 causes``."""
-    cases = len(set[tuple[str, str]]().union(*map(_names, found)))
-    return f"{cases:,} case{'s' * (cases != 1)}, {len(found):,} cause{'s' * (len(found) != 1)}"
+def counted(groups: Sequence[Cause]) -> str:
+    """Count cases and causes, such as ``61 cases, 5 causes``."""
+    cases = len(set[tuple[str, str]]().union(*map(_names, groups)))
+    return f"{cases:,} case{'s' * (cases != 1)}, {len(groups):,} cause{'s' * (len(groups) != 1)}"
 
 
 def _cause(
@@ -116,28 +117,28 @@ def _cause(
     modes = list(Mode)
     label, example = min(
         ordered,
-        key=lambda one: (one[1].case.level, modes.index(one[1].case.mode), len(one[1].why), one[0], one[1].case.id),
+        key=lambda c: (c[1].case.level, modes.index(c[1].case.mode), len(c[1].why), c[0], c[1].case.id),
     )
     run = runs[labels(runs).index(label)]
     return Cause(title, kind, ordered, example, link, run.reproduction(example.case))
 
 
-def _sorted(found: Iterable[Cause]) -> tuple[Cause, ...]:
-    return tuple(sorted(found, key=lambda cause: (-len(cause.cases), cause.title, cause.kind, cause.link)))
+def _sorted(unsorted: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(unsorted, key=lambda cause: (-len(cause.cases), cause.title, cause.kind, cause.link)))
 
 
 _Trait = tuple[str, str]
-"""What cases share, such as ``("technique", "amp-bf16")``."""
+"""A property of a case, such as ``("technique", "amp-bf16")``."""
 
 
 def _traits(record: Record) -> tuple[_Trait, ...]:
-    """What may explain wrong values, the most telling first: among equals it decides."""
+    """Properties that may explain wrong values, the most telling first, which decides among equals."""
     case = record.case
     return ("workload", case.workload), ("technique", case.technique), ("dtype", case.dtype), ("mode", case.mode)
 
 
 def _judged(runs: Sequence[DeviceRun]) -> Counter[tuple[str, _Trait]]:
-    """How many cases whose values were judged have each trait, by device."""
+    """Count the cases whose values were judged, by device and trait."""
     return Counter(
         (label, trait)
         for label, run in zip(labels(runs), runs, strict=True)
@@ -150,19 +151,19 @@ def _judged(runs: Sequence[DeviceRun]) -> Counter[tuple[str, _Trait]]:
 def _values(
     faults: Sequence[_Fault], judged: Mapping[tuple[str, _Trait], int]
 ) -> list[tuple[tuple[Kind, str], list[_Fault]]]:
-    """Groups of wrong values by what explains most of them.
+    """Group wrong values by the trait that explains most of them.
 
-    A buffer's name alone tells what wrote it. Otherwise the technique, the workload or the dtype explains a group: the one with the
-    most failing cases, weighed with their share of all cases of its kind that ran, is taken, then the same among the rest. So a
-    technique that is wrong in 7 of its 8 cases comes before a workload that is wrong in 7 of its 60. A dtype or a mode, which hundreds
-    of cases share, explains a group only if most of its cases are wrong.
+    A buffer's name alone names its writer. Otherwise the trait with the most failing cases, weighed with their share of
+    its cases that ran, explains a group; then the same among the rest. So a technique that is wrong in 7 of its 8 cases
+    comes before a workload that is wrong in 7 of its 60. A dtype or a mode explains a group only if most of its cases
+    are wrong.
     """
-    found: dict[tuple[Kind, str], list[_Fault]] = {}
+    groups: dict[tuple[Kind, str], list[_Fault]] = {}
     left: dict[tuple[str, str], list[_Fault]] = {}
     for fault in faults:
         if fault.signature.paths.isdisjoint(SHARED):
             where = " and ".join(sorted(fault.signature.paths)[:MOST_PATHS])
-            found.setdefault((fault.signature.kind, f"{where}: {fault.signature.title}"), []).append(fault)
+            groups.setdefault((fault.signature.kind, f"{where}: {fault.signature.title}"), []).append(fault)
         else:
             left.setdefault((fault.device, fault.signature.title), []).append(fault)
     for (device, what), unexplained in left.items():
@@ -172,16 +173,16 @@ def _values(
             group = [fault for fault in rest if trait in _traits(fault.record)]
             parts = sorted({path for fault in group for path in fault.signature.paths})
             where = ", ".join(parts[:MOST_PATHS]) + (", …" if len(parts) > MOST_PATHS else "")
-            found.setdefault((Kind.VALUES, f"{trait[1]}: {what} in {where}"), []).extend(group)
+            groups.setdefault((Kind.VALUES, f"{trait[1]}: {what} in {where}"), []).extend(group)
             rest = [fault for fault in rest if trait not in _traits(fault.record)]
-    return list(found.items())
+    return list(groups.items())
 
 
 _WITH_VALUES = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS, Verdict.FLAKY, Verdict.WAIVED})
 
 
 _BROAD = frozenset({"dtype", "mode"})
-"""Traits that many unrelated cases share: they explain a group only where most of these cases are wrong."""
+"""Traits that many unrelated cases share."""
 
 
 def _telling(faults: Sequence[_Fault], device: str, judged: Mapping[tuple[str, _Trait], int]) -> _Trait:

@@ -1,6 +1,6 @@
-"""Tables and progress of the commands: drawn by rich on a terminal, plain lines on any other output. No torch.
+"""Draws tables and progress: by rich on a terminal, plain lines on any other output. No torch.
 
-Text from journals, ledgers and plugins is not interpreted as markup, and characters that are not printable are escaped. rich is
+Text from journals, ledgers and plugins is not interpreted as markup, and unprintable characters are escaped. rich is
 imported when something is drawn, not when a command is declared.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INTERVAL = 20.0
-"""Least seconds between two lines of progress where the output is not a terminal."""
+"""Least seconds between two lines of progress, unless on a terminal."""
 _BAR = 20
 """Width of the bar; leaves about 30 of 80 columns for the current step."""
 _NARROWEST = 8
 """Least width of a column whose words must be folded to fit a table into a terminal."""
 _BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
-"""Where a cell may be folded: between words, and within names (`sdpa-math`, `mlp/float32`) but not numbers (`1e-05`, `3/20`)."""
+"""Places where a cell may be folded: between words, and within names (`sdpa-math`, `mlp/float32`) but not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,27 @@ class Table:
     indent: int = 0
 
     def lines(self) -> list[str]:
-        """As plain text: every column as wide as its widest cell, nothing cut."""
+        """Plain text: every column as wide as its widest cell, nothing cut."""
         cells = [[escaped(cell) for cell in row] for row in (self.head, *self.rows)]
         return [f"{' ' * self.indent}{line}" for line in aligned(cells, self.right)]
 
 
 def escaped(text: str) -> str:
-    """The text with control characters, line ends, surrogates and other unprintable characters as Python's escape sequences."""
+    """Write control characters, line ends, surrogates and other unprintable characters as Python's escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def escaped_lines(text: str) -> str:
-    """A text of several lines, each `escaped`; tabs become spaces."""
+    """Escape each line of a text, after replacing its tabs by spaces."""
     return "\n".join(escaped(line.expandtabs()) for line in text.split("\n"))
 
 
 def plain(parts: Iterable[str | Table]) -> list[str]:
-    """The lines that `show` writes where the output is not a terminal."""
-    found: list[str] = []
+    """Lines that `show` writes, unless on a terminal."""
+    lines: list[str] = []
     for part in parts:
-        found += part.lines() if isinstance(part, Table) else [escaped(line) for line in part.split("\n")]
-    return found
+        lines += part.lines() if isinstance(part, Table) else [escaped(line) for line in part.split("\n")]
+    return lines
 
 
 def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
@@ -90,7 +90,7 @@ def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
 
 
 def console(file: TextIO) -> Console:
-    """A console that does not interpret markup, emoji codes or numbers. It ignores FORCE_COLOR where the file is not a terminal."""
+    """Make a console that does not interpret markup, emoji codes or numbers; only a terminal obeys FORCE_COLOR."""
     from rich.console import Console
 
     return Console(file=file, force_terminal=file.isatty(), markup=False, highlight=False, emoji=False)
@@ -114,23 +114,23 @@ def _fit(table: Table, on: Console) -> None:
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]]:
-    """Space between columns, and their widths: as wide as their cells, or else no narrower than these can be folded.
+    """Space between columns, and their widths: as wide as their cells, or else as narrow as their longest words.
 
     rich would narrow the widest columns first, and break words and numbers in the middle.
     """
     columns = list(zip(*rows, strict=True))
     most = [max(map(len, column)) for column in columns]
-    found = [max(len(piece.rstrip()) for cell in column for piece in _BREAKS.split(cell)) for column in columns]
-    gap = 2 if sum(found) + 2 * (len(found) - 1) <= room else 1
-    left = room - sum(found) - gap * (len(found) - 1)
-    while left < 0 and max(found) > _NARROWEST:  # the longest words are folded after all
-        found[found.index(max(found))] -= 1
+    widths = [max(len(piece.rstrip()) for cell in column for piece in _BREAKS.split(cell)) for column in columns]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= room else 1
+    left = room - sum(widths) - gap * (len(widths) - 1)
+    while left < 0 and max(widths) > _NARROWEST:  # the longest words are folded after all
+        widths[widths.index(max(widths))] -= 1
         left += 1
-    while left > 0 and (narrow := [index for index, width in enumerate(found) if width < most[index]]):
+    while left > 0 and (narrow := [index for index, width in enumerate(widths) if width < most[index]]):
         for index in narrow[:left]:
-            found[index] += 1
+            widths[index] += 1
         left -= len(narrow)
-    return gap, found
+    return gap, widths
 
 
 def _folded(text: str, width: int) -> str:
@@ -146,10 +146,10 @@ def _folded(text: str, width: int) -> str:
 def progress(
     unit: str, total: int, file: TextIO | None = None, interval: float = INTERVAL
 ) -> Iterator[Callable[[str, int], None]]:
-    """Show how far a command is, how long it has taken and how long it will take.
+    """Show a command's progress, its time, and the time left.
 
-    On a terminal a bar is drawn. It is redrawn only when a step is done, because a thread that redraws it would disturb what is
-    timed. Any other output gets a line after a step.
+    A terminal gets a bar, which is redrawn only when a step is done, because a thread that redraws it would disturb
+    timed work. Any other output gets a line after a step.
 
     Args:
         unit: Name of the steps, in the plural.
@@ -198,7 +198,7 @@ def progress(
     spoken = time.monotonic()
     with bar:
         task = bar.add_task(unit, total=total, doing="")
-        bar.advance(task, 0)  # from here on the pace is estimated
+        bar.advance(task, 0)  # the pace is estimated from here on
 
         def done(doing: str, count: int = 0) -> None:
             nonlocal spoken
@@ -221,15 +221,15 @@ def progress(
 
 
 def _clock(seconds: float) -> str:
-    """As rich has it: hours, minutes and seconds."""
+    """Hours, minutes and seconds, as rich writes them."""
     return str(dt.timedelta(seconds=int(seconds)))
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """A line for each row, every column as wide as its widest text.
+    """Format a line for each row, every column as wide as its widest text.
 
     Args:
-        rows: Of the same number of columns.
+        rows: Rows of the same number of columns.
         right: Columns that are aligned to the right, by index.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""What a run did not look at, and the command that looks deeper. No torch."""
+"""Describes the cases that a run left out, and the command that goes deeper. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTH = 100
 
 
 class SelectedRun(Protocol):
-    """The members of a run's configuration that reports show: what was asked for, and which devices this machine has."""
+    """The part of a run's configuration that reports show: the selection, and this machine's devices."""
 
     @property
     def selection(self) -> Selection: ...
@@ -45,13 +45,13 @@ class SelectedRun(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """How much there is on one device: the matrix is the same on each.
+    """The numbers of cases on one device; the matrix is the same on each.
 
     Attributes:
         total: Cases of all levels.
         levels: Cases up to each level, of the selected techniques, workloads and dtypes.
         techniques: Number of selected techniques.
-        missing: Ids of cases that the must-pass lists of the selected devices have, and the matrix has not.
+        missing: Ids on the must-pass lists of the selected devices that the matrix lacks.
         elsewhere: Selected cases of all devices that are in other shards.
     """
 
@@ -62,17 +62,17 @@ class Scope:
     elsewhere: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """For a worker's output."""
+        """JSON-ready values for a worker's output."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scope:
-        """Read what a worker sent."""
+        """Read a worker's output."""
         return msgspec.convert(data, cls)
 
     @classmethod
     def of(cls, matrix: Matrix, selection: Selection) -> Scope:
-        """Count."""
+        """Count the cases of a matrix."""
         everything = matrix.levels(Selection((), level=max(LEVELS)))
         selected = matrix.levels(replace(selection, level=max(LEVELS)))
         return cls(
@@ -85,16 +85,17 @@ class Scope:
 
 
 def first_line(run: SelectedRun, cases: Sequence[Case]) -> str:
-    """What is going to run."""
+    """Describe the cases that are going to run."""
     techniques, workloads = {case.technique for case in cases}, {case.workload for case in cases}
     counts = Counter(case.device for case in cases)
     places = []
     for name in run.selection.devices:
-        found = run.statuses[name].fingerprint
-        place = f"on {name} ({found.chip})" if found is not None else f"on {name} (absent: they are skipped)"
-        places.append(f"{counts[name]:,} cases {place}")
+        fingerprint = run.statuses[name].fingerprint
+        chip = fingerprint.chip if fingerprint is not None else "absent: they are skipped"
+        places.append(f"{counts[name]:,} cases on {name} ({chip})")
     part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
-    return f"level {run.selection.level}{part}: {', '.join(places)}; techniques: {len(techniques)}, workloads: {len(workloads)}"
+    counted = f"techniques: {len(techniques)}, workloads: {len(workloads)}"
+    return f"level {run.selection.level}{part}: {', '.join(places)}; {counted}"
 
 
 def lines(
@@ -106,50 +107,44 @@ def lines(
     session: str,
     timed: int = 0,
 ) -> list[str]:
-    """The last section of the summary: at most about 12 lines.
+    """Make the last section of the summary: at most about 12 lines.
 
     Args:
         run: The run.
-        gate: What it compared times with.
-        records: Of all its cases.
-        scope: How many cases there are; None where no process said.
-        arguments: The command line of the run, after ``pytest``.
-        session: The nox command that the run is part of; empty without nox.
+        gate: Gate of its times.
+        records: Records of all its cases.
+        scope: Numbers of cases; None where no process counted them.
+        arguments: Command line of the run, after ``pytest``.
+        session: Command of nox that the run is part of; empty without nox.
         timed: Number of test functions with timed cases that workers left out.
     """
-    found = list(records)
-    if session and found and all(record.case.alone for record in found):
-        # The second half of a nox session: the first one's summary stands above, and its counts are not these.
+    all_records = list(records)
+    if session and all_records and all(record.case.alone for record in all_records):
+        # This is the second half of a nox session; the summary of the first half stands above.
         rest = deeper(run.selection, session=session)
-        return [
-            "not looked at:",
-            f"  level {run.selection.level} of {max(LEVELS)}: {len(found):,} timed cases; the summary above has the others"
-            + (f". Deeper: {rest}" if rest else ""),
-            *(
-                f"  {line}"
-                for line in (*_shards(run.selection, scope), *_baselines(gate, found), *_limits(gate, found))
-            ),
-        ]
+        timed_cases = f"level {run.selection.level} of {max(LEVELS)}: {len(all_records):,} timed cases"
+        left_out = (
+            f"{timed_cases}; the summary above has the others" + (f". Deeper: {rest}" if rest else ""),
+            *_shards(run.selection, scope),
+            *_baselines(gate, all_records),
+            *_limits(gate, all_records),
+        )
+        return ["not looked at:", *(f"  {line}" for line in left_out)]
     present = {name for name in run.selection.devices if run.statuses[name].present}
-    return [
-        "not looked at:",
-        *(
-            f"  {line}"
-            for line in (
-                *_levels(run.selection, scope, found, present, deeper(run.selection, arguments, session)),
-                *_shards(run.selection, scope),
-                *_timed(timed, session),
-                *_devices(run),
-                *_techniques(scope, [record for record in found if record.case.device in present]),
-                *_baselines(gate, found),
-                *_limits(gate, found),
-            )
-        ),
-    ]
+    left_out = (
+        *_levels(run.selection, scope, all_records, present, deeper(run.selection, arguments, session)),
+        *_shards(run.selection, scope),
+        *_timed(timed, session),
+        *_devices(run),
+        *_techniques(scope, [record for record in all_records if record.case.device in present]),
+        *_baselines(gate, all_records),
+        *_limits(gate, all_records),
+    )
+    return ["not looked at:", *(f"  {line}" for line in left_out)]
 
 
 def deeper(selection: Selection, arguments: Sequence[str] = (), session: str = "") -> str:
-    """The command that runs the next level; empty at the last one."""
+    """Command that runs the next level; empty at the last one."""
     if selection.level == max(LEVELS):
         return ""
     level = selection.level + 1
@@ -175,7 +170,7 @@ def _levels(
     for name in selection.devices:
         if name in present:
             groups.setdefault(counts[name], []).append(name)
-    found = []
+    lines = []
     for count, names in groups.items():
         line = f"{', '.join(names)}, level {selection.level} of {max(LEVELS)}: {count:,} of {scope.total:,} cases"
         if selection.cases:
@@ -183,8 +178,8 @@ def _levels(
         elif command and (added := scope.levels[selection.level] - scope.levels[selection.level - 1]):
             where = " in all shards" if selection.shard is not None else ""
             line += f"; level {selection.level + 1} adds {added:,}{where}: {command}"
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _shards(selection: Selection, scope: Scope | None) -> list[str]:
@@ -239,7 +234,7 @@ def _baselines(gate: Gate, records: Sequence[Record]) -> list[str]:
         return [f"baselines: {len(timed):,} timed cases were not compared; --accel-baseline=check compares them"]
     if gate.use is not Use.CHECK:
         return []
-    without = sum(any(one.name == CHANGE and one.value is None for one in record.measurements) for record in timed)
+    without = sum(any(m.name == CHANGE and m.value is None for m in record.measurements) for record in timed)
     if not without:
         return []
     return [f"baselines: {without:,} of {len(timed):,} timed cases have none that they can be compared with"]

@@ -1,4 +1,4 @@
-"""A report in the Common Test Report Format (https://ctrf.io), version 0.0.0 of its specification. No torch.
+"""Makes a report in the Common Test Report Format (https://ctrf.io), version 0.0.0 of its specification. No torch.
 
 ====================================== ========= =======================================
 verdict                                status
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 VERSION = "0.0.0"
-"""Of the specification."""
+"""Version of the specification."""
 MOST_TRACE = 10_000
-"""Characters of a traceback: its last ones."""
+"""Most characters of a traceback: its last ones."""
 STATUSES: Mapping[Verdict, str] = {
     Verdict.PASS: "passed",
     Verdict.FAIL: "failed",
@@ -54,7 +54,7 @@ def document(runs: Sequence[DeviceRun]) -> str:
     """The report as JSON, the same for the same journals."""
     names = labels(runs)
     tests = [_test(name, run, record) for name, run in zip(names, runs, strict=True) for record in run.records]
-    found = Counter(test["status"] for test in tests)
+    statuses = Counter(test["status"] for test in tests)
     starts = [begun(run.started) for run in runs]
     start = min(starts, default=_EPOCH)
     lasted = sum(test["duration"] for test in tests)
@@ -68,7 +68,7 @@ def document(runs: Sequence[DeviceRun]) -> str:
             "tool": {"name": "accelcheck", "version": ", ".join(sorted({run.accelcheck for run in runs}))},
             "summary": {
                 "tests": len(tests),
-                **{status: found[status] for status in ("passed", "failed", "skipped", "pending", "other")},
+                **{status: statuses[status] for status in ("passed", "failed", "skipped", "pending", "other")},
                 "suites": len({tuple(test["suite"]) for test in tests}),
                 "start": began,
                 "stop": began + lasted,
@@ -92,22 +92,22 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def begun(started: str) -> dt.datetime:
-    """When a run began; 1970 where its journal does not say it in ISO 8601."""
+    """Parse the start of a run; 1970 where its journal has no date in ISO 8601."""
     try:
-        found = dt.datetime.fromisoformat(started)
-        return found.astimezone(dt.UTC) if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+        moment = dt.datetime.fromisoformat(started)
+        return moment.astimezone(dt.UTC) if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
     except (ValueError, OverflowError):
         return _EPOCH
 
 
 def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
     case = record.case
-    found: dict[str, Any] = {
+    test: dict[str, Any] = {
         "testId": case.id,
         "name": case.id,
         "status": STATUSES[record.verdict],
         "rawStatus": str(record.verdict),
-        "duration": round(1000 * sum(_seconds(record))),
+        "duration": round(1000 * sum(value for value in record.seconds.values() if 0.0 <= value < _LONGEST)),
         "suite": [name, case.technique],
         "device": run.fingerprint.chip if run.fingerprint is not None else run.device,
         "parameters": {
@@ -122,25 +122,21 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
             "reproduce": run.reproduction(case),
             "compared": record.compared,
             "evidence": [
-                {"claim": one.label, "observed": str(one.observed), "engaged": one.engaged} for one in record.evidence
+                {"claim": e.label, "observed": str(e.observed), "engaged": e.engaged} for e in record.evidence
             ],
         },
     }
     if record.code:
-        found["extra"]["code"] = record.code
+        test["extra"]["code"] = record.code
     if why := record.why:
-        found["message"] = why
+        test["message"] = why
     if record.traceback:
-        found["trace"] = record.traceback[-MOST_TRACE:]
-    return found
-
-
-def _seconds(record: Record) -> list[float]:
-    return [value for value in record.seconds.values() if 0.0 <= value < _LONGEST]
+        test["trace"] = record.traceback[-MOST_TRACE:]
+    return test
 
 
 _LONGEST = 1e9
-"""Seconds that no case takes: a journal may say infinity."""
+"""Seconds that no case takes; a journal may hold infinity."""
 
 
 def _device(run: DeviceRun) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""What differs between two runs: verdicts, errors, speed and coverage. No torch.
+"""Compares two runs: verdicts, errors, speed and coverage. No torch.
 
-Worse is, for the same device:
+Worse for the same device are:
 
-- a verdict that is worse than before, in the order of `accelcheck.report.run.BAD_FIRST`; also one that the ledger now expects;
+- a worse verdict than before, in the order of `accelcheck.report.run.BAD_FIRST`; also one that the ledger now expects;
 - a case that ran before, and does not run now;
 - an error in a gating view that has grown, of the same tensor: see `GROWTH`;
-- a figure of speed that is worse beyond both intervals. Times are compared where the fingerprints are the same, and count where
-  neither run waited for a core; ratios to eager are always compared.
+- a figure of speed that is worse beyond both intervals. Times are compared where the fingerprints are the same, and
+  count where neither run waited for a core; ratios to eager are always compared.
 
-Across devices a case is worse that is right on the first and not on the second. What only one of them runs, errors and ratios
-to each one's own eager are shown, and count nothing.
+Across devices a case is worse that is right on the first and not on the second. All other differences are shown, and
+count nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core.case import Verdict
 from accelcheck.measure.gate import BUSY
 from accelcheck.report.message import reproduce
-from accelcheck.report.run import BAD_FIRST, labels
+from accelcheck.report.run import BAD_FIRST, labels, measurement
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 GROWTH = SLACK
-"""An error has grown if it is this many times what it was, and larger than eager and every rounding sample of the workload erred. A budget
-is as many times their largest error, so that the former is what two right implementations may differ by, and the latter the budget over it."""
+"""Least ratio of a grown error to the old one; it must also exceed the errors of eager and of all rounding samples.
+
+A budget is as many times their largest error, so two right implementations may differ by this ratio.
+"""
 RELATIVE = ("row", "column", "block", "element", "gain")
-"""Views that are relative to the oracle's size; divided by 2 u they are units in the last place. See `accelcheck.verify.views`."""
+"""Views relative to the oracle's size; divided by 2 u they are in units in the last place."""
 ULPS = ("tail", "bias")
 """Views in units in the last place."""
 HIGHER_IS_BETTER = {"latency": False, "speed-up": True, "speed-up-same-precision": True}
-"""The figures with an interval."""
+"""Figures with an interval."""
 ABSOLUTE = frozenset({"latency"})
-"""Those that say something only on the same device: the others are ratios to eager in the same process."""
+"""Figures that say something only on the same device; the others are ratios to eager in the same process."""
 NOT_THERE = "not in the run"
 _RANK = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)} | {
     Verdict.XPASS: BAD_FIRST.index(Verdict.PASS),  # its result is right, and the ledger's entry outdated
@@ -51,7 +53,7 @@ _RANK = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)} | {
 
 
 class Aspect(StrEnum):
-    """What has changed."""
+    """The kind of a difference."""
 
     VERDICT = "verdict"
     LOST = "coverage lost"
@@ -62,18 +64,18 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaseChange:
-    """One difference.
+    """A difference between two runs of a case.
 
     Attributes:
-        kind: What has changed.
+        kind: Kind of difference.
         devices: The device, or both with an arrow.
         case: Its id; across devices without the device.
-        worse: Whether it counts.
-        what: Of errors ``PATH: VIEW``; of speed the name of the figure; else empty.
+        worse: True where it counts as worse.
+        what: ``PATH: VIEW`` of an error; name of a figure of speed; else empty.
         before, after: Verdicts, errors in units in the last place, or figures of speed with their intervals.
-        factor: Of errors and speed: after divided by before; infinite where there was no error.
-        reason: The first line of the reason, where the case is not right or does not run; of errors and speed why it does not count.
-        reproduction: The command that runs the case.
+        factor: New error or figure of speed divided by the old one; infinite where there was no error.
+        reason: First line of a case's reason; of errors and speed, the reason why it does not count.
+        reproduction: Command that runs the case.
     """
 
     kind: Aspect
@@ -90,11 +92,11 @@ class CaseChange:
 
 @dataclass(frozen=True, slots=True)
 class DevicePair:
-    """Two devices, or a device at two times, that are compared.
+    """Two compared devices, or a device at two times.
 
     Attributes:
         old, new: Their labels; one is empty where the other run lacks the device.
-        same: Whether chip, count, driver, runtime, versions and environment are the same.
+        same: True where chip, count, driver, runtime, versions and environment are the same.
         both: Number of cases that ran on both.
     """
 
@@ -111,12 +113,12 @@ class DevicePair:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All that differs.
+    """The differences of two runs.
 
     Attributes:
-        across: Whether different devices are compared.
-        pairs: The devices.
-        changes: The worse ones first, then by kind, device and case.
+        across: True where different devices are compared.
+        pairs: Pairs of devices.
+        changes: Worse ones first, then by kind, device and case.
     """
 
     across: bool
@@ -129,10 +131,10 @@ class Difference:
         return sum(change.worse for change in self.changes)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """How many changes of each kind there are, and how many of them count."""
-        found = Counter(change.kind for change in self.changes)
+        """Count the changes of each kind, and those that count as worse."""
+        all_counts = Counter(change.kind for change in self.changes)
         counting = Counter(change.kind for change in self.changes if change.worse)
-        return {str(kind): (found[kind], counting[kind]) for kind in Aspect if found[kind]}
+        return {str(kind): (all_counts[kind], counting[kind]) for kind in Aspect if all_counts[kind]}
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready values; a factor that is not finite is a text."""
@@ -160,9 +162,9 @@ def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool 
     """Compare two runs.
 
     Args:
-        old: What `accelcheck.report.run.load` gives of the run to compare with.
-        new: The same of the run that may be worse.
-        across: Compare different devices: each of `old` with each other one of `new`. Where no device is in both, this is done anyway.
+        old: Result of `accelcheck.report.run.load` for the run to compare with.
+        new: The same for the run that may be worse.
+        across: True to compare each device of `old` with each other one of `new`, as where no device is in both.
     """
     across = across or not {run.device for run in old} & {run.device for run in new}
     pairs: list[DevicePair] = []
@@ -172,7 +174,7 @@ def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool 
         pairs.append(pair)
         changes += _changes(pair, _keyed(first[1]), _keyed(second[1]), across=across)
     order = list(Aspect)
-    changes.sort(key=lambda one: (not one.worse, order.index(one.kind), one.devices, one.case, one.what))
+    changes.sort(key=lambda c: (not c.worse, order.index(c.kind), c.devices, c.case, c.what))
     return Difference(across, tuple(pairs), tuple(changes))
 
 
@@ -187,7 +189,7 @@ def _pairs(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool) 
     # A label has chip and version where one file holds several devices of a name, and the other need not.
     for name, run in list(olds.items()):
         alike = [other for other in news if news[other].device == run.device]
-        if len(alike) == 1 and sum(one.device == run.device for one in olds.values()) == 1:
+        if len(alike) == 1 and sum(mate.device == run.device for mate in olds.values()) == 1:
             yield (name, olds.pop(name)), (alike[0], news.pop(alike[0]))
     yield from (((name, run), ("", None)) for name, run in olds.items())
     yield from ((("", None), (name, run)) for name, run in news.items())
@@ -214,7 +216,7 @@ def _changes(
 ) -> Iterator[CaseChange]:
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
-        ran, runs = (one is not None and one.verdict.executed for one in (before, after))
+        ran, runs = (record is not None and record.verdict.executed for record in (before, after))
         if ran and runs and before is not None and after is not None:
             yield from _both(pair, before, after, across=across)
         elif (ran or runs) and (shown := before if ran else after) is not None:
@@ -246,7 +248,7 @@ def _sped(pair: DevicePair, before: Record, after: Record, name: str, *, across:
     if first is None or second is None or not (second.low > first.high or second.high < first.low):
         return
     waited = max(
-        (one.value or 0.0 for record in (before, after) for one in record.measurements if one.name == "waited"),
+        (m.value or 0.0 for record in (before, after) for m in record.measurements if m.name == "waited"),
         default=0.0,
     )
     busy = name in ABSOLUTE and waited > BUSY
@@ -287,17 +289,16 @@ def _change(
 
 
 def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:
-    """The figure that has grown most; what counts before what does not.
+    """Find the figure that has grown most; those that count come first.
 
-    A record has the figure of each view that is closest to its budget, and those beyond. Where another path was the closest
-    one before, the path of now used no larger a part of its budget than that one: if the budget is what it was, which a journal
-    does not say, its error was at most that.
+    A record has the figure of each view that is closest to its budget, and those beyond. A path that was not recorded
+    before used no larger a part of its budget than the recorded one, which bounds its error if the budget is the same.
     """
     was = {(figure.path, figure.view): figure.measured for figure in before.figures}
     most: dict[str, float] = {}
     for figure in before.figures:
         most[figure.view] = max(most.get(figure.view, 0.0), figure.used)
-    found: list[tuple[bool, float, Figure, float, bool]] = []
+    grown: list[tuple[bool, float, Figure, float, bool]] = []
     for figure in after.figures:
         view = figure.view
         if view not in most or not (view in RELATIVE or view in ULPS):
@@ -305,10 +306,10 @@ def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> 
         bound = (figure.path, view) not in was
         old = most[view] * figure.allowed if bound else was[figure.path, view]
         if figure.measured > figure.allowed / SLACK and figure.measured >= GROWTH * old:
-            found.append((figure.gates and not bound, _over(figure.measured, old), figure, old, bound))
-    if not found:
+            grown.append((figure.gates and not bound, _over(figure.measured, old), figure, old, bound))
+    if not grown:
         return
-    counts, factor, figure, old, bound = max(found, key=lambda one: one[:2])
+    counts, factor, figure, old, bound = max(grown, key=lambda entry: entry[:2])
     yield _change(
         Aspect.ERROR,
         pair,
@@ -346,11 +347,11 @@ class _Interval:
 
 
 def _measured(record: Record, name: str) -> _Interval | None:
-    """A figure with its interval; None where the record has none."""
-    found = next((one for one in record.measurements if one.name == name), None)
-    if found is None or found.value is None or found.low is None or found.high is None:
+    """Find a figure with its interval."""
+    m = measurement(record, name)
+    if m is None or m.value is None or m.low is None or m.high is None:
         return None
-    return _Interval(found.value, found.low, found.high, found.unit)
+    return _Interval(m.value, m.low, m.high, m.unit)
 
 
 def _over(after: float, before: float) -> float:

@@ -1,4 +1,4 @@
-"""What differs between two runs, for a terminal and in Markdown. No torch."""
+"""Formats the differences of two runs for a terminal and in Markdown. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TITLES = {
     Aspect.VERDICT: "verdicts",
     Aspect.LOST: "coverage lost: ran before, and not now",
     Aspect.GAINED: "coverage gained: runs now, and did not before",
-    Aspect.ERROR: f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, in units in the last place",
+    Aspect.ERROR: (
+        f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, "
+        "in units in the last place"
+    ),
     Aspect.SPEED: "speed beyond both intervals",
 }
 ACROSS = {
@@ -27,61 +30,62 @@ ACROSS = {
     Aspect.GAINED: "run on the second device alone",
 }
 REASON = 100
-"""Characters of a reason in a terminal."""
+"""Most characters of a reason in a terminal."""
 
 
-def first_line(found: Difference) -> str:
-    """Whether something is worse, and how much."""
-    both = sum(pair.both for pair in found.pairs)
-    if not found.worse:
+def first_line(difference: Difference) -> str:
+    """Say whether something is worse, and how much."""
+    both = sum(pair.both for pair in difference.pairs)
+    if not difference.worse:
         return f"nothing is worse: {both:,} cases ran in both"
-    kinds = ", ".join(f"{worse:,} {kind}" for kind, (_, worse) in found.counts().items() if worse)
-    return f"{found.worse:,} change{'s' * (found.worse != 1)} for the worse ({kinds}); {both:,} cases ran in both"
+    kinds = ", ".join(f"{worse:,} {kind}" for kind, (_, worse) in difference.counts().items() if worse)
+    number = f"{difference.worse:,} change{'s' * (difference.worse != 1)}"
+    return f"{number} for the worse ({kinds}); {both:,} cases ran in both"
 
 
-def terminal(found: Difference) -> list[str | Table]:
-    """Lines and tables."""
-    parts: list[str | Table] = [first_line(found)]
-    parts += [f"  {pair}" for pair in _pairs(found)]
-    for kind, group in _groups(found):
-        parts += ["", f"{_title(found, kind)}: {len(group):,}"]
+def terminal(difference: Difference) -> list[str | Table]:
+    """Lines and tables for a terminal."""
+    parts: list[str | Table] = [first_line(difference)]
+    parts += [f"  {pair}" for pair in _pairs(difference)]
+    for kind, group in _groups(difference):
+        parts += ["", f"{_title(difference, kind)}: {len(group):,}"]
         rows = [_row(change) for change in group[:ROWS]]
         parts.append(Table(_head(kind), [tuple(cell[:REASON] for cell in row) for row in rows], indent=2))
         if len(group) > ROWS:
             parts.append(f"  and {len(group) - ROWS:,} more: --json has all")
-    if (worst := next((change for change in found.changes if change.worse), None)) is not None:
+    if (worst := next((change for change in difference.changes if change.worse), None)) is not None:
         parts += ["", f"reproduce the first: {worst.reproduction}"]
     return parts
 
 
-def page(found: Difference) -> str:
-    """In Markdown, for a pull request."""
+def page(difference: Difference) -> str:
+    """Markdown for a pull request."""
     made = markdown.Page()
-    made.add(f"## accelcheck diff: {first_line(found)}")
-    made.add(*(f"- {markdown.code(pair)}" for pair in _pairs(found)))
-    for kind, group in _groups(found):
+    made.add(f"## accelcheck diff: {first_line(difference)}")
+    made.add(*(f"- {markdown.code(pair)}" for pair in _pairs(difference)))
+    for kind, group in _groups(difference):
         rows = [tuple(markdown.cell(cell) for cell in _row(change)) for change in group]
         worse = sum(change.worse for change in group)
         made.add(
             f"<details{' open' * bool(worse)}>",
-            markdown.summary(f"{_title(found, kind)}: {len(group):,}, for the worse: {worse:,}"),
+            markdown.summary(f"{_title(difference, kind)}: {len(group):,}, for the worse: {worse:,}"),
             "",
             *markdown.table(_head(kind), rows),
             "",
             "</details>",
         )
-    if commands := list(dict.fromkeys(change.reproduction for change in found.changes if change.worse)):
+    if commands := list(dict.fromkeys(change.reproduction for change in difference.changes if change.worse)):
         shown = commands[: markdown.NAMED]
         made.add("Reproduce:" if len(shown) == len(commands) else "Reproduce the first:", "", *markdown.block(shown))
     return str(made)
 
 
-def _pairs(found: Difference) -> list[str]:
+def _pairs(difference: Difference) -> list[str]:
     lines = []
-    for pair in found.pairs:
+    for pair in difference.pairs:
         if not (pair.old and pair.new):
             lines.append(f"{pair.old or pair.new}: only in the {'old' if pair.old else 'new'} run")
-        elif found.across:
+        elif difference.across:
             lines.append(f"{pair.name}: {pair.both:,} cases ran on both; verdicts count, the rest is for information")
         else:
             how = (
@@ -93,15 +97,15 @@ def _pairs(found: Difference) -> list[str]:
     return lines
 
 
-def _groups(found: Difference) -> list[tuple[Aspect, Sequence[CaseChange]]]:
+def _groups(difference: Difference) -> list[tuple[Aspect, Sequence[CaseChange]]]:
     groups: dict[Aspect, list[CaseChange]] = {}
-    for change in found.changes:
+    for change in difference.changes:
         groups.setdefault(change.kind, []).append(change)
     return [(kind, groups[kind]) for kind in Aspect if kind in groups]
 
 
-def _title(found: Difference, kind: Aspect) -> str:
-    return ACROSS.get(kind, TITLES[kind]) if found.across else TITLES[kind]
+def _title(difference: Difference, kind: Aspect) -> str:
+    return ACROSS.get(kind, TITLES[kind]) if difference.across else TITLES[kind]
 
 
 def _head(kind: Aspect) -> tuple[str, ...]:

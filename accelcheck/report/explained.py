@@ -1,4 +1,4 @@
-"""Where the explanations of a run are: texts and scripts in a folder beside its journal, by case. No torch."""
+"""Finds the explanations of a run: texts and scripts in a folder beside its journal, by case. No torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 TEXT = ".txt"
 MOST = 64 * 1024
-"""Bytes of a text that are read: the folder may be a stranger's."""
+"""Most bytes read of a text, which is untrusted input."""
 
 
 def folder_of(journal: Path) -> Path:
-    """The folder of a journal's explanations."""
+    """Folder of a journal's explanations."""
     return journal.with_name(f"{journal.stem}-explained")
 
 
 def text_of(folder: Path, case: str) -> Path:
-    """The file with the explanation of a case; the script has its name, with ``.py``."""
+    """File with the explanation of a case; the script has its name, with ``.py``."""
     return folder / f"{file_name(case)}{TEXT}"
 
 
@@ -39,7 +39,7 @@ class Explained:
 
 
 def explained(runs: Sequence[DeviceRun], found: Iterable[Cause]) -> Mapping[str, Explained]:
-    """The explanations that lie beside the journals, by the id of the case that stands for its cause: of that case, or else of another one."""
+    """Read the explanations beside the journals, by the id of each cause's example or of another case."""
     folders = [folder_of(Path(source)) for run in runs for source in run.sources]
     names = {path.name: path for folder in reversed(folders) for path in _texts(folder)}
     texts: dict[str, Explained] = {}

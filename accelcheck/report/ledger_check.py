@@ -1,6 +1,6 @@
-"""What is wrong with ledgers: malformed and expired entries, patterns of no case, entries that say the same. No torch.
+"""Finds faults of ledgers: malformed and expired entries, patterns that match no case, and overlaps. No torch.
 
-With journals also: entries that nothing needs any more, and sizes that are far larger than what was seen.
+With journals also: entries that no case needs any more, and sizes that are far larger than those seen.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from accelcheck.expectations.ledger import Entry
 
 SOON = 30
-"""Days before its expiry in which an entry is named."""
+"""Days before its expiry from which on an entry is named."""
 FAR = 10.0
-"""An entry that allows more than this times the largest size that was seen allows another fault."""
+"""Least ratio of an entry's size to the largest seen at which it may allow another fault."""
 SEEDS = "-seeds.toml"
-"""Ends the name of a ledger that the selftest alone uses, so that no journal shows its entries."""
+"""End of the name of a ledger that the selftest alone uses, so that no journal shows its entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An entry, and where it stands."""
+    """An entry, and its place."""
 
     path: Path
     number: int
@@ -43,18 +43,18 @@ class Placed:
 
     @property
     def where(self) -> str:
-        """The file and the number of the entry, for people."""
+        """File and number of the entry."""
         return f"{self.path}: entry {self.number}"
 
 
 @dataclass
 class Findings:
-    """What was found.
+    """The findings about ledgers.
 
     Attributes:
-        wrong: What someone has to change.
-        notes: What someone should look at.
-        entries: How many were read.
+        wrong: Faults that someone has to correct.
+        notes: Remarks that someone should look at.
+        entries: Number of entries read.
     """
 
     wrong: list[str] = field(default_factory=list)
@@ -68,109 +68,106 @@ def check(
     """Check ledgers.
 
     Args:
-        paths: Of the files.
-        ids: Of all cases.
-        today: The date.
-        records: Of journals; None where none was given.
+        paths: Files of the ledgers.
+        ids: Ids of all cases.
+        today: Today's date.
+        records: Records of journals; None where none was given.
     """
-    found = Findings()
+    findings = Findings()
     placed: list[Placed] = []
     for path in paths:
         try:
             entries = Ledger.load((path,)).entries
         except LedgerError as error:
-            found.wrong.append(text(error))
+            findings.wrong.append(text(error))
             continue
         placed += [Placed(path, number, entry) for number, entry in enumerate(entries, start=1)]
-    found.entries = len(placed)
-    for one in placed:
-        _dates(found, one, today)
-    covered = [_covered(found, one, ids) for one in placed]
-    found.notes += _same(placed, covered)
+    findings.entries = len(placed)
+    for entry in placed:
+        _dates(findings, entry, today)
+    covered = [_covered(findings, entry, ids) for entry in placed]
+    findings.notes += _same(placed, covered)
     if records is not None:
-        _seen(found, placed, covered, records)
-    return found
+        _seen(findings, placed, covered, records)
+    return findings
 
 
 def devices(paths: Iterable[Path]) -> set[str]:
-    """The devices that the patterns of ledgers name; those of files that cannot be read are none."""
-    found = set[str]()
+    """Devices that the patterns of ledgers name; files that cannot be read are left out."""
+    names = set[str]()
     for path in paths:
         try:
             entries = Ledger.load((path,)).entries
         except LedgerError:
             continue
         parts = [pattern.split("/") for entry in entries for pattern in entry.cases]
-        found |= {part[2] for part in parts if len(part) > 3 and not set("*?[") & set(part[2])}
-    return found
+        names |= {part[2] for part in parts if len(part) > 3 and not set("*?[") & set(part[2])}
+    return names
 
 
-def _dates(found: Findings, one: Placed, today: dt.date) -> None:
-    left = (one.entry.expires - today).days
+def _dates(findings: Findings, placed: Placed, today: dt.date) -> None:
+    expires, reason = placed.entry.expires, text(placed.entry.reason, 200)
+    left = (expires - today).days
     if left <= 0:
-        found.wrong.append(
-            f"{one.where}: expired on {one.entry.expires}: its cases fail again ({text(one.entry.reason, 200)})"
-        )
+        findings.wrong.append(f"{placed.where}: expired on {expires}: its cases fail again ({reason})")
     elif left <= SOON:
-        found.notes.append(
-            f"{one.where}: expires in {left} days, on {one.entry.expires} ({text(one.entry.reason, 200)})"
-        )
+        findings.notes.append(f"{placed.where}: expires in {left} days, on {expires} ({reason})")
 
 
-def _covered(found: Findings, one: Placed, ids: Collection[str]) -> set[str]:
+def _covered(findings: Findings, placed: Placed, ids: Collection[str]) -> set[str]:
     covered = set[str]()
-    for pattern in one.entry.cases:
+    for pattern in placed.entry.cases:
         match = re.compile(fnmatch.translate(pattern)).match
         names = {name for name in ids if match(name)}
         if not names:
             near = difflib.get_close_matches(pattern, _like(pattern, ids), n=1, cutoff=0.3)
             hint = f"; the nearest is {near[0]}" if near else ""
-            found.wrong.append(f"{one.where}: field 'cases': {text(repr(pattern), 200)} is no case of the matrix{hint}")
+            glob = text(repr(pattern), 200)
+            findings.wrong.append(f"{placed.where}: field 'cases': {glob} is no case of the matrix{hint}")
         covered |= names
     return covered
 
 
 def _like(pattern: str, ids: Collection[str]) -> list[str]:
-    """The cases that share most parts with a pattern: comparing with all of them would take seconds."""
+    """Cases that share most parts with a pattern; comparing with all of them would take seconds."""
     parts = pattern.split("/")
     ranked: dict[int, list[str]] = defaultdict(list)
     for name in ids:
-        ranked[sum(fnmatch.fnmatchcase(part, glob) for part, glob in zip(name.split("/"), parts, strict=False))].append(
-            name
-        )
+        alike = sum(fnmatch.fnmatchcase(part, glob) for part, glob in zip(name.split("/"), parts, strict=False))
+        ranked[alike].append(name)
     return sorted(ranked[max(ranked)])[:2000] if ranked else []
 
 
 def _same(placed: Sequence[Placed], covered: Sequence[set[str]]) -> Iterator[str]:
-    """Entries that expect the same of one case."""
+    """Find entries that expect the same of one case."""
     first: dict[tuple[str, str, str], int] = {}
-    said = set[tuple[int, int]]()
-    for number, (one, names) in enumerate(zip(placed, covered, strict=True)):
+    reported = set[tuple[int, int]]()
+    for number, (entry, names) in enumerate(zip(placed, covered, strict=True)):
         for name in sorted(names):
-            other = first.setdefault((name, one.entry.verdict, one.entry.names), number)
-            if other != number and (other, number) not in said:
-                said.add((other, number))
-                yield f"{one.where}: overlaps {placed[other].where}: both have {one.entry.names} for {name}"
+            other = first.setdefault((name, entry.entry.verdict, entry.entry.names), number)
+            if other != number and (other, number) not in reported:
+                reported.add((other, number))
+                yield f"{entry.where}: overlaps {placed[other].where}: both have {entry.entry.names} for {name}"
 
 
 @dataclass
 class _Seen:
-    """What journals show of one entry: the cases that ran, whether one shows it, and the largest size."""
+    """The journals' evidence about one entry: the cases that ran, whether one needs it, and the largest size."""
 
     ran: set[str] = field(default_factory=set)
     needed: bool = False
     largest: float = 0.0
 
 
-def _seen(found: Findings, placed: Sequence[Placed], covered: Sequence[set[str]], records: Sequence[Record]) -> None:
-    """Hold entries against what journals show."""
+def _seen(findings: Findings, placed: Sequence[Placed], covered: Sequence[set[str]], records: Sequence[Record]) -> None:
+    """Compare entries with the records of journals."""
     seen = [_Seen() for _ in placed]
     both = set[tuple[int, int]]()
     for record in records:
         numbers = [
             number
-            for number, one in enumerate(placed)
-            if any(fnmatch.fnmatchcase(record.case.id, pattern) for pattern in one.entry.cases)
+            for number, candidate in enumerate(placed)
+            if any(fnmatch.fnmatchcase(record.case.id, pattern) for pattern in candidate.entry.cases)
         ]
         for number in numbers:
             if record.verdict.executed and _whole(record):
@@ -183,27 +180,30 @@ def _seen(found: Findings, placed: Sequence[Placed], covered: Sequence[set[str]]
             pair = tuple(number for number in hits if placed[number].entry.explains(fault))[:2]
             if len(pair) > 1 and pair not in both:
                 both.add((pair[0], pair[1]))
-                one, other = (placed[number].where for number in pair)
-                found.notes.append(f"{other}: overlaps {one}: both expect, in {record.case.id}: {text(fault, 200)}")
+                first, second = (placed[number].where for number in pair)
+                case = f"{record.case.id}: {text(fault, 200)}"
+                findings.notes.append(f"{second}: overlaps {first}: both expect, in {case}")
     for entry, names, of_entry in zip(placed, covered, seen, strict=True):
         if not entry.path.name.endswith(SEEDS):
-            _held(found, entry, names, of_entry)
+            _held(findings, entry, names, of_entry)
 
 
-def _held(found: Findings, one: Placed, names: set[str], seen: _Seen) -> None:
+def _held(findings: Findings, placed: Placed, names: set[str], seen: _Seen) -> None:
     if seen.ran and not seen.needed:
-        idle = f"{one.where}: idle: of its {len(names)} cases {len(seen.ran)} ran, such as {min(seen.ran)}, and none shows it"
+        ran = f"of its {len(names)} cases {len(seen.ran)} ran, such as {min(seen.ran)}, and none shows it"
+        idle = f"{placed.where}: idle: {ran}"
         if names <= seen.ran:
-            found.wrong.append(f"{idle}: remove it")
+            findings.wrong.append(f"{idle}: remove it")
         else:
-            found.notes.append(idle)
-    most = one.entry.at_most
+            findings.notes.append(idle)
+    most = placed.entry.at_most
     if seen.largest and isinstance(most, float) and most > FAR * seen.largest:
-        found.notes.append(f"{one.where}: field 'at-most': {most:g}, and the largest size seen is {seen.largest:.4g}")
+        size = f"{most:g}, and the largest size seen is {seen.largest:.4g}"
+        findings.notes.append(f"{placed.where}: field 'at-most': {size}")
 
 
 def _whole(record: Record) -> bool:
-    """Whether a record shows all faults of its case by their fields: older journals have lines, and expected failures are cut."""
+    """True for a record with all faults of its case; older journals have lines, and expected failures may be cut."""
     if any(fault.kind is FaultKind.OTHER for fault in record.faults):
         return False
     return record.verdict is not Verdict.XFAIL or 0 < len(record.faults) < MOST_FAULTS

@@ -1,4 +1,4 @@
-"""Entries of a ledger for the unexpected failures of a run, all but what only a person knows: reason, link and owner. No torch."""
+"""Suggests ledger entries for the unexpected failures of a run, all but reason, link and owner. No torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 DAYS = 180
-"""How long a new entry holds."""
+"""Days for which a new entry holds."""
 ALLOWED = 1.5
-"""Times the largest size that was seen: processors and versions round differently."""
+"""Ratio of the allowed size to the largest one seen: processors and versions round differently."""
 LONGEST = 400
-"""Characters of an exception that a pattern is made of; what follows is left open."""
+"""Most characters of an exception that a pattern is made of; the rest is left open."""
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w])")
 _NEEDLESS = re.compile(r"\\([ #&~-])")
 _ANY = r"[\w.+-]+"
@@ -34,12 +34,12 @@ _ANY = r"[\w.+-]+"
 
 @dataclass
 class Stub:
-    """An entry to be.
+    """A suggested entry.
 
     Attributes:
         sample: One of its faults.
-        draws: Those that show it.
-        cases: Ids.
+        draws: Draws that show it.
+        cases: Ids of its cases.
         largest: Size of the largest fault; None where it has none.
     """
 
@@ -49,7 +49,7 @@ class Stub:
     largest: float | None = None
 
     def lines(self, expires: dt.date) -> Iterator[str]:
-        """As TOML."""
+        """Write the entry as TOML."""
         yield "[[entry]]"
         if len(self.cases) == 1:
             yield f"cases = [{_text(*self.cases)}]"
@@ -57,9 +57,9 @@ class Stub:
             yield "cases = ["
             yield from (f"  {_text(name)}," for name in sorted(self.cases))
             yield "]"
-        if said := exception(self.sample):
+        if raised := exception(self.sample):
             yield 'verdict = "error"'
-            yield f"match = {_text(pattern(said))}"
+            yield f"match = {_text(pattern(raised))}"
         else:
             yield 'verdict = "fail"'
             yield f"kind = {_text(self.sample.kind)}"
@@ -92,16 +92,16 @@ def suggest(
     today: dt.date,
     causes: Callable[[Sequence[DeviceRun]], Mapping[str, str]],
 ) -> tuple[list[str], int]:
-    """Entries for what fails and no ledger expects.
+    """Suggest entries for unexpected failures.
 
     Args:
-        runs: Devices.
-        ledger: What is expected already.
-        today: The date, for runs that do not say theirs.
-        causes: Gives the title of the cause of each case that is not green.
+        runs: Runs of the devices.
+        ledger: Ledger of expected failures.
+        today: Date for runs without one.
+        causes: Function that maps each case that is not green to the title of its cause.
 
     Returns:
-        The lines of a TOML file that no run can use before a person has written its reasons, and the number of entries in it.
+        Lines of a TOML file that no run can use before a person has written its reasons, and the number of entries.
     """
     titles = causes(runs)
     stubs: dict[tuple[str, str, _Same], Stub] = {}
@@ -115,47 +115,51 @@ def suggest(
                     _add(stubs.setdefault(key, Stub(fault)), record, fault)
             elif not record.verdict.green:
                 others[str(record.verdict)].append(record.case.id)
-    told = [f"# {verdict}, which no ledger can expect: {name}" for verdict, names in others.items() for name in names]
-    found = ["# Suggested from a run. Each TODO is for a person; no run reads this file before all are written.", *told]
-    found += [f"schema = {SCHEMA}"]
+    notes = [f"# {verdict}, which no ledger can expect: {name}" for verdict, names in others.items() for name in names]
+    lines = [
+        "# Suggested from a run. Each TODO is for a person; no run reads this file before all are written.",
+        *notes,
+        f"schema = {SCHEMA}",
+    ]
     for (title, date, _), stub in sorted(
         stubs.items(), key=lambda item: (item[0][0], min(item[1].cases), str(item[1].sample))
     ):
         expires = dt.date.fromisoformat(date) + dt.timedelta(days=DAYS)
-        found += [
+        lines += [
             "",
             *([f"# {_comment(title)}"] if title else []),
             f"# {_comment(exception(stub.sample) or str(stub.sample))}",
             *stub.lines(expires),
         ]
-    return found, len(stubs)
+    return lines, len(stubs)
 
 
 def unexpected(record: Record, ledger: Ledger, today: dt.date) -> list[Fault]:
-    """The faults of a failure that no entry expects."""
+    """Faults of a failure that no entry expects."""
     entries = ledger.covering(record.case.id, today)
     return [fault for fault in shown(record) if not any(entry.explains(fault) for entry in entries)]
 
 
 def pattern(line: str) -> str:
-    """A regular expression for the text of an exception and for those that differ from it in numbers alone."""
-    pieces, last = list[str](), 0  # `re.escape` also escapes what is special in sets and verbose patterns alone
+    """Make a regular expression for the text of an exception, and for texts that differ from it in numbers alone."""
+    pieces, last = list[str](), 0
     kept = line[:LONGEST]
     for number in _NUMBER.finditer(kept):
         pieces += [re.escape(kept[last : number.start()]), _ANY]
         last = number.end()
     pieces.append(re.escape(kept[last:]))
-    found = _NEEDLESS.sub(r"\1", "".join(pieces))
-    return f"^{found}" if len(line) > LONGEST else f"^{found}$"
+    # `re.escape` also escapes characters that are special only in sets and verbose patterns.
+    expression = _NEEDLESS.sub(r"\1", "".join(pieces))
+    return f"^{expression}" if len(line) > LONGEST else f"^{expression}$"
 
 
 _Same = tuple[FaultKind, str, str, bool]
-"""Of faults that one entry expects: the kind, the path or the pattern, the view, and whether they have a size."""
+"""Key of faults that one entry expects: kind, path or pattern, view, and absence of a size."""
 
 
 def _same(fault: Fault) -> _Same:
-    said = exception(fault)
-    return fault.kind, pattern(said) if said else fault.path, fault.view, fault.size is None
+    raised = exception(fault)
+    return fault.kind, pattern(raised) if raised else fault.path, fault.view, fault.size is None
 
 
 def _add(stub: Stub, record: Record, fault: Fault) -> None:
@@ -173,7 +177,7 @@ def _date(run: DeviceRun, today: dt.date) -> str:
 
 
 def _up(value: float) -> float:
-    """The value with two digits, not less than it was."""
+    """Round up to two digits."""
     if value <= 0:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
@@ -181,7 +185,7 @@ def _up(value: float) -> float:
 
 
 def _text(value: str) -> str:
-    """A TOML string: a literal one where that is possible, since patterns are full of backslashes."""
+    """Write a TOML string: a literal one if possible, since patterns are full of backslashes."""
     if value.isprintable() and "'" not in value and "\\" in value:
         return f"'{value}'"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,6 +1,6 @@
-"""A summary for a pull request, in GitHub's Markdown. No torch.
+"""Makes a summary for a pull request, in GitHub's Markdown. No torch.
 
-What journals say stands in code alone: nothing in it is a link, a mention, a tag or an end of a table or a block.
+Text of journals stands in code alone: nothing in it is a link, a mention, a tag or an end of a table or a block.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 MOST = 65_536
-"""Characters that a comment on GitHub may have; counted in bytes here, which are no fewer."""
+"""Most characters of a comment on GitHub; counted in bytes here, which are no fewer."""
 ROWS = 100
-"""Most rows of a table; what has more is for the HTML page."""
+"""Most rows of a table; longer ones are for the HTML page."""
 NAMED = 20
-"""Most cases of a cause that are named."""
+"""Most cases named of a cause."""
 LINES = 12
 """Most lines of a reason."""
 WIDTH = 300
-"""Most characters of a line of it."""
+"""Most characters of a reason's line."""
 _LEFT_OUT = 300
-"""Bytes that are kept for the sentence that says what was left out."""
+"""Bytes kept for the sentence about left-out parts."""
 
 
 class Page:
     """Blocks of Markdown up to a size.
 
     Args:
-        most: Bytes that all may have.
+        most: Most bytes of all blocks.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -63,14 +63,13 @@ class Page:
         parts = list(self._blocks)
         if self._out:
             what = "One further part is" if self._out == 1 else f"{self._out:,} further parts are"
-            parts.append(
-                f"**{what} left out: GitHub takes at most {MOST:,} characters. `accelcheck report JOURNAL -o report.html` shows all.**"
-            )
+            shown = "`accelcheck report JOURNAL -o report.html` shows all."
+            parts.append(f"**{what} left out: GitHub takes at most {MOST:,} characters. {shown}**")
         return "\n\n".join(parts) + "\n"
 
 
 def code(text: str) -> str:
-    """A text of one line as inline code that also stands in a table; an empty one is a dash."""
+    """Format a line as inline code that also stands in a table; an empty one is a dash."""
     line = escaped(" ".join(text.split()))
     if not line:
         return "-"
@@ -80,29 +79,29 @@ def code(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """`code` for a cell of a table, where a vertical bar would end the cell."""
+    """Format `code` for a cell of a table, where a vertical bar would end the cell."""
     return code(text).replace("|", "\\|")
 
 
 def block(lines: Iterable[str]) -> list[str]:
-    """Lines of a block of code."""
+    """Format lines as a block of code."""
     kept = [escaped(line) for line in lines]
     fence = "`" * max(3, 1 + max((len(run) for line in kept for run in re.findall("`+", line)), default=0))
     return [f"{fence}text", *kept, fence]
 
 
 def summary(text: str) -> str:
-    """The visible line of a fold. It is HTML, in which Markdown is not read."""
+    """Visible line of a fold, in HTML, in which Markdown is not read."""
     return f"<summary>{text}</summary>"
 
 
 def tag(text: str) -> str:
-    """A text of one line as code in HTML."""
+    """Format a line as code in HTML."""
     return f"<code>{html.escape(escaped(' '.join(text.split())))}</code>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """A table of cells that are Markdown already, cut to `ROWS` rows."""
+    """Format a table of cells that are Markdown already, cut to `ROWS` rows."""
     sides = ["---:" if index in set(right) else "---" for index in range(len(head))]
     lines = [f"| {' | '.join(row)} |" for row in (head, sides, *rows[:ROWS])]
     more = len(rows) - ROWS
@@ -110,11 +109,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[in
 
 
 def page(runs: Sequence[DeviceRun]) -> str:
-    """The whole summary: verdict, devices, what is not green, causes with reproductions, what was not run."""
+    """Make the whole summary: verdict, devices, causes with reproductions, and cases that did not run."""
     names = labels(runs)
-    found = causes.causes(runs)
+    wrong = causes.causes(runs)
     made = Page()
-    made.add(f"## accelcheck: {verdict(runs, found)}")
+    made.add(f"## accelcheck: {verdict(runs, wrong)}")
     made.add(*_devices(runs, names))
     for name, run in zip(names, runs, strict=True):
         notes = [*_qualified(run), *run.remarks]
@@ -122,9 +121,9 @@ def page(runs: Sequence[DeviceRun]) -> str:
             made.add(*(f"- {code(name)}: {code(note)}" for note in notes))
     if matrix := _matrix(runs, names):
         made.add("### Not right", "", *matrix)
-    if found:
-        made.add(f"### {causes.counted(found)}")
-        for cause in found:
+    if wrong:
+        made.add(f"### {causes.counted(wrong)}")
+        for cause in wrong:
             made.add(*_cause(cause))
     if foreseen := causes.expected(runs):
         made.add(
@@ -133,21 +132,20 @@ def page(runs: Sequence[DeviceRun]) -> str:
             "",
             *table(
                 ("cases", "reason", "see"),
-                [(f"{len(one.cases):,}", cell(one.title), cell(one.link)) for one in foreseen],
+                [(f"{len(cause.cases):,}", cell(cause.title), cell(cause.link)) for cause in foreseen],
                 (0,),
             ),
             "",
             "</details>",
         )
     if absent := _not_run(runs, names):
-        made.add(
-            "<details>", summary(f"Not run: {sum(_idle(run) for run in runs):,} cases"), "", *absent, "", "</details>"
-        )
+        idle = sum(len(run.records) - run.executed for run in runs)
+        made.add("<details>", summary(f"Not run: {idle:,} cases"), "", *absent, "", "</details>")
     return str(made)
 
 
-def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
-    """One line: how many cases are not right, or that all that ran are."""
+def verdict(runs: Sequence[DeviceRun], groups: Sequence[Cause]) -> str:
+    """Count the cases that are not right, in a line."""
     executed = sum(run.executed for run in runs)
     if not executed:
         return "nothing ran"
@@ -156,37 +154,37 @@ def verdict(runs: Sequence[DeviceRun], found: Sequence[Cause]) -> str:
         known = sum(record.verdict is Verdict.XFAIL for run in runs for record in run.records)
         beside = f", {known:,} of them fail as the ledger expects" if known else ""
         return f"no unexpected failure in {executed:,} cases that ran{beside}"
-    return f"{wrong:,} of {executed:,} cases that ran are not right, {len(found):,} cause{'s' * (len(found) != 1)}"
+    return f"{wrong:,} of {executed:,} cases that ran are not right, {len(groups):,} cause{'s' * (len(groups) != 1)}"
 
 
 def _qualified(run: DeviceRun) -> list[str]:
-    """Whether a device qualifies, and why not, where the whole of a level was asked for."""
-    found = whole(run)
-    return [str(found), *found.reasons] if found is not None else []
+    """Say whether a device qualifies, and why not, where the whole of a level was asked for."""
+    result = whole(run)
+    return [str(result), *result.reasons] if result is not None else []
 
 
 def _devices(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
-    seen = [one for one in BAD_FIRST if any(record.verdict is one for run in runs for record in run.records)]
+    verdicts = {record.verdict for run in runs for record in run.records}
+    seen = [verdict for verdict in BAD_FIRST if verdict in verdicts]
     rows = []
     for name, run in zip(names, runs, strict=True):
         tally = counts(run.records)
         chip = run.fingerprint.chip if run.fingerprint is not None else run.capability
         torch = run.fingerprint.versions.get("torch", "") if run.fingerprint is not None else ""
-        rows.append(
-            (cell(name), cell(chip), cell(torch), f"{run.level}", *(f"{tally.get(str(one), 0):,}" for one in seen))
-        )
+        numbers = (f"{tally.get(str(verdict), 0):,}" for verdict in seen)
+        rows.append((cell(name), cell(chip), cell(torch), f"{run.level}", *numbers))
     head = ("device", "chip", "torch", "level", *map(str, seen))
     return table(head, rows, range(3, len(head)))
 
 
 def _matrix(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
-    """A row for each technique that is not green everywhere, a column for each device."""
+    """Make a row for each technique that is not green everywhere, and a column for each device."""
     cells: dict[tuple[str, str], list[Record]] = {}
     for name, run in zip(names, runs, strict=True):
         for record in run.records:
             cells.setdefault((record.case.technique, name), []).append(record)
     wrong = sorted(
-        {technique for (technique, _), group in cells.items() if any(not one.verdict.green for one in group)}
+        {technique for (technique, _), group in cells.items() if any(not record.verdict.green for record in group)}
     )
     rows = [(cell(technique), *(_counted(cells.get((technique, name), [])) for name in names)) for technique in wrong]
     return table(("technique", *map(cell, names)), rows) if rows else []
@@ -213,10 +211,6 @@ def _cause(cause: Cause) -> list[str]:
     ]
 
 
-def _idle(run: DeviceRun) -> int:
-    return len(run.records) - run.executed
-
-
 def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
     tally = Counter(
         (name, (record.headline or record.verdict)[:WIDTH])
@@ -224,6 +218,6 @@ def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
         for record in run.records
         if not record.verdict.executed
     )
-    ordered = sorted(tally.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     rows = [(f"{number:,}", cell(name), cell(reason)) for (name, reason), number in ordered]
     return table(("cases", "device", "reason"), rows, (0,)) if rows else []

@@ -1,7 +1,7 @@
-"""Several journals as one: shards of a run, and runs of several machines. Lines are checked and copied, and no record is kept. No torch.
+"""Merges journals into one: shards of a run, and runs of several machines. No torch.
 
-A merged journal is a journal with several headers. The runs stand in the order of their devices, starts and contents, whatever the order in
-which they were given, so that the same journals give the same bytes.
+A merged journal has several headers. Lines are checked and copied, and no record is kept. The runs are sorted by their
+devices, starts and contents, so that the same journals give the same bytes in any order.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from accelcheck.report.run import UsedLedger
 
 MOST_SECTIONS = 20_000
-"""Runs that are merged; more would be a stranger's file of headers."""
+"""Most runs that are merged; more would be an untrusted file of headers."""
 MOST_SAID = 20
-"""Cases with two verdicts, and fields that differ, that are named."""
+"""Most cases with two verdicts, and most differing fields, that are named."""
 MOST_SHOWN = 80
-"""Characters that are shown of a value that differs."""
+"""Most characters shown of a differing value."""
 CHUNK = 1 << 20
-"""Bytes that are copied at once."""
+"""Bytes copied at once."""
 
 
 class MergeError(JournalError):
-    """Journals are not merged, because of what they are or of the file that they would go to."""
+    """Journals cannot be merged, or the output cannot be written."""
 
 
 class DifferentDevicesError(MergeError):
-    """They are not all of one device with the same versions, and were to be; the message names what differs."""
+    """Journals are not all of one device with the same versions, as asked for; the message names the differences."""
 
 
 @dataclass
@@ -53,19 +53,19 @@ class Part:
     """A run in a journal.
 
     Attributes:
-        source: The journal.
-        line: Number of its header.
+        source: Path of the journal.
+        line: Number of its header's line.
         start: Byte at which it begins.
-        header: Its fields.
-        identities: What identifies each of its devices, by name: see `accelcheck.report.run.identity`.
-        said: What its header says of each of its devices, by field: what differs where two identities do.
-        ledgers: By which it was judged, sorted by name.
-        verdicts: The worst one of each case.
-        bytes: From its header to its last whole line.
-        lines: How many.
+        header: Fields of its header that the merge needs.
+        identities: Identity of each device, by name: see `accelcheck.report.run.identity`.
+        said: Facts about each device, by field, of which some differ where two identities do.
+        ledgers: Ledgers that judged it, sorted by name.
+        verdicts: Worst verdict of each case.
+        bytes: Size from its header to its last whole line.
+        lines: Number of its lines.
         digest: SHA-256 of its lines.
-        ended: Whether the run came to its end.
-        cut: Whether its last line is cut short.
+        ended: True where the run came to its end.
+        cut: True where its last line is cut short.
     """
 
     source: Path
@@ -82,7 +82,7 @@ class Part:
     ended: bool = False
     cut: bool = False
     twice: dict[str, Verdict] = field(default_factory=dict)
-    """Cases that it holds with two verdicts, with the better one."""
+    """Cases with two verdicts, with the better one."""
 
     @property
     def name(self) -> str:
@@ -91,17 +91,17 @@ class Part:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """What runs are sorted by."""
+        """Sort key of runs."""
         return (sorted(self.identities), str(self.header.get("started", "")), self.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was merged.
+    """The result of a merge.
 
     Attributes:
-        parts: The runs, in the order in which they are written.
-        notes: What a reader should know: taken once, kept apart, cut off, shards that are missing, cases with two verdicts.
+        parts: Runs in the order in which they are written.
+        notes: Remarks for the reader: taken once, kept apart, cut off, missing shards, cases with two verdicts.
         cases: Number of cases with a verdict, each once for each device.
     """
 
@@ -114,9 +114,9 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
     """Write the runs of several journals into one.
 
     Args:
-        paths: Of the journals; merged ones too.
-        output: The journal to write; it is written whole or not at all.
-        same_device: Refuse runs that are not all of one device, with the same versions.
+        paths: Journals; merged ones too.
+        output: Journal to write, whole or not at all.
+        same_device: True to refuse runs that are not all of one device, with the same versions.
 
     Raises:
         JournalError: A journal cannot be read, or is not one; the message names file, line and field.
@@ -137,8 +137,8 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
         if not part.ended
     ]
     notes += [*_ledgers(parts), *_incomplete(parts)]
-    said, cases = _judged_twice(parts)
-    notes += said
+    twice, cases = _judged_twice(parts)
+    notes += twice
     if (size := sum(part.bytes for part in parts)) > MOST_FILE:
         raise MergeError(f"{output}: would have {size:,} bytes, and a journal has at most {MOST_FILE:,}")
     try:
@@ -151,20 +151,20 @@ def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> 
 
 
 def _gathered(paths: Sequence[Path]) -> list[Part]:
-    found: list[Part] = []
+    parts: list[Part] = []
     for path in paths:
-        before = len(found)
+        before = len(parts)
         for part in _parts(path):
-            found.append(part)
-            if len(found) > MOST_SECTIONS:
+            parts.append(part)
+            if len(parts) > MOST_SECTIONS:
                 raise MergeError(f"{path}: expected at most {MOST_SECTIONS:,} runs in all, got more")
-        if len(found) == before:
+        if len(parts) == before:
             raise JournalError(f"{path}: expected a journal, got a file without a whole line")
-    return found
+    return parts
 
 
 def _parts(path: Path) -> Iterator[Part]:
-    """The runs of a journal, with all of their lines checked."""
+    """Read the runs of a journal, and check all of their lines."""
     part: Part | None = None
     content = hashlib.sha256()
     position = 0
@@ -188,7 +188,7 @@ def _parts(path: Path) -> Iterator[Part]:
         content.update(b"\n")
     if part is not None:
         part.digest = content.hexdigest()
-        # A last line that is whole may lack its line end.
+        # A whole last line may lack its line end.
         part.cut = path.stat().st_size > position
         yield part
 
@@ -196,17 +196,17 @@ def _parts(path: Path) -> Iterator[Part]:
 def _begun(path: Path, line: Line, position: int) -> Part:
     fields = table(line)
     header, fingerprints = read_header(line.where, fields)
-    identities = {name: identity(name, found, header) for name, found in fingerprints.items()}
+    identities = {name: identity(name, fingerprint, header) for name, fingerprint in fingerprints.items()}
     versions = {name: str(fields.get(name, "")) for name in ("accelcheck", "python")}
-    said = {
+    facts = {
         name: versions
-        | _flat("fingerprint", asdict(found) if found is not None else {})
+        | _flat("fingerprint", asdict(fingerprint) if fingerprint is not None else {})
         | _flat("must_pass", msgspec.to_builtins(header.must_pass.get(name)) or {})
-        for name, found in fingerprints.items()
+        for name, fingerprint in fingerprints.items()
     }
     kept = {name: fields.get(name) for name in ("started", "selection")}
     ledgers = tuple(sorted(header.ledgers, key=lambda used: (used.name, used.sha256)))
-    return Part(path, line.number, position, kept, identities, said, ledgers)
+    return Part(path, line.number, position, kept, identities, facts, ledgers)
 
 
 def _judged(part: Part, case: str, verdict: Verdict) -> None:
@@ -217,7 +217,7 @@ def _judged(part: Part, case: str, verdict: Verdict) -> None:
 
 
 def _once(parts: Sequence[Part]) -> tuple[list[Part], list[str]]:
-    """The runs without those that are already in, wholly or as the beginning of one that went on; and a line for each left out."""
+    """Leave out runs that are there twice, or are the beginning of another one; the rest, and a line for each."""
     kept: dict[str, Part] = {}
     notes: list[str] = []
     for part in parts:
@@ -235,18 +235,18 @@ def _once(parts: Sequence[Part]) -> tuple[list[Part], list[str]]:
 
 
 def _continued(group: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
-    """Each run that is the beginning of another one, with the first such one. Each run is read once at most, however many there are."""
+    """Pair each run that is the beginning of another one with the first such one; reads each run once at most."""
     cut = {part.digest: part for part in group if not part.ended}
     lengths = {part.bytes for part in cut.values()}
-    found: dict[str, Part] = {}
+    origins: dict[str, Part] = {}
     for other in group if cut and len(group) > 1 else ():
         for digest in _digests(other, lengths):
-            found.setdefault(digest, other)
-    yield from ((part, found[digest]) for digest, part in cut.items() if digest in found)
+            origins.setdefault(digest, other)
+    yield from ((part, origins[digest]) for digest, part in cut.items() if digest in origins)
 
 
 def _digests(part: Part, lengths: Collection[int]) -> Iterator[str]:
-    """Of the beginnings of a run that end with a line and have one of these lengths in bytes; not of the whole."""
+    """Digests of those beginnings of a run that end with a line and have one of these lengths in bytes."""
     content, position = hashlib.sha256(), 0
     try:
         for _, raw in bounded.lines(bounded.Piece(part.source, part.start, part.bytes, part.name)):
@@ -268,20 +268,20 @@ def _devices(parts: Sequence[Part]) -> list[str]:
 
 
 def _differing(parts: Sequence[Part]) -> list[str]:
-    """For each device of which there are several: each field that differs, with the values."""
-    found: dict[str, dict[tuple[str, ...], Part]] = defaultdict(dict)
+    """Describe the fields that differ, with their values, between runs of devices of one name."""
+    by_device: dict[str, dict[tuple[str, ...], Part]] = defaultdict(dict)
     for part in parts:
         for name, key in part.identities.items():
-            found[name].setdefault(key, part)
-    said = []
-    for name, (first, *others) in ((name, [*of.values()]) for name, of in found.items()):
+            by_device[name].setdefault(key, part)
+    lines = []
+    for name, (first, *others) in ((name, [*firsts.values()]) for name, firsts in by_device.items()):
         for other in others:
             was, now = first.said[name], other.said[name]
             fields = [key for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
             shown = [f"{key} {_value(was, key)} and {_value(now, key)}" for key in fields[:MOST_SAID]]
             shown += [f"{len(fields) - MOST_SAID} more fields"] if len(fields) > MOST_SAID else []
-            said.append(f"{text(name, MOST_SHOWN)} in {first.name} and in {other.name}: {'; '.join(shown)}")
-    return said
+            lines.append(f"{text(name, MOST_SHOWN)} in {first.name} and in {other.name}: {'; '.join(shown)}")
+    return lines
 
 
 def _value(fields: Mapping[str, str], key: str) -> str:
@@ -291,18 +291,11 @@ def _value(fields: Mapping[str, str], key: str) -> str:
 def _flat(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         return {name: str(value)}
-    return {inner: found for key, part in value.items() for inner, found in _flat(f"{name}.{key}", part).items()}
-
-
-def _owners(part: Part) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each case of a run, with what identifies its device."""
-    for name in part.verdicts:
-        device = name.split("/", 3)[2]
-        yield name, part.identities.get(device, (device,))
+    return {inner: leaf for key, part in value.items() for inner, leaf in _flat(f"{name}.{key}", part).items()}
 
 
 def _ledgers(parts: Sequence[Part]) -> Iterator[str]:
-    """Runs of one device that were judged by different ledgers: what one expects to fail, the other does not."""
+    """Name the runs of one device that were judged by different ledgers."""
     first: dict[tuple[str, ...], Part] = {}
     for part in parts:
         for name, key in part.identities.items():
@@ -314,52 +307,44 @@ def _ledgers(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _incomplete(parts: Sequence[Part]) -> Iterator[str]:
-    """The shards that are missing, device by device."""
-    found: dict[tuple[tuple[str, ...], ...], list[Mapping[str, Any]]] = defaultdict(list)
+    """Name the missing shards, device by device."""
+    by_devices: dict[tuple[tuple[str, ...], ...], list[Mapping[str, Any]]] = defaultdict(list)
     for part in parts:
         selection = part.header.get("selection")
         if isinstance(selection, dict):
-            found[tuple(sorted(part.identities.values()))].append(selection)
-    for selections in found.values():
+            by_devices[tuple(sorted(part.identities.values()))].append(selection)
+    for selections in by_devices.values():
         yield from shards.absent(selections)
 
 
 def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
-    """A line for each case with two verdicts, and the number of cases."""
+    """Lines about cases with two verdicts, and the number of cases."""
     seen: dict[tuple[tuple[str, ...], str], tuple[Part, Verdict]] = {}
-    said: list[str] = []
+    lines: list[str] = []
     for part in parts:
-        said += [
+        lines += [
             f"{name}: {better} and {part.verdicts[name]} in {part.name}; the worse of those that ran counts"
             for name, better in part.twice.items()
         ]
-        for name, owner in _owners(part):
-            verdict = part.verdicts[name]
+        for name, verdict in part.verdicts.items():
+            device = name.split("/", 3)[2]
+            owner = part.identities.get(device, (device,))
             first, other = seen.setdefault((owner, name), (part, verdict))
             if other is not verdict:
-                said.append(
+                lines.append(
                     f"{name}: {other} in {first.name}, {verdict} in {part.name}; the worse of those that ran counts"
                 )
-    more = len(said) - MOST_SAID
+    more = len(lines) - MOST_SAID
     rest = [f"{more} more cases with two verdicts; the worse of those that ran count"] if more > 0 else []
-    return said[:MOST_SAID] + rest, len(seen)
+    return lines[:MOST_SAID] + rest, len(seen)
 
 
 def _copy(part: Part, file: IO[bytes]) -> None:
-    content = hashlib.sha256()
-    for chunk in _chunks(part, part.bytes):
-        content.update(chunk)
-        file.write(chunk)
+    content, left = hashlib.sha256(), part.bytes
+    with part.source.open("rb") as source:
+        source.seek(part.start)
+        while left and (chunk := source.read(min(left, CHUNK)) or b"\n" * (left == 1)):  # it may lack its line end
+            content.update(chunk)
+            left -= file.write(chunk)
     if content.hexdigest() != part.digest:
         raise MergeError(f"{part.name}: changed while it was merged: merge again when the run has ended")
-
-
-def _chunks(part: Part, most: int) -> Iterator[bytes]:
-    """The first bytes of a run; one line end more than the file has where its last line lacks it."""
-    with part.source.open("rb") as file:
-        file.seek(part.start)
-        while most and (chunk := file.read(min(most, CHUNK))):
-            most -= len(chunk)
-            yield chunk
-    if most == 1:
-        yield b"\n"

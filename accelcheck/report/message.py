@@ -1,4 +1,4 @@
-"""The message of a failing case: the case, the expected and the actual result, and the command that reproduces it. No torch."""
+"""Formats a failing case: the expected and the actual result, and the command that reproduces it. No torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from accelcheck.report.console import escaped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Case, Evidence
+    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
 
 
 def reproduce(case: Case, more: Iterable[str] = ()) -> str:
-    """The command that runs this case alone, with more options."""
+    """Command that runs this case alone, with more options."""
     words = ["pytest", "--pyargs", "accelcheck.suite", f"--accel-device={case.device}", f"--accel-case={case.id}"]
     return shlex.join([*words, *more])
 
 
 def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
-    """Several lines for a terminal or a report.
+    """Format a record in several lines for a terminal or a report.
 
     Args:
-        record: Of the case.
-        more: Options of pytest that the reproduction needs, besides those that name the case.
-        command: That reproduces it; empty for `reproduce`.
+        record: Record of the case.
+        more: Further options of pytest for the reproduction.
+        command: Command of the reproduction; empty for `reproduce`.
     """
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.why.splitlines()]
@@ -42,10 +42,8 @@ def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
         ]
     if record.evidence:
         lines += ["", "  evidence:"]
-        lines += [f"    {_answer(e)} {e.label}: {e.observed}" for e in record.evidence]
+        for e in record.evidence:
+            answer = ("yes" if e.engaged else "NO ") if e.seen else "?  "
+            lines.append(f"    {answer} {e.label}: {e.observed}")
     lines += ["", f"  reproduce: {command or reproduce(record.case, more)}"]
     return "\n".join(escaped(line.expandtabs()) for line in lines)
-
-
-def _answer(evidence: Evidence) -> str:
-    return ("yes" if evidence.engaged else "NO ") if evidence.seen else "?  "

@@ -1,15 +1,15 @@
-"""A report in OCP's Test and Validation output format, version 2.0, one JSON object a line. No torch.
+"""Makes a report in OCP's Test and Validation output format, version 2.0, one JSON object a line. No torch.
 
-The specification: https://github.com/opencomputeproject/ocp-diag-core/tree/main/json_spec. One stream is one test run on one device
-under test, which has a hardware info for each device of the journals. A test step is a technique on a device. In a step:
+The specification: https://github.com/opencomputeproject/ocp-diag-core/tree/main/json_spec. A stream is a test run on
+one device under test, with a hardware info for each device of the journals. A test step is a technique on a device:
 
-- a measurement for each gating figure beyond its budget, which is its validator, and for each figure of time and memory;
+- a measurement for each gating figure beyond its budget, its validator, and for each figure of time and memory;
 - an error for each case that raised, died, hung or lost its device;
 - a diagnosis for each case that ran: PASS, FAIL, or UNKNOWN for a failure that the ledger expects;
 - a log for each case that did not run.
 
-The package ``ocptv`` writes such streams while a test runs, each line with the present time; these lines are of a run that is over, and
-have the time at which it began.
+The package ``ocptv`` writes such streams while a test runs, each line with the present time; these lines have the time
+at which their run began.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 MAJOR, MINOR = 2, 0
 RAISED = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts that have an error beside their diagnosis."""
+"""Verdicts with an error beside their diagnosis."""
 
 
 def document(runs: Sequence[DeviceRun]) -> str:
-    """The report as JSON lines, the same for the same journals."""
+    """Make the report as JSON lines, the same for the same journals."""
     names = labels(runs)
     begin = min((begun(run.started) for run in runs), default=begun(""))
     lines: list[str] = []
@@ -58,25 +58,25 @@ def document(runs: Sequence[DeviceRun]) -> str:
 
 
 def _put(lines: list[str], stamp: str, artifact: dict[str, Any]) -> None:
-    found = {"sequenceNumber": len(lines), "timestamp": stamp, **artifact}
-    lines.append(json.dumps(found, sort_keys=True, allow_nan=False) + "\n")
+    line = {"sequenceNumber": len(lines), "timestamp": stamp, **artifact}
+    lines.append(json.dumps(line, sort_keys=True, allow_nan=False) + "\n")
 
 
 def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
     hardware, software = [], []
     for name, run in zip(names, runs, strict=True):
-        found = run.fingerprint
+        fingerprint = run.fingerprint
         hardware.append(
             {
                 "hardwareInfoId": name,
-                "name": found.chip if found is not None else f"{name} (absent)",
-                **({"version": found.driver} if found is not None and found.driver else {}),
+                "name": fingerprint.chip if fingerprint is not None else f"{name} (absent)",
+                **({"version": fingerprint.driver} if fingerprint is not None and fingerprint.driver else {}),
             }
         )
-        versions = dict(found.versions) if found is not None else {}
+        versions = dict(fingerprint.versions) if fingerprint is not None else {}
         versions |= {"accelcheck": run.accelcheck, "python": run.python}
-        if found is not None and found.runtime:
-            versions["runtime"] = found.runtime
+        if fingerprint is not None and fingerprint.runtime:
+            versions["runtime"] = fingerprint.runtime
         software += [
             {
                 "softwareInfoId": _software(name, package),
@@ -86,6 +86,7 @@ def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
             }
             for package, version in sorted(versions.items())
         ]
+    platforms = (platform for run in runs for platform in run.platforms)
     return {
         "name": "accelcheck",
         "version": ", ".join(sorted({run.accelcheck for run in runs})),
@@ -96,7 +97,7 @@ def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
         },
         "dutInfo": {
             "dutInfoId": "machine",
-            "platformInfos": [{"info": one} for one in dict.fromkeys(one for run in runs for one in run.platforms)],
+            "platformInfos": [{"info": platform} for platform in dict.fromkeys(platforms)],
             "hardwareInfos": hardware,
             "softwareInfos": software,
         },
@@ -108,7 +109,7 @@ def _software(device: str, package: str) -> str:
 
 
 def _end(runs: Sequence[DeviceRun]) -> dict[str, str]:
-    """The specification allows a result only where the run was complete and something ran."""
+    """Status and result; the specification allows a result only where the run was complete and something ran."""
     if not any(run.executed for run in runs):
         return {"status": "SKIP", "result": "NOT_APPLICABLE"}
     if any("was cut off" in remark for run in runs for remark in run.remarks):
@@ -131,21 +132,19 @@ def _case(device: str, run: DeviceRun, record: Record) -> Iterator[dict[str, Any
     if not record.verdict.executed:
         yield {"log": {"severity": "INFO", "message": f"{case.id}: {record.why or record.verdict}"}}
         return
-    beyond = [one for one in record.figures if one.gates and not one.within]
-    yield from ({"measurement": _figure(device, record, one)} for one in beyond)
-    for one in record.measurements:
-        if one.value is not None:
+    beyond = [figure for figure in record.figures if figure.gates and not figure.within]
+    yield from ({"measurement": _figure(device, record, figure)} for figure in beyond)
+    for m in record.measurements:
+        if m.value is not None:
             yield {
                 "measurement": {
-                    "name": f"{case.id}: {one.name}",
-                    "value": _number(one.value),
-                    "unit": one.unit,
+                    "name": f"{case.id}: {m.name}",
+                    "value": _number(m.value),
+                    "unit": m.unit,
                     "hardwareInfoId": device,
                     "validators": [],
                     "metadata": {
-                        name: _number(value)
-                        for name, value in (("low", one.low), ("high", one.high))
-                        if value is not None
+                        name: _number(value) for name, value in (("low", m.low), ("high", m.high)) if value is not None
                     },
                 }
             }
@@ -180,5 +179,5 @@ def _figure(device: str, record: Record, figure: Figure) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | str:
-    """A number, or the name of one that JSON does not have."""
+    """Write numbers that JSON lacks as their names."""
     return value if math.isfinite(value) else str(value)

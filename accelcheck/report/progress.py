@@ -1,4 +1,4 @@
-"""How far a run is, and how long the rest of it takes. No torch."""
+"""Estimates how long the rest of a run takes. No torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from accelcheck.core.case import Mode
 
 INTERVAL = 10.0
-"""Seconds between two lines, at least."""
+"""Least seconds between two lines."""
 PART = 0.02
-"""Of the whole run's estimated time: the least between two lines, so that a long run writes about 50."""
+"""Least time between two lines, as a share of the run's estimated time, so that a long run writes about 50."""
 
 
 class Progress:
     """Counts finished cases and estimates the time left.
 
-    A case has a weight, which is what cases of its mode cost, roughly. The estimate is the time per weight of all finished
-    cases: the latest ones alone would mislead, because cases of one slow technique follow each other.
+    A case's weight is the rough cost of its mode. The estimate is the time per weight of all finished cases: the latest
+    ones alone would mislead, because cases of one slow technique follow each other.
 
     Args:
-        modes: Of the cases of the run.
-        start: When the first one began, in seconds.
+        modes: Modes of the run's cases.
+        start: Start of the first case, in seconds.
 
     Attributes:
         total: Number of cases.
@@ -44,11 +44,11 @@ class Progress:
         """Count a case that has finished.
 
         Args:
-            mode: Of the case.
-            now: In seconds.
+            mode: Mode of the case.
+            now: Present time in seconds.
 
         Returns:
-            The line that is due, if one is.
+            Line that is due, if one is.
         """
         self._finished += _weight(mode)
         self.done += 1
@@ -71,7 +71,7 @@ def _weight(mode: Mode) -> int:
 
 
 def rough(seconds: float) -> str:
-    """A time that is an estimate, in the units that people use."""
+    """Format an estimated time in the units that people use."""
     if seconds < 60:
         return f"{max(1, round(seconds))} s"
     tens = round(seconds / 10)

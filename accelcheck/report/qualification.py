@@ -1,4 +1,4 @@
-"""Whether a device qualifies at a level: its journals against the must-pass list of its class. No torch."""
+"""Judges whether a device qualifies at a level: its journals against the must-pass list of its class. No torch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 SHOWN = 3
-"""Cases that a reason names."""
+"""Most cases named in a reason."""
 NARROWS = ("techniques", "workloads", "dtypes", "cases")
-"""What a selection names that does not ask for a whole level; the shards of one may make a whole."""
+"""Fields of a selection that restrict a level; shards together may make a whole level."""
 
 
 @dataclass(frozen=True, slots=True)
 class Qualification:
-    """What a device shows at one level.
+    """The result of a device at one level.
 
     Attributes:
-        device: Its name.
+        device: Name of the device.
         level: The level.
         required: The must-pass list.
-        asked: How many cases the list has up to this level.
-        passed: How many of them passed.
+        asked: Number of the list's cases up to this level.
+        passed: Number of these that passed.
         absent: Ids of those that no journal has.
         unexecuted: Ids of those that did not run, each with its reason.
-        wrong: Ids of those that ran and did not pass, each with its verdict; also those whose own figures or evidence contradict a pass.
-        red: Ids of cases outside of the list that stand against the device, each with its verdict.
-        shown: Executed cases, techniques, and elements compared, of all cases.
-        floor: The least that is asked of each.
-        unproven: Why the journals do not show that a whole run was on this device; empty where they do.
+        wrong: Ids of those that ran and did not pass, or whose figures or evidence contradict a pass, with verdicts.
+        red: Ids of cases outside of the list that are not green, each with its verdict.
+        shown: Numbers of executed cases, techniques, and elements compared, of all cases.
+        floor: Least numbers of these.
+        unproven: Reasons why the journals may not be of a whole run on this device.
     """
 
     device: str
@@ -55,27 +55,23 @@ class Qualification:
 
     @property
     def holds(self) -> bool:
-        """Whether the device qualifies."""
+        """True if the device qualifies."""
         return not self.reasons
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it does not: a line each; empty if it does."""
-        found = list(self.unproven)
+        """Reasons why it does not, a line each; empty if it does."""
+        lines = list(self.unproven)
         if self.absent:
-            found.append(_named(len(self.absent), "must-pass cases are in no journal", self.absent))
-        if self.unexecuted:
-            found.append(
-                _named(
-                    len(self.unexecuted),
-                    "must-pass cases did not run",
-                    [f"{name} ({why})" for name, why in self.unexecuted.items()],
-                )
-            )
-        for what, cases in (("must-pass cases did not pass", self.wrong), ("other cases are not right", self.red)):
+            lines.append(_named(len(self.absent), "must-pass cases are in no journal", self.absent))
+        for what, cases in (
+            ("must-pass cases did not run", self.unexecuted),
+            ("must-pass cases did not pass", self.wrong),
+            ("other cases are not right", self.red),
+        ):
             if cases:
-                found.append(_named(len(cases), what, [f"{name} ({verdict})" for name, verdict in cases.items()]))
-        found += [
+                lines.append(_named(len(cases), what, [f"{name} ({why})" for name, why in cases.items()]))
+        lines += [
             f"{what}: expected at least {least:,}, got {got:,}"
             for what, got, least in (
                 ("executed cases", self.shown.cases, self.floor.cases),
@@ -84,20 +80,21 @@ class Qualification:
             )
             if got < least
         ]
-        return tuple(found)
+        return tuple(lines)
 
     def __str__(self) -> str:
-        """One line: what the list is, how many passed, and whether the device qualifies."""
+        """Name the list, the number of passed cases, and whether the device qualifies, in a line."""
         version = f"must-pass list {self.required.kind} {self.required.version} ({self.required.digest[:12]})"
         answer = "qualifies" if self.holds else "does not qualify"
-        return f"{self.device} {answer} at level {self.level}: {self.passed:,} of {self.asked:,} cases of the {version} passed"
+        passed = f"{self.passed:,} of {self.asked:,} cases of the {version} passed"
+        return f"{self.device} {answer} at level {self.level}: {passed}"
 
 
 def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
-    """Hold the journals of a device against its must-pass list.
+    """Compare the journals of a device with its must-pass list.
 
     Args:
-        run: What the journals say of it.
+        run: Run of the device.
         level: The level; that of the run if None.
     """
     return replace(
@@ -106,33 +103,33 @@ def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
 
 
 def whole(run: DeviceRun) -> Qualification | None:
-    """As `qualification`, for a device of which the whole of a level was asked for; None for any other."""
-    narrowed = any(any(one.get(name) for name in NARROWS) for one in run.selections)
+    """Qualify a device of which the whole of a level was asked for; None for any other."""
+    narrowed = any(any(selection.get(name) for name in NARROWS) for selection in run.selections)
     if narrowed or not any(record.verdict.executed and not record.case.alone for record in run.records):
         return None
     return qualification(run)
 
 
 def highest(run: DeviceRun) -> int:
-    """The highest level, up to that of the run, at which a device qualifies; 0 if there is none."""
+    """Highest level, up to that of the run, at which a device qualifies; 0 if there is none."""
     return max((level for level in LEVELS if level <= run.level and qualification(run, level).holds), default=0)
 
 
 def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
-    """Hold the records of a device against its must-pass list; those of other devices do not count."""
+    """Compare the records of a device with its must-pass list; those of other devices do not count."""
     required = must_pass.of(device)
     wanted = required.ids(device, level)
-    found = {record.case.id: record for record in records if record.case.device == device}
-    listed = {name: found[name] for name in sorted(wanted & found.keys())}
-    executed = [record for record in found.values() if record.verdict.executed and not record.case.alone]
+    by_id = {record.case.id: record for record in records if record.case.device == device}
+    listed = {name: by_id[name] for name in sorted(wanted & by_id.keys())}
+    executed = [record for record in by_id.values() if record.verdict.executed and not record.case.alone]
     return Qualification(
         device,
         level,
         required,
         len(wanted),
         sum(record.verdict is Verdict.PASS and not record.contradiction for record in listed.values()),
-        tuple(sorted(wanted - found.keys())),
-        {name: _why(record) for name, record in listed.items() if not record.verdict.executed},
+        tuple(sorted(wanted - by_id.keys())),
+        {name: f"{r.verdict}: {r.code or r.headline}" for name, r in listed.items() if not r.verdict.executed},
         {
             name: _verdict(record)
             for name, record in listed.items()
@@ -140,7 +137,7 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
         },
         {
             name: str(record.verdict)
-            for name, record in sorted(found.items())
+            for name, record in sorted(by_id.items())
             if name not in wanted and not record.verdict.green
         },
         must_pass.Floor(
@@ -160,12 +157,8 @@ def _unproven(run: DeviceRun) -> Iterator[str]:
     yield from (f"a run was cut off, and its other cases are unknown: {source}" for source in run.cut_off)
 
 
-def _why(record: Record) -> str:
-    return f"{record.verdict}: {record.code or record.headline}"
-
-
 def _verdict(record: Record) -> str:
-    # A ledger of the device's vendor may expect anything; what accelcheck's own expects is not on the list.
+    # A vendor's ledger may expect anything; failures that accelcheck's own expects are not on the list.
     if record.verdict is Verdict.XFAIL:
         return "xfail: a ledger expects it to fail"
     return f"{record.verdict}, but {record.contradiction}" if record.contradiction else str(record.verdict)

@@ -1,4 +1,4 @@
-"""PyTorch's Compute Platform Quality Levels: the tables and their items, and the answers that people give to them. No torch."""
+"""PyTorch's Compute Platform Quality Levels: the tables, their items, and people's answers. No torch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "quality_levels"
 SCHEMA = 1
 STABLE, UNSTABLE = 99, 86
-"""Points of the levels; `STABLE` needs every item of priority P0, too."""
+"""Points of the levels; `STABLE` also needs every item of priority P0."""
 MOST_TEXT = 500
-"""Characters of a text in a file of answers."""
+"""Most characters of a text in a file of answers."""
 _LINK = re.compile(r"https://[^\s<>()\[\]\"'`|\\]{1,500}")
 
 
 class QualityError(ValueError):
-    """A file of items or answers cannot be read or is malformed; the message names the file, the entry and the field."""
+    """A file of items or answers cannot be read or is malformed; the message names file, entry and field."""
 
 
 class Rule(StrEnum):
-    """How cases give the points of an item; items.toml says what each means."""
+    """The rule by which cases give an item's points; items.toml explains each."""
 
     ALL = "all"
     FAST = "fast"
@@ -43,14 +43,14 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One item of a table.
 
     Attributes:
-        name: Its id.
+        name: Id of the item.
         table: Name of its table.
-        points: The most that it gives.
+        points: Most points of the item.
         priority: ``P0``, ``P1`` or ``P2``.
-        what: One sentence.
-        cases, rule: Of an item that is measured.
-        question: Of an item that a person answers; empty for a measured one.
-        steps: Least fraction, and the points that it gives; empty where the answer is yes or no.
+        what: Description in one sentence.
+        cases, rule: Globs of case ids, and their rule, for an item that is measured.
+        question: Question for a person; empty for a measured item.
+        steps: Least fractions, with the points of each; empty where the answer is yes or no.
         contradicted: Cases that take the points away where they ran and did not pass.
     """
 
@@ -67,7 +67,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def required(self) -> bool:
-        """Whether a stable platform must have it."""
+        """True for an item that a stable platform must have."""
         return self.priority == "P0"
 
 
@@ -75,10 +75,10 @@ class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table.
 
     Attributes:
-        name, title: Of the table.
-        points: The most that it gives, whatever its items add up to.
-        items: In order.
-        note: Why the items add up to another number; empty where they do not.
+        name, title: Name of the table, and its title.
+        points: Most points of the table, whatever its items add up to.
+        items: Items in order.
+        note: Reason why the items add up to another number; empty where they do not.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """What items.toml or tables.toml holds."""
+    """The content of items.toml or tables.toml."""
 
     schema: Literal[1]
     item: tuple[Item, ...] = ()
@@ -101,13 +101,13 @@ class Answer:
     """A person's answer to an item.
 
     Attributes:
-        item: Its name.
+        item: Name of the item.
         yes: The answer.
-        link: Evidence, a URL.
-        by: Who answers.
-        date: When.
-        fraction: Where the item asks for one.
-        device: For which it holds; empty for every device.
+        link: URL of the evidence.
+        by: Person or team that answers.
+        date: Date of the answer.
+        fraction: Fraction from 0 to 1, where the item asks for one.
+        device: Device of the answer; empty for every device.
     """
 
     item: str
@@ -138,7 +138,7 @@ _ANSWER = {
 
 
 def tables(folder: Path = FOLDER) -> tuple[ItemTable, ...]:
-    """The tables, in their order.
+    """Read the tables, in their order.
 
     Raises:
         QualityError: A file is malformed.
@@ -148,8 +148,8 @@ def tables(folder: Path = FOLDER) -> tuple[ItemTable, ...]:
         if not (bool(item.rule) == bool(item.cases) != bool(item.question)):
             raise QualityError(f"items.toml: {item.name}: expected either `cases` and `rule`, or `question`")
         items.setdefault(item.table, []).append(item)
-    found = _own(folder / "tables.toml").table
-    return tuple(msgspec.structs.replace(table, items=tuple(items.pop(table.name))) for table in found)
+    own_tables = _own(folder / "tables.toml").table
+    return tuple(msgspec.structs.replace(table, items=tuple(items.pop(table.name))) for table in own_tables)
 
 
 def _own(path: Path) -> _File:
@@ -166,7 +166,7 @@ def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:
         QualityError: It cannot be read, names an item that does not exist or is measured, or answers one twice.
     """
     items = {item.name: item for table in known for item in table.items}
-    found: dict[tuple[str, str], Answer] = {}
+    by_device: dict[tuple[str, str], Answer] = {}
     for entry in toml.read(path, "answer", _ANSWER, QualityError, SCHEMA):
         name = entry["item"]
         if name not in items:
@@ -189,20 +189,20 @@ def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:
             None if fraction is None else float(fraction),
             entry.values.get("device", ""),
         )
-        if (name, answer.device) in found:
+        if (name, answer.device) in by_device:
             raise entry.wrong("item", f"{name} is answered twice")
-        found[name, answer.device] = answer
-    return tuple(found.values())
+        by_device[name, answer.device] = answer
+    return tuple(by_device.values())
 
 
 def answer_to(item: Item, device: str, given: Sequence[Answer]) -> Answer | None:
-    """The answer for a device; one that names the device comes before one for all."""
+    """Find the answer for a device; one that names the device comes before one for all."""
     fitting: Mapping[str, Answer] = {answer.device: answer for answer in given if answer.item == item.name}
     return fitting.get(device, fitting.get(""))
 
 
 def template(known: Sequence[ItemTable]) -> list[str]:
-    """A file of answers with every question, each answered by false."""
+    """Make a file of answers with every question, each answered by false."""
     lines = [
         "# Answers to what accelcheck cannot measure, for `accelcheck assess JOURNAL... --answers FILE`.",
         "# An answer is a claim: the table shows it as one, with its link. Remove what you do not answer.",

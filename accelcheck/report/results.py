@@ -1,4 +1,4 @@
-"""Files of results that people keep and compare: small sorted JSON with a schema, date, versions and device. No torch."""
+"""Writes files of results to keep and compare: small sorted JSON with schema, date, versions and device. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResultsError(ValueError):
 
 
 def writable(path: Path) -> None:
-    """Check, before anything is measured, that a file can be written.
+    """Check that a file can be written, before anything is measured.
 
     Raises:
         ResultsError: It cannot be written.
@@ -42,9 +42,9 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
     """Write a file atomically: readers see the old one or the new one.
 
     Args:
-        path: In a folder that exists.
-        kind: Of the results in `body`.
-        device: The device that was measured.
+        path: File in a folder that exists.
+        kind: Kind of the results.
+        device: Device that was measured.
         body: JSON-ready values, and floats, which are rounded.
 
     Raises:
@@ -75,13 +75,13 @@ def save(path: Path, text: str) -> None:
 
 
 def identity(device: Fingerprint) -> str:
-    """A device in one line: chip, count, runtime and versions."""
+    """Describe a device in one line: chip, count, runtime and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(device.versions.items()))
     return f"{device.device}: {device.chip} x {device.count}, {device.runtime}, {versions}"
 
 
 def rounded(value: Any) -> Any:
-    """Floats at `DIGITS` significant digits, wherever they are."""
+    """Round floats to `DIGITS` significant digits, at any depth."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""What journals say of each device: the runs of one device, in one or several journals, as one. No torch.
+"""Joins the runs of each device, in one or several journals, into one. No torch.
 
-Two runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the same. All else is kept apart.
+Runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
-    from accelcheck.core.case import Case
+    from accelcheck.core.case import Case, Measurement
     from accelcheck.core.journal import Record
     from accelcheck.core.journal_reading import Section
 
@@ -41,14 +41,14 @@ BAD_FIRST = (
     Verdict.UNSUPPORTED,
     Verdict.UNAVAILABLE,
 )
-"""The verdicts, the worst one first."""
+"""Verdicts, the worst one first."""
 MOST_DEVICES = 64
-"""Devices of one run."""
+"""Most devices of one run."""
 _BADNESS = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)}
 
 
 class UsedLedger(msgspec.Struct, frozen=True):
-    """A ledger that a run used: the name of its file, and the SHA-256 of its content."""
+    """A ledger that a run used: file name, and SHA-256 of the content."""
 
     name: str
     sha256: str
@@ -63,7 +63,7 @@ class UsedList(msgspec.Struct, frozen=True):
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """A model of somebody's own: its words on the command line, ``FILE:FUNCTION``, and what it is."""
+    """A user-owned model: its spec on the command line, ``FILE:FUNCTION``, and a summary."""
 
     spec: str
     summary: str = ""
@@ -75,7 +75,7 @@ class _Device(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """The header of a run, as far as reports read it; a field that is absent has its default."""
+    """The fields of a run's header that reports read; an absent field has its default."""
 
     started: str = ""
     accelcheck: str = ""
@@ -93,24 +93,24 @@ class Header(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """What the journals say of one device.
+    """The joined runs of one device.
 
     Attributes:
-        device: The device's name.
-        fingerprint: None where it was absent.
-        capability: ``ok``, or why it was absent.
+        device: Name of the device.
+        fingerprint: Fingerprint of the device; None where it was absent.
+        capability: ``ok``, or the reason for its absence.
         accelcheck, python: Versions.
         platforms: Operating systems of the machines, in the order of the journals.
-        level: The highest level that was asked for.
-        started: When the first of its runs began, in ISO 8601.
-        selections: What each run selected of the matrix, as its header says; empty for all in journals of earlier versions.
-        packages: Versions of the installed packages by name, where a journal says them.
-        records: One a case, sorted by id.
+        level: Highest level that was asked for.
+        started: Start of the first run, in ISO 8601.
+        selections: Each run's selection of the matrix, from its header; empty for all in journals of earlier versions.
+        packages: Versions of the installed packages by name, where a journal has them.
+        records: One record for each case, sorted by id.
         sources: Files of the journals.
-        remarks: What a reader should know of the journals: cut off, shards that are missing, cases that two of them judged differently.
+        remarks: Remarks about the journals: cut off, missing shards, cases with two verdicts.
         cut_off: Files of the journals of which a run did not come to its end.
         imports: Modules that its processes imported.
-        models: Models of somebody's own, by the names of their workloads.
+        models: User-owned models, by the names of their workloads.
     """
 
     device: str
@@ -131,7 +131,7 @@ class DeviceRun:
     models: Mapping[str, OwnModel] = field(default_factory=dict)
 
     def reproduction(self, case: Case) -> str:
-        """The command that runs a case alone, with the modules and the model that it needs."""
+        """Command that runs a case alone, with the modules and the model that it needs."""
         model = self.models.get(case.workload)
         more = [] if model is None else [f"--accel-model={model.spec}"]
         return reproduce(case, [*(f"--accel-import={name}" for name in self.imports), *more])
@@ -143,11 +143,11 @@ class DeviceRun:
 
     @property
     def green(self) -> bool:
-        """Whether no case stands against it, and one at least ran."""
+        """True if at least one case ran, and all are green."""
         return self.executed > 0 and all(record.verdict.green for record in self.records)
 
     def counts(self) -> dict[str, int]:
-        """How many cases have each verdict, the worst verdict first."""
+        """Count the cases by verdict, the worst verdict first."""
         return counts(self.records)
 
 
@@ -168,8 +168,13 @@ class _Gathered:
     level: int = 1
 
 
+def measurement(record: Record, name: str) -> Measurement | None:
+    """Find a measurement by its name."""
+    return next((known for known in record.measurements if known.name == name), None)
+
+
 def counts(records: Iterable[Record]) -> dict[str, int]:
-    """How many cases have each verdict, the worst verdict first."""
+    """Count the cases by verdict, the worst verdict first."""
     tally = Counter(record.verdict for record in records)
     return {str(verdict): tally[verdict] for verdict in BAD_FIRST if tally[verdict]}
 
@@ -178,7 +183,7 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
     """Read journals.
 
     Args:
-        paths: Of the journals, or where they are in a package; merged ones too.
+        paths: Journals, or their pieces of a package; merged ones too.
 
     Returns:
         The devices, in the order in which they appear.
@@ -196,65 +201,65 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
             raise JournalError(f"{path}: expected a journal, got a file without a whole line")
     return tuple(
         DeviceRun(
-            *one.first,
-            platforms=tuple(dict.fromkeys(one.platforms)),
-            level=one.level,
-            started=min(one.started),
-            selections=tuple(one.selections),
-            packages=dict(sorted(one.packages.items())),
-            imports=tuple(one.imports),
-            models=one.models,
-            records=tuple(one.records[name] for name in sorted(one.records)),
-            sources=tuple(dict.fromkeys(one.sources)),
-            cut_off=tuple(dict.fromkeys(one.cut_off)),
-            remarks=tuple(dict.fromkeys([*one.remarks, *shards.absent(one.selections)])),
+            *run.first,
+            platforms=tuple(dict.fromkeys(run.platforms)),
+            level=run.level,
+            started=min(run.started),
+            selections=tuple(run.selections),
+            packages=dict(sorted(run.packages.items())),
+            imports=tuple(run.imports),
+            models=run.models,
+            records=tuple(run.records[name] for name in sorted(run.records)),
+            sources=tuple(dict.fromkeys(run.sources)),
+            cut_off=tuple(dict.fromkeys(run.cut_off)),
+            remarks=tuple(dict.fromkeys([*run.remarks, *shards.absent(run.selections)])),
         )
-        for one in gathered.values()
+        for run in gathered.values()
     )
 
 
 def labels(runs: Sequence[DeviceRun]) -> list[str]:
-    """A name for each device: its own, with chip and torch version and then a number where several have the same."""
-    found = [run.device for run in runs]
+    """Label each device: its name, with chip and torch version and then a number where several have the same."""
+    names = [run.device for run in runs]
     for describe in (_chip, _torch):
-        shared = Counter(found)
-        found = [
+        shared = Counter(names)
+        names = [
             f"{name}, {more}" if shared[name] > 1 and (more := describe(run)) else name
-            for name, run in zip(found, runs, strict=True)
+            for name, run in zip(names, runs, strict=True)
         ]
-    shared, seen = Counter(found), Counter[str]()
-    for index, name in enumerate(found):
+    shared, seen = Counter(names), Counter[str]()
+    for index, name in enumerate(names):
         seen[name] += 1
         if shared[name] > 1:
-            found[index] = f"{name} ({seen[name]})"
-    return found
+            names[index] = f"{name} ({seen[name]})"
+    return names
 
 
 def read_header(source: str, header: Mapping[str, Any]) -> tuple[Header, dict[str, Fingerprint | None]]:
-    """A header's fields, and the fingerprint of each of its devices; None for one that was absent.
+    """Parse a header, and the fingerprint of each of its devices; None for one that was absent.
 
     Raises:
         JournalError: A field has another type; the message names `source` and the field.
     """
     try:
-        found = msgspec.convert(dict(header), Header)
+        fields = msgspec.convert(dict(header), Header)
         fingerprints = {
             name: None if device.fingerprint is None else fingerprint_from_json(device.fingerprint)
-            for name, device in found.devices.items()
+            for name, device in fields.devices.items()
         }
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise JournalError(f"{source}: header: {text(error, 300)}") from error
-    if found.level not in LEVELS:
-        got = text(found.level, 20)
+    if fields.level not in LEVELS:
+        got = text(fields.level, 20)
         raise JournalError(f"{source}: header: field 'level' is {got}; expected one of {', '.join(map(str, LEVELS))}")
     if len(fingerprints) > MOST_DEVICES:  # each has its own copy of what the header says of all
         got = f"{len(fingerprints):,}"
         raise JournalError(f"{source}: header: expected at most {MOST_DEVICES} devices in field 'devices', got {got}")
-    return found, fingerprints
+    return fields, fingerprints
 
 
 def identity(device: str, fingerprint: Fingerprint | None, header: Header) -> tuple[str, ...]:
-    """What two runs must have in common to be of one device."""
+    """Properties that two runs of one device have in common."""
     required = header.must_pass.get(device)
     chip = repr(asdict(fingerprint)) if fingerprint else ""
     return (device, chip, header.accelcheck, header.python, required.sha256 if required else "")
@@ -271,31 +276,32 @@ def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Se
         if key not in gathered:
             capability = header.devices[name].capability if name in header.devices else "not in the journal's header"
             gathered[key] = _Gathered((name, fingerprint, capability, header.accelcheck, header.python))
-        one = gathered[key]
-        one.sources.append(source)
-        one.platforms.append(header.platform)
-        one.selections.append(header.selection)
-        one.packages.update(header.packages)
-        one.imports.update(dict.fromkeys(header.imports))
-        one.models.update(header.models)
-        one.started.append(header.started)
-        one.level = max(one.level, header.level)
+        run = gathered[key]
+        run.sources.append(source)
+        run.platforms.append(header.platform)
+        run.selections.append(header.selection)
+        run.packages.update(header.packages)
+        run.imports.update(dict.fromkeys(header.imports))
+        run.models.update(header.models)
+        run.started.append(header.started)
+        run.level = max(run.level, header.level)
         if section.end is None:
-            one.cut_off.append(source)
-            one.remarks.append(f"{source}: the run was cut off" + (", in the middle of a line" if section.cut else ""))
+            run.cut_off.append(source)
+            run.remarks.append(f"{source}: the run was cut off" + (", in the middle of a line" if section.cut else ""))
         for record in records:
-            _add(one, source, record)
+            _add(run, source, record)
 
 
-def _add(one: _Gathered, source: str, record: Record) -> None:
+def _add(run: _Gathered, source: str, record: Record) -> None:
     name = record.case.id
-    other = one.records.get(name)
+    other = run.records.get(name)
     if other is not None and other.verdict is not record.verdict:
-        one.remarks.append(
-            f"{name}: {other.verdict} in {one.origins[name]}, {record.verdict} in {source}; the worse of those that ran counts"
+        run.remarks.append(
+            f"{name}: {other.verdict} in {run.origins[name]}, {record.verdict} in {source}; "
+            "the worse of those that ran counts"
         )
     if other is None or _BADNESS[record.verdict] < _BADNESS[other.verdict]:
-        one.records[name], one.origins[name] = record, source
+        run.records[name], run.origins[name] = record, source
 
 
 def _chip(run: DeviceRun) -> str:

@@ -1,6 +1,6 @@
-"""What a failure says of its cause: its faults, and the texts of exceptions and stacks, which are others'. No torch.
+"""Finds a failure's causes in its faults, and in the texts of exceptions and stacks, which come from others. No torch.
 
-Numbers, shapes, addresses, folders and the case's own names are left out, so that the same fault in two cases reads the same.
+Numbers, shapes, addresses, folders and the case's own names are left out, so that a fault reads the same in all cases.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
 
 MOST_READ = 20_000
-"""Characters that are read of a reason and of a traceback; torch's messages with all registrations have 5,000."""
+"""Most characters read of a reason and of a traceback; torch's messages with all registrations have 5,000."""
 MOST_FAULTS = 400
-"""Faults that are read of a failure."""
+"""Most faults read of a failure."""
 MOST_TITLE = 160
-"""Characters of a title."""
+"""Most characters of a title."""
 HIDDEN = "…"
-"""What stands for a number, a shape, an address or a name that differs from case to case."""
+"""Placeholder of a number, a shape, an address or a name that differs from case to case."""
 
 
 class Kind(StrEnum):
-    """What kind of thing a cause is."""
+    """The kind of a cause."""
 
     OPERATOR = "missing operator"
     FEATURE = "missing feature"
@@ -54,13 +54,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One fault of a record.
+    """The cause of one fault of a record.
 
     Attributes:
-        kind: What kind of thing it is.
-        title: The same in every case that has the same cause; of wrong values, the name of what is wrong with them.
-        paths: Of wrong values: what is wrong, such as ``outputs`` or ``running_var``. The case's technique, workload and
-            dtype then say what the cause may be, and `accelcheck.report.causes` compares how many cases of each fail.
+        kind: Kind of cause.
+        title: Text that all cases with this cause share; for wrong values, one of three names.
+        paths: Wrong parts, such as ``outputs`` or ``running_var``; for wrong values only, whose cause
+            `accelcheck.report.causes` finds by comparing how many cases of each technique, workload and dtype fail.
     """
 
     kind: Kind
@@ -99,7 +99,7 @@ _STORAGE = re.compile(
     r"storage (?:has|does not have|on different device)|[Uu]ntyped_?[Ss]torage",
 )
 _PICKLE = re.compile(
-    r"[Dd]on't know how to (?:determine|restore) data|[Cc]an(?:not|'t) (?:be )?pickle|PicklingError|UnpicklingError|pickled"
+    r"[Dd]on't know how to (?:determine|restore) data|[Cc]an(?:not|'t) (?:be )?pickle|(?:Unp|P)icklingError|pickled"
 )
 _AUTOCAST = re.compile(r"autocast[^\n]{0,80}(?:unsupported|not (?:supported|registered|implemented|available))|"
                        r"(?:unsupported|no|not supported)[^\n]{0,20} autocast", re.IGNORECASE)  # fmt: skip
@@ -116,24 +116,23 @@ _RANDOM = ("rate", "scale", "lag", "likeness", "mask")
 
 
 def signatures(record: Record) -> tuple[Signature, ...]:
-    """What a record that is not green says of its causes: one signature each; at least one."""
+    """Causes of a record that is not green; at least one."""
     if record.verdict is Verdict.XPASS:
         reasons = [known.reason for known in record.known] or [""]
-        return tuple(Signature(Kind.LEDGER, _short(f"passes, and the ledger expects: {one}")) for one in reasons)
+        return tuple(Signature(Kind.LEDGER, _short(f"passes, and the ledger expects: {reason}")) for reason in reasons)
     if record.verdict is Verdict.FLAKY:
         inner = _signatures(record, record.runs[0] if record.runs else Verdict.ERROR)
-        return tuple(Signature(one.kind, _short(f"not in each run: {one.title}"), one.paths) for one in inner)
+        return tuple(Signature(known.kind, _short(f"not in each run: {known.title}"), known.paths) for known in inner)
     return _signatures(record, record.verdict)
 
 
 def _signatures(record: Record, verdict: Verdict) -> tuple[Signature, ...]:
     text = record.reason[:MOST_READ]
     trace = record.traceback[-MOST_READ:]
-    if verdict is Verdict.CRASH:
-        return (_ended(record.code or "ended", trace),)
-    if verdict is Verdict.HANG:
+    if verdict in {Verdict.CRASH, Verdict.HANG}:
+        kind, how = (Kind.CRASH, record.code or "ended") if verdict is Verdict.CRASH else (Kind.HANG, "hangs")
         place = _place(trace)
-        return (Signature(Kind.HANG, _short(f"hangs in {place}" if place else "hangs, without a stack")),)
+        return (Signature(kind, _short(f"{how} in {place}" if place else f"{how}, without a stack")),)
     if verdict is Verdict.DEVICE_LOST:
         known = _known(text, trace)
         title = known.title if known is not None else _general(text.partition("\n")[2] or text, record)
@@ -150,20 +149,21 @@ _UNPROVEN: Mapping[str, tuple[Kind, str]] = {
     ErrorCode.NO_EVIDENCE: (Kind.EVIDENCE, "gives no evidence that it ran"),
     ErrorCode.NOTHING_COMPARED: (Kind.EVIDENCE, "no element was compared"),
     ErrorCode.IMPLAUSIBLE: (Kind.EVIDENCE, "what was timed cannot have done the work"),
+    ErrorCode.UNDECIDED: (Kind.EVIDENCE, ""),
     ErrorCode.NO_BASELINE: (Kind.REGRESSION, ""),
     ErrorCode.NOT_COLLECTED: (Kind.UNCOLLECTED, "a case of the must-pass list is not collected"),
 }
-"""Errors that no exception is, and the title if it is not the first line of the reason."""
+"""Errors without an exception; an empty title stands for the first line of the reason."""
 
 
 def _error(record: Record, text: str, trace: str = "") -> Signature:
     known = _known(text, trace)
     if known is not None:
         return known
-    if text.startswith(_TORCHSCRIPT):  # what went wrong stands at the end, which may be cut off
+    if text.startswith(_TORCHSCRIPT):  # the message stands at the end, which may be cut off
         title = f"{_general(text, record).partition(':')[0]} in {_place(text)}, in TorchScript"
-    elif (found := _ABSENT.search(text)) is not None:
-        return Signature(Kind.FEATURE, _short(found[0]))
+    elif (absent := _ABSENT.search(text)) is not None:
+        return Signature(Kind.FEATURE, _short(absent[0]))
     else:
         title = _general(text, record)
     kind = Kind.FEATURE if title.startswith("NotImplementedError") else Kind.EXCEPTION
@@ -177,74 +177,69 @@ _TORCHSCRIPT = tuple(
 
 
 def _known(text: str, trace: str) -> Signature | None:
-    """A fault that torch or the operating system words the same way everywhere."""
+    """Find a fault that torch or the operating system words the same way everywhere."""
     # Lines of source code stand indented in a traceback, and may hold the text of an error that was not raised.
-    said = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
+    message = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
     for find in (_kernel, _feature, _environment):
-        found = find(said)
-        if found is not None:
-            return found
+        signature = find(message)
+        if signature is not None:
+            return signature
     return None
 
 
-def _kernel(said: str) -> Signature | None:
-    if (found := _NO_KERNEL.search(said)) is not None:
-        operator, key = found.groups()
+def _kernel(text: str) -> Signature | None:
+    if (match := _NO_KERNEL.search(text)) is not None:
+        operator, key = match.groups()
         if key.startswith("Autocast"):
             return Signature(Kind.FEATURE, "autocast is not registered")
         special = next((f"{name.lower()} " for name in _KEYS if key.startswith(name)), "")
         return Signature(Kind.OPERATOR, f"{operator}: no {special}kernel")
-    if (found := _NO_DTYPE.search(said)) is not None:
-        return Signature(Kind.OPERATOR, f"{found[1]}: no kernel for {_DTYPES.get(found[2], found[2])}")
+    if (match := _NO_DTYPE.search(text)) is not None:
+        return Signature(Kind.OPERATOR, f"{match[1]}: no kernel for {_DTYPES.get(match[2], match[2])}")
     operator = ""
-    if "_overrideable" in said and (found := _OVERRIDEABLE.search(said)) is not None:
-        operator = f"aten::{found[1]}"
-    elif "::" in said and (found := _NOT_ON_DEVICE.search(said)) is not None:
-        operator = next(filter(None, found.groups()))
+    if "_overrideable" in text and (match := _OVERRIDEABLE.search(text)) is not None:
+        operator = f"aten::{match[1]}"
+    elif "::" in text and (match := _NOT_ON_DEVICE.search(text)) is not None:
+        operator = next(filter(None, match.groups()))
     return Signature(Kind.OPERATOR, f"{operator}: no kernel") if operator else None
 
 
 _KEYS = ("Autograd", "Sparse", "Quantized", "Nested")
-"""Dispatch keys of which a device has kernels of their own."""
+"""Dispatch keys for which a device has kernels of their own."""
 
 
-def _feature(said: str) -> Signature | None:
-    if "utocast" in said and _AUTOCAST.search(said):
+def _feature(text: str) -> Signature | None:
+    if "utocast" in text and _AUTOCAST.search(text):
         return Signature(Kind.FEATURE, "autocast is not registered")
-    if _PICKLE.search(said):
+    if _PICKLE.search(text):
         return Signature(Kind.FEATURE, "storages cannot be saved")
-    if _STORAGE.search(said):
+    if _STORAGE.search(text):
         return Signature(Kind.FEATURE, "storages cannot be copied or shared")
     return None
 
 
-def _environment(said: str) -> Signature | None:
-    if "emory" in said and _MEMORY.search(said):
+def _environment(text: str) -> Signature | None:
+    if "emory" in text and _MEMORY.search(text):
         return Signature(Kind.ENVIRONMENT, "out of memory")
-    if _DISK.search(said):
+    if _DISK.search(text):
         return Signature(Kind.ENVIRONMENT, "no space left on the disk")
-    if (found := _MODULE.search(said)) is not None:
-        return Signature(Kind.ENVIRONMENT, f"the module {found[1]} is missing")
-    if ".so" in said and (found := _LIBRARY.search(said)) is not None:
-        return Signature(Kind.ENVIRONMENT, f"the library {found[1]} is missing")
-    if (found := _DEVICE_ERROR.search(said)) is not None:
-        return Signature(Kind.EXCEPTION, _short(found[1]))
+    if (match := _MODULE.search(text)) is not None:
+        return Signature(Kind.ENVIRONMENT, f"the module {match[1]} is missing")
+    if ".so" in text and (match := _LIBRARY.search(text)) is not None:
+        return Signature(Kind.ENVIRONMENT, f"the library {match[1]} is missing")
+    if (match := _DEVICE_ERROR.search(text)) is not None:
+        return Signature(Kind.EXCEPTION, _short(match[1]))
     return None
 
 
-def _ended(how: str, trace: str) -> Signature:
-    place = _place(trace)
-    return Signature(Kind.CRASH, _short(f"{how} in {place}" if place else f"{how}, without a stack"))
-
-
 def _place(trace: str) -> str:
-    """The innermost frame of a stack outside of Python's standard library; empty where there is none."""
+    """Innermost frame of a stack outside of Python's standard library; empty where there is none."""
     threads = list(_THREAD.finditer(trace))
     if threads:  # faulthandler's, the innermost frame first; the main thread is the last one
-        ends = [*(one.start() for one in threads[1:]), len(trace)]
-        stacks = [(one[1], _FRAME.findall(trace[one.end() : end])) for one, end in zip(threads, ends, strict=True)]
-        stacks = [one for one in stacks if one[1]]  # a thread of native code has no frames of Python's
-        frames = next((one for name, one in stacks if name == "Current thread"), stacks[-1][1] if stacks else [])
+        ends = [*(m.start() for m in threads[1:]), len(trace)]
+        stacks = [(m[1], _FRAME.findall(trace[m.end() : end])) for m, end in zip(threads, ends, strict=True)]
+        stacks = [stack for stack in stacks if stack[1]]  # a thread of native code has no frames of Python's
+        frames = next((own for name, own in stacks if name == "Current thread"), stacks[-1][1] if stacks else [])
     else:
         frames = _FRAME.findall(trace)[::-1]
     for path, function in frames:
@@ -254,7 +249,7 @@ def _place(trace: str) -> str:
 
 
 def _module(path: str) -> str:
-    """The part of a path that is the same on every machine."""
+    """Cut a path down to the part that is the same on every machine."""
     for place in _PLACES:
         if place in path:
             return path.rpartition(place)[2]
@@ -263,33 +258,33 @@ def _module(path: str) -> str:
 
 
 def _faults(record: Record) -> Iterator[Signature]:
-    """The causes that the faults of a `fail` name."""
+    """Causes named by the faults of a `fail`."""
     grown = {known.fault for known in record.known}
     for known in record.known:
         yield Signature(Kind.LEDGER, _short(f"more than the ledger expects: {known.reason}"))
-    found = [_fault(record, fault) for fault in record.faults[:MOST_FAULTS] if fault not in grown]
-    yield from (one for one in found if not one.paths)
-    yield from _merged([one for one in found if one.paths])
+    unexpected = [_fault(record, fault) for fault in record.faults[:MOST_FAULTS] if fault not in grown]
+    yield from (signature for signature in unexpected if not signature.paths)
+    yield from _merged([signature for signature in unexpected if signature.paths])
 
 
 def _merged(values: list[Signature]) -> Iterator[Signature]:
-    """One signature of all that is wrong with values, and one of the buffers.
+    """Make one signature of all wrong values, and one of the buffers.
 
-    Buffers come from the forward pass alone: wrong outputs explain them, and wrong gradients do not.
+    Buffers come from the forward pass alone, so wrong outputs explain them, and wrong gradients do not.
     """
-    outputs = any("outputs" in one.paths for one in values)
+    outputs = any("outputs" in signature.paths for signature in values)
     for part in (SHARED, None):
-        chosen = [one for one in values if part is None or outputs or one.paths & part]
-        values = [one for one in values if one not in chosen]
+        chosen = [signature for signature in values if part is None or outputs or signature.paths & part]
+        values = [signature for signature in values if signature not in chosen]
         if chosen:
-            title = min((one.title for one in chosen), key=_WRONG.index)
-            yield Signature(Kind.VALUES, title, frozenset[str]().union(*(one.paths for one in chosen)))
+            title = min((signature.title for signature in chosen), key=_WRONG.index)
+            yield Signature(Kind.VALUES, title, frozenset[str]().union(*(signature.paths for signature in chosen)))
 
 
 SHARED = frozenset({"outputs", "gradients", "losses", "parameters"})
 """Parts of a result that every operator of a workload may spoil."""
 _WRONG = ("random numbers are wrong", "wrong values", "wrong NaN or infinity")
-"""What may be wrong with values; of several the first one counts, since wrong numbers may overflow."""
+"""Titles of wrong values, the first of which counts, since wrong numbers may overflow."""
 
 
 def _fault(record: Record, fault: Fault) -> Signature:
@@ -300,8 +295,8 @@ def _fault(record: Record, fault: Fault) -> Signature:
 def _named(record: Record, fault: Fault) -> tuple[Kind, str]:
     """Kind and title of the cause of one fault; the title is one of `_WRONG` where values are wrong."""
     if fault.kind is FaultKind.RAISED:
-        found = _error(record, exception(fault))
-        return found.kind, found.title
+        signature = _error(record, exception(fault))
+        return signature.kind, signature.title
     if fault.kind is FaultKind.EVIDENCE and fault.view:
         return Kind.OPERATOR, _short(f"{fault.view}: no kernel, runs on the CPU")
     kind, title = _NAMED.get(fault.kind, _IN_WORDS)
@@ -333,7 +328,7 @@ _NAMED: Mapping[FaultKind, tuple[Kind, Callable[[Fault, Record], str]]] = {
     ),
     FaultKind.LIMIT: (Kind.LIMIT, lambda fault, _: f"beyond a limit: {fault.expected}"),
 }
-"""Kind and title of the cause of each kind of faults; others are named by their text."""
+"""Kind and title of the cause, by kind of fault; other faults are named by their text."""
 
 
 def _metadata(fault: Fault) -> str:
@@ -342,7 +337,7 @@ def _metadata(fault: Fault) -> str:
 
 
 def _leaf(path: str) -> str:
-    """What a path is one of: outputs, gradients, losses, parameters; a buffer by its own name."""
+    """Class of a path: outputs, gradients, losses, parameters; a buffer's own name."""
     kind, _, name = path.partition(":")
     if kind == "buffer":
         return name.partition("@")[0].partition(" ")[0].rpartition(".")[2]
@@ -369,8 +364,8 @@ _HIDE = (
 
 
 def _general(text: str, record: Record, least: int = 1) -> str:
-    """The first line of a text without what differs from case to case; numbers of fewer than `least` digits stay."""
-    line = next((one for one in text.splitlines() if one.strip()), "")[:1000]
+    """First line of a text without parts that differ from case to case; numbers of fewer than `least` digits stay."""
+    line = next((text_line for text_line in text.splitlines() if text_line.strip()), "")[:1000]
     for pattern in _HIDE:
         line = pattern.sub(HIDDEN, line)
     case = record.case

@@ -1,4 +1,4 @@
-"""The terminal's table of timed cases, a line per case. No torch."""
+"""Makes the terminal's table of timed cases, a line per case. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.units import duration, size
 from accelcheck.report.console import aligned
+from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,11 +32,11 @@ HEAD = (
     "baseline",
 )
 SHOWN = 3
-"""Most cases that a note names; of more, it gives the number."""
+"""Most cases named in a note; of more, it gives the number."""
 
 
 def lines(records: Iterable[Record]) -> list[str]:
-    """The table and notes on baselines; empty if no case was timed."""
+    """Format the table and notes on baselines; empty if no case was timed."""
     timed = [record for record in records if record.measurements and record.case.timed]
     if not timed:
         return []
@@ -44,68 +45,63 @@ def lines(records: Iterable[Record]) -> list[str]:
     title = (
         "speed beside FP32 eager in the same process, peak memory, seconds of the first call (caches cold, then warm):"
     )
-    found = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *aligned([HEAD, *rows])]
+    table = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *aligned([HEAD, *rows])]
     fewer = [(f"  {record.case.id}", why) for record in timed if (why := _fewer(record))]
     if fewer:
-        found += ["", "launches fewer than eager:", *aligned(fewer)]
-    held = [record for record in timed if _named(record, "baseline-detectable") is not None]
+        table += ["", "launches fewer than eager:", *aligned(fewer)]
+    held = [record for record in timed if measurement(record, "baseline-detectable") is not None]
     if held:
-        found.append(
-            f"compared with baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is a regression, "
-            "and the smallest slowdown that such a check finds in 95 of 100 runs"
+        table.append(
+            f"compared with baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is "
+            "a regression, and the smallest slowdown that such a check finds in 95 of 100 runs"
         )
     notes: dict[str, list[str]] = {}
     for record in timed:
-        change = _named(record, "baseline-change")
+        change = measurement(record, "baseline-change")
         if change is not None and change.value is None:
             notes.setdefault(change.reason, []).append(record.case.id)
-    return [*found, *(f"baseline: {note} ({_some(cases)})" for note, cases in sorted(notes.items()))]
+    return [*table, *(f"baseline: {note} ({_some(cases)})" for note, cases in sorted(notes.items()))]
 
 
 def _some(cases: list[str]) -> str:
-    """The cases if they are few, else their number."""
+    """Name the cases if they are at most `SHOWN`, else count them."""
     return ", ".join(cases) if len(cases) <= SHOWN else f"{len(cases)} cases"
 
 
-def _named(record: Record, name: str) -> Measurement | None:
-    return next((measurement for measurement in record.measurements if measurement.name == name), None)
-
-
 def _row(record: Record) -> tuple[str, ...]:
-    found = {measurement.name: measurement for measurement in record.measurements}
+    by_name = {known.name: known for known in record.measurements}
     case = record.case
-    speed_up, same = found.get("speed-up"), found.get("speed-up-same-precision")
-    change, detectable = found.get("baseline-change"), _value(found.get("baseline-detectable"))
+    speed_up, same = by_name.get("speed-up"), by_name.get("speed-up-same-precision")
+    change, detectable = by_name.get("baseline-change"), _value(by_name.get("baseline-detectable"))
     return (
         case.technique,
         case.workload,
         str(case.mode),
         case.dtype,
-        _time(_value(found.get("latency"))),
+        _time(_value(by_name.get("latency"))),
         _factor(_value(speed_up)),
         "" if speed_up is None or speed_up.low is None else f"{speed_up.low:.3f}..{speed_up.high:.3f}",
         "" if speed_up is None else speed_up.reason.partition(",")[0],
         _factor(_value(same)),
-        _bytes(_value(found.get("peak-memory"))),
-        _part(_value(found.get("peak-memory")), _value(found.get("peak-memory-fp32-eager"))),
-        _time(_value(found.get("first-call-cold"))),
-        _time(_value(found.get("first-call-warm"))),
-        _of(_value(found.get("launches")), _value(found.get("launches-fp32-eager"))),
+        _bytes(_value(by_name.get("peak-memory"))),
+        _part(_value(by_name.get("peak-memory")), _value(by_name.get("peak-memory-fp32-eager"))),
+        _time(_value(by_name.get("first-call-cold"))),
+        _time(_value(by_name.get("first-call-warm"))),
+        _of(_value(by_name.get("launches")), _value(by_name.get("launches-fp32-eager"))),
         "" if change is None or detectable is None else f"{change.value:.3f} ({change.high:.3f}, {detectable:.3f})",
     )
 
 
 def _fewer(record: Record) -> str:
-    """The launches of a case beside those of eager, if there are fewer; else empty."""
-    found = {measurement.name: measurement for measurement in record.measurements}
-    own, eager = found.get("launches"), _value(found.get("launches-fp32-eager"))
+    """Compare the launches of a case with those of eager, if there are fewer; else empty."""
+    own, eager = measurement(record, "launches"), _value(measurement(record, "launches-fp32-eager"))
     if own is None or own.value is None or eager is None or own.value >= eager:
         return ""
     return own.reason
 
 
-def _value(measurement: Measurement | None) -> float | None:
-    return None if measurement is None else measurement.value
+def _value(known: Measurement | None) -> float | None:
+    return None if known is None else known.value
 
 
 def _time(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The terminal's header and summary: devices, the matrix technique x device, counts per verdict, the slowest cases. No torch."""
+"""Writes the terminal's header and summary: devices, matrix of techniques, counts, the slowest cases. No torch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ SLOWEST = 5
 
 
 def header(run: SelectedRun) -> list[str]:
-    """One line for the selection, one per device, and one per module that cannot be imported."""
+    """Describe the selection, each device, and each module that cannot be imported, in a line each."""
     part = f", shard {run.selection.shard}" if run.selection.shard is not None else ""
-    lines = [
-        f"accelcheck: level {run.selection.level}{part}, devices asked for: {', '.join(run.selection.devices) or 'none'}"
-    ]
+    asked = ", ".join(run.selection.devices) or "none"
+    lines = [f"accelcheck: level {run.selection.level}{part}, devices asked for: {asked}"]
     for name, status in run.statuses.items():
-        found = status.fingerprint
-        lines.append(f"  {name}: {_identity(found) if found is not None else status.capability}")
+        fingerprint = status.fingerprint
+        lines.append(f"  {name}: {_identity(fingerprint) if fingerprint is not None else status.capability}")
         lines += [f"    {told}"] if (told := status.told()) else []
     lines += [f"  {OPTION}={name}: {capability}" for name, capability in run.failed_imports.items()]
     return [escaped(line) for line in lines]
@@ -54,34 +53,34 @@ def summary(
     Args:
         reporter: Reporter of the run.
         run: The run.
-        records: By case id.
+        records: Records by case id.
         journal: File of the journal, if there is one.
-        remainder: What the run did not look at, a line each.
-        explained: Causes that were explained, a line each.
+        remainder: Lines about cases that the run left out.
+        explained: Lines about causes that were explained.
     """
     reporter.section("accelcheck")
-    found = list(records.values())
+    judged = list(records.values())
     for lines in (
-        matrix(found, run.selection.devices),
-        speed.lines(found),
-        _counted("not run:", ((r.case.device, r.reason) for r in found if not r.verdict.executed)),
-        _remarked("unsupported found by trying", (r for r in found if r.remark == TRIED)),
+        matrix(judged, run.selection.devices),
+        speed.lines(judged),
+        _counted("not run:", ((r.case.device, r.reason) for r in judged if not r.verdict.executed)),
+        _remarked("unsupported found by trying", (r for r in judged if r.remark == TRIED)),
         _counted(
             "evidence that could not be had:",
-            ((r.case.device, f"{r.case.technique}: {r.remark}") for r in found if r.remark.startswith(UNSEEN)),
+            ((r.case.device, f"{r.case.technique}: {r.remark}") for r in judged if r.remark.startswith(UNSEEN)),
         ),
-        _remarked("runs although stated as unsupported", (r for r in found if r.remark.startswith(RUNS))),
-        _expected(found),
-        _above(found),
-        _slowest([record for record in found if record.verdict.executed]),
+        _remarked("runs although stated as unsupported", (r for r in judged if r.remark.startswith(RUNS))),
+        _expected(judged),
+        _above(judged),
+        _slowest([record for record in judged if record.verdict.executed]),
         _listed(explained),
     ):
         for line in lines:
             reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
-    reporter.write_line(_totals(found))
-    for line in _qualified(found, run):
+    reporter.write_line(_totals(judged))
+    for line in _qualified(judged, run):
         reporter.write_line(line)
     if journal is not None:
         reporter.write_line(escaped(f"journal: {journal}"))
@@ -96,13 +95,13 @@ def brief(
     journal: Path | None = None,
     explained: Sequence[str] = (),
 ) -> None:
-    """Write the matrix, times and totals of cases that tests of models have had.
+    """Write the matrix, times and totals of the cases of models' tests.
 
     Args:
         reporter: Reporter of the run.
-        records: In their order.
+        records: Records in their order.
         journal: File of the journal, if there is one.
-        explained: As of `summary`.
+        explained: The same as for `summary`.
     """
     reporter.section("accelcheck")
     devices = tuple(dict.fromkeys(record.case.device for record in records))
@@ -127,21 +126,21 @@ def _totals(records: Sequence[Record]) -> str:
 
 
 def _qualified(records: list[Record], run: SelectedRun) -> list[str]:
-    """Whether each device qualifies, where the whole of a level was asked for; timed cases alone are not asked."""
+    """Say which devices qualify, where the whole of a level was asked for; timed cases alone do not count."""
     selection = run.selection
     if selection.techniques or selection.workloads or selection.dtypes or selection.cases or selection.shard:
         return []
     judged = {record.case.device for record in records if record.verdict.executed and not record.case.alone}
-    found = []
+    lines = []
     for device in selection.devices:
         if device in judged:
-            one = qualification.judged(device, selection.level, records)
-            found += [str(one), *(f"  {reason}" for reason in one.reasons)]
-    return found
+            verdict = qualification.judged(device, selection.level, records)
+            lines += [str(verdict), *(f"  {reason}" for reason in verdict.reasons)]
+    return lines
 
 
 def _expected(found: Sequence[Record]) -> list[str]:
-    """Cases that a ledger expects to fail, by reason, and where the page is that the reasons refer to."""
+    """Count the cases that a ledger expects to fail, by reason, and name the page that the reasons refer to."""
     reasons = [(r.case.device, r.headline) for r in found if r.verdict is Verdict.XFAIL]
     lines = _counted("expected to fail (ledger):", reasons)
     if any(FINDINGS in reason for _, reason in reasons) and (path := place(FINDINGS)) is not None:
@@ -157,19 +156,19 @@ def _counted(title: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
 
 def _above(records: Iterable[Record]) -> list[str]:
     lines = [
-        f"  {record.case.id}: {figure.path}: {figure.view} is {figure.measured:.3g}, stored ceiling {figure.allowed:.3g}"
+        f"  {record.case.id}: {f.path}: {f.view} is {f.measured:.3g}, stored ceiling {f.allowed:.3g}"
         for record in records
-        for figure in record.figures
-        if figure.view.startswith(PREFIX)
+        for f in record.figures
+        if f.view.startswith(PREFIX)
     ]
     return ["larger budgets than were ever stored (a fault may hide in them):", *sorted(lines)] if lines else []
 
 
 def _remarked(what: str, records: Iterable[Record]) -> list[str]:
-    """What no statement about the chip foresaw: the number of cases, and below it how many for which reason."""
-    found = list(records)
-    title = f"{what}: {len(found)} case{'s' * (len(found) != 1)} (docs/verdicts.md#what-a-chip-supports):"
-    reasons = ((r.case.device, r.reason if r.remark == TRIED else f"{r.case.technique}: {r.remark}") for r in found)
+    """Count the cases that no statement about the chip foresaw, in all and by reason."""
+    matches = list(records)
+    title = f"{what}: {len(matches)} case{'s' * (len(matches) != 1)} (docs/verdicts.md#what-a-chip-supports):"
+    reasons = ((r.case.device, r.reason if r.remark == TRIED else f"{r.case.technique}: {r.remark}") for r in matches)
     return _counted(title, reasons)
 
 
@@ -182,7 +181,7 @@ def _slowest(executed: list[Record]) -> list[str]:
 
 
 def matrix(records: list[Record], devices: tuple[str, ...]) -> list[str]:
-    """A row a technique, a column a device, in each cell the counts per verdict."""
+    """Make a row for each technique, a column for each device, and in each cell the counts per verdict."""
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         cells.setdefault((record.case.technique, record.case.device), []).append(record)
@@ -209,10 +208,10 @@ def _identity(fingerprint: Fingerprint) -> str:
 
 
 FINDINGS = "docs/findings.md"
-"""What accelcheck found, each with a reproduction: ledgers refer to it."""
+"""Page of accelcheck's findings, each with a reproduction, which ledgers refer to."""
 
 
 def place(page: str) -> Path | None:
-    """The file of a page such as `FINDINGS`: in the installed package, or in a checkout; None where it is in neither."""
+    """Find the file of a page such as `FINDINGS` in the installed package or in a checkout."""
     package = Path(accelcheck.__file__).parent
     return next((path for path in (package / page, package.parent / page) if path.is_file()), None)

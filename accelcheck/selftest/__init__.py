@@ -1,4 +1,4 @@
-"""The selftest: plants faults and correct variants in the matrix and counts what the verdicts make of them.
+"""The selftest: plants faults and correct variants in the matrix, and counts right and wrong verdicts.
 
-The plants are in `faults`; nothing outside of this package imports it, except for the command that runs it.
+The plants are in `faults`; only the command that runs the selftest imports this package.
 """

@@ -1,4 +1,4 @@
-"""The kill table: which view catches which fault, in how many seeds; and the false alarms. No torch."""
+"""The kill table: faults, the views that catch them, and false alarms. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import Ground, SeedResult
 
 SHOWN = 4
-"""Most views that a row names, the most frequent first."""
+"""Largest number of views that a row names, the most frequent first."""
 
 
 def whole(outcomes: Sequence[SeedResult], device: str, ground: Ground | None = None) -> list[str | Table]:
-    """The whole report: titles, tables and lines; with the matrix of what is planted where `ground` is given."""
+    """The report as titles, tables and lines; with coverage of the matrix where `ground` is given."""
     lines: list[str | Table] = []
     parts: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("Faults", [table(outcomes)]),
@@ -34,7 +34,7 @@ def whole(outcomes: Sequence[SeedResult], device: str, ground: Ground | None = N
 
 
 def table(outcomes: Sequence[SeedResult]) -> Table:
-    """A row for each fault, strength and dtype: caught by what, in how many of how many verdicts. Hidden cells have their own."""
+    """A row per fault, strength, dtype and reason for hiding: share of verdicts that caught it, and their views."""
     groups: dict[tuple[str, float, str, str], list[SeedResult]] = {}
     for outcome in outcomes:
         row = outcome.row
@@ -52,7 +52,7 @@ def table(outcomes: Sequence[SeedResult]) -> Table:
 
 
 def alone(outcomes: Iterable[SeedResult]) -> Table:
-    """A row for each view: how many faulty verdicts it caught, and the faults that only this view sees in every seed."""
+    """A row per view: number of verdicts that it caught, and faults that it alone sees in every seed."""
     caught: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     views: dict[str, Counter[str]] = {}
@@ -64,8 +64,8 @@ def alone(outcomes: Iterable[SeedResult]) -> Table:
         caught.update(set(outcome.views))
         views.setdefault(name, Counter()).update(set(outcome.views))
     sole: dict[str, list[str]] = {}
-    for name, found in sorted(views.items()):
-        always = [view for view, count in found.items() if count == seeds[name]]
+    for name, seen in sorted(views.items()):
+        always = [view for view, count in seen.items() if count == seeds[name]]
         if len(always) == 1:
             sole.setdefault(always[0], []).append(name)
     rows = []
@@ -77,10 +77,10 @@ def alone(outcomes: Iterable[SeedResult]) -> Table:
 
 
 def planted(outcomes: Iterable[SeedResult], ground: Ground) -> list[str | Table]:
-    """Where at least one fault was planted: a row for each family of techniques, and what is left without any.
+    """Coverage of the matrix: a row per family of techniques, and the names of what has no fault.
 
-    Numbers are rows of the kill table that must be caught, by mode and by dtype; ``emulated`` are those of them that are
-    planted in accelcheck's own code, and ``hidden`` are further ones, below their documented detectability.
+    Numbers count rows of the kill table that must be caught, by mode and by dtype; ``emulated`` are those in
+    accelcheck's own code, and ``hidden`` are further ones, below their documented detectability.
     """
     rows = {outcome.row for outcome in outcomes if outcome.ran and not outcome.row.correct}
     owed = {row for row in rows if not row.hidden}
@@ -94,9 +94,9 @@ def planted(outcomes: Iterable[SeedResult], ground: Ground) -> list[str | Table]
         (
             family,
             _part(techniques, [name for name in ground.techniques if ground.families[name] == family]),
-            *(str(found[column] or "-") for column in columns),
+            *(str(numbers[column] or "-") for column in columns),
         )
-        for family, found in counts.items()
+        for family, numbers in counts.items()
     ]
     head = ("family", "techniques", *columns)
     parts: list[str | Table] = [Table(head, lines, right=range(1, len(head)))]
@@ -148,7 +148,7 @@ def refused(outcomes: Iterable[SeedResult]) -> list[str]:
 
 
 def wrong(outcomes: Iterable[SeedResult], most: int = 40) -> list[str]:
-    """Survivors, false alarms and errors, a line a row with the seeds and the first reason."""
+    """Survivors, false alarms and errors, a line per row with seeds and first reason."""
     rows: dict[str, list[SeedResult]] = {}
     for outcome in outcomes:
         if not outcome.good:
@@ -165,7 +165,7 @@ def wrong(outcomes: Iterable[SeedResult], most: int = 40) -> list[str]:
 
 
 def counts(outcomes: Sequence[SeedResult]) -> str:
-    """One line: faults caught, false alarms, and runs without a verdict, which are neither."""
+    """Numbers of caught faults, false alarms, and runs without a verdict, in one line."""
     ran = [outcome for outcome in outcomes if outcome.ran]
     faulty = [outcome for outcome in ran if not outcome.row.correct]
     owed = [outcome for outcome in faulty if not outcome.row.hidden]

@@ -1,4 +1,4 @@
-"""Plants every fault and every correct variant in the matrix, and counts right and wrong verdicts."""
+"""Runs planted faults and correct variants, and records their verdicts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 PLAIN = ", nothing planted"
-"""Follows a technique's name in a row without a plant."""
+"""Suffix of a technique's name in a row without a plant."""
 DEVICE_FAILS = "device-fails"
-"""Code of rows that were not attempted because the device fails their workload without a plant."""
+"""Code of rows that are not attempted because the device fails their workload without a plant."""
 
 
 class DiedError(RuntimeError):
@@ -49,13 +49,13 @@ class PlantedRow:
 
     Attributes:
         plant: Name of the fault or variant.
-        strength: Of a fault; 1 where it has no degrees.
-        workload, mode, dtype: Where it is planted.
-        correct: Whether it is a correct variant.
-        hidden: Why a fault may be missed in this row; empty where it must be caught.
+        strength: Strength of a fault; 1 where it has no degrees.
+        workload, mode, dtype: Cell of the plant.
+        correct: True for a correct variant.
+        hidden: Reason why a fault may be missed in this row; empty where it must be caught.
         technique: Name of the technique that it is planted under.
-        emulated: Whether it is planted in accelcheck's own code, see `PlantedFault.emulated`.
-        seeds: Most seeds that it is tried with; 0 for as many as are asked for.
+        emulated: True if it is planted in accelcheck's own code, see `PlantedFault.emulated`.
+        seeds: Largest number of seeds; 0 for as many as are asked for.
     """
 
     plant: str
@@ -70,7 +70,7 @@ class PlantedRow:
     seeds: int = 0
 
     def tried(self, seeds: int) -> int:
-        """Number of seeds that it is tried with where `seeds` are asked for."""
+        """Number of seeds that it runs with where `seeds` are asked for."""
         return min(seeds, self.seeds or seeds)
 
     def __str__(self) -> str:
@@ -83,9 +83,11 @@ class SeedResult:
     """The outcome of a row with one seed.
 
     Attributes:
-        verdict: The engine's.
+        row: Row of the kill table.
+        seed: Number of the seed.
+        verdict: Verdict of the engine.
         views: Views and other checks that found something wrong.
-        reason: The engine's reason.
+        reason: Reason of the verdict.
         code: Code of the reason why it was not run.
         compared: Number of elements compared.
         seconds: Wall time by phase.
@@ -102,27 +104,27 @@ class SeedResult:
 
     @property
     def ran(self) -> bool:
-        """Whether it was run."""
+        """True if it was run."""
         return self.verdict.executed
 
     @property
     def plain(self) -> bool:
-        """Whether it is a technique with nothing planted."""
+        """True for a technique with nothing planted."""
         return self.row.plant.endswith(PLAIN)
 
     @property
     def judged(self) -> bool:
-        """Whether there is a verdict about the result: `pass` or `fail`, not `error`."""
+        """True for a verdict about the result: `pass` or `fail`, not `error`."""
         return self.verdict in {Verdict.PASS, Verdict.FAIL}
 
     @property
     def caught(self) -> bool:
-        """Whether the verdict says that something is wrong with the result; an `error` says nothing about it."""
+        """True if the verdict calls the result wrong; an `error` does not."""
         return self.verdict is Verdict.FAIL
 
     @property
     def good(self) -> bool:
-        """Whether the verdict is what it must be: `fail` for a fault, unless it is hidden, `pass` for a variant."""
+        """True for the right verdict: `fail` for a fault, also `pass` for a hidden one; `pass` for a variant."""
         if not self.ran:
             return True
         if self.row.correct:
@@ -132,15 +134,15 @@ class SeedResult:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Everything that faults could be planted in, to count what they are planted in.
+    """Techniques, workloads, modes and dtypes that faults can be planted in, to count those that have one.
 
     Attributes:
         techniques: Names of the matrix's techniques, family by family.
-        families: Family of each technique by name; also of those that the catalogue makes for itself.
+        families: Family by name of technique; also of those that the catalogue makes for itself.
         workloads: Names of the matrix's workloads.
         modes: Modes of its cases.
         dtypes: Storage dtypes.
-        absent: Cells that have no such fault, each with the reason.
+        absent: Cells without such a fault, each with the reason.
     """
 
     techniques: Sequence[str]
@@ -153,7 +155,7 @@ class Ground:
 
 @functools.cache
 def faults() -> Mapping[str, PlantedFault]:
-    """The catalogue, by name."""
+    """The faults of the catalogue, by name."""
     return index("fault", discover("accelcheck.selftest.faults", "FAULTS"))
 
 
@@ -164,8 +166,8 @@ def variants() -> Mapping[str, Variant]:
 
 
 def rows() -> list[PlantedRow]:
-    """Every row of the kill table, ordered by workload, so that rows that share oracles follow each other."""
-    found = [
+    """All rows of the kill table, ordered by workload, so that rows that share references follow each other."""
+    planted_rows = [
         PlantedRow(
             f.name,
             strength,
@@ -182,17 +184,17 @@ def rows() -> list[PlantedRow]:
         for dtype in (*cell.dtypes, *cell.hidden)
         for strength in f.strengths
     ]
-    found += [
+    planted_rows += [
         PlantedRow(v.name, 1.0, cell.workload, cell.mode, dtype, correct=True, technique=_name(v))
         for v in variants().values()
         for cell in v.cells
         for dtype in cell.dtypes
     ]
-    return sorted(found, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
+    return sorted(planted_rows, key=lambda row: (row.workload, row.mode, row.dtype, row.plant, -row.strength))
 
 
 def absent(chosen: Iterable[PlantedRow]) -> list[str]:
-    """Cells of the faults in these rows that have no such fault, each with the reason."""
+    """Cells without such a fault, of the faults in these rows, each with the reason."""
     names = {row.plant for row in chosen}
     return sorted(
         f"{f.name} in {cell.workload}/{dtype}/{cell.mode}: {reason}"
@@ -204,7 +206,7 @@ def absent(chosen: Iterable[PlantedRow]) -> list[str]:
 
 
 def ground(chosen: Iterable[PlantedRow]) -> Ground:
-    """What the catalogue could be planted in, the built-in matrix, and what these rows leave out for a stated reason."""
+    """The built-in matrix, and the cells that these rows leave out for a stated reason."""
     matrix = Matrix.load()
     plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
     own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
@@ -224,24 +226,24 @@ def _name(plant: PlantedFault | Variant) -> str:
 
 
 def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
-    """What rows are attempted with. Keep it: each opens the device once.
+    """Make the bench for attempts; it opens the device once, so keep it.
 
     Args:
         device: A device that is present.
-        matrix: Of the built-in techniques and workloads.
-        store: Of references.
+        matrix: Built-in techniques and workloads.
+        store: Store of references.
     """
     statuses = {device.name: Status(device.name, SUPPORTED)}
     return Bench(matrix, {device.name: device}, statuses, store)
 
 
 def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
-    """Plant, run, judge.
+    """Plant a fault or variant, run it, and judge the result.
 
     Args:
-        row: The plant and where it is planted.
-        seed: Number of the seed. Each number gives a workload other parameters and inputs.
-        bench: With one device.
+        row: Plant and cell.
+        seed: Number of the seed; each gives a workload other parameters and inputs.
+        bench: Bench with one device.
     """
     there = _plant(row).exists(_device(bench))
     if not there.ok:
@@ -252,25 +254,24 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
 def attempts(rows: Sequence[PlantedRow], seed: int, bench: Bench) -> list[SeedResult]:
     """Attempt rows of one workload, mode and dtype, after each of their techniques without a plant.
 
-    Where a technique fails without a plant, and the device's ledger expects that, a verdict says nothing about a plant: such
-    rows are not attempted, nor are rows that fail on the device with some seeds. A failure that no ledger expects is a
-    false alarm, as with any correct variant.
+    Rows whose technique fails without a plant, as the device's ledger expects, or fails on the device with some seeds,
+    are not attempted. A failure that no ledger expects is a false alarm, as with any correct variant.
     """
-    found: list[SeedResult] = []
+    results: list[SeedResult] = []
     plains: dict[str, SeedResult] = {}
     for row in rows:
         if not _plant(row).exists(_device(bench)).ok:
-            found.append(attempt(row, seed, bench))
+            results.append(attempt(row, seed, bench))
             continue
         technique = _base(row, bench.matrix)
         if technique.name not in plains:
             plains[technique.name] = _unsteady(technique, row, seed, _device(bench)) or _plain(
                 technique, row, seed, bench
             )
-            found.append(plains[technique.name])
+            results.append(plains[technique.name])
         plain = plains[technique.name]
-        found.append(attempt(row, seed, bench) if plain.ran else replace(plain, row=row))
-    return found
+        results.append(attempt(row, seed, bench) if plain.ran else replace(plain, row=row))
+    return results
 
 
 def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) -> SeedResult | None:
@@ -324,7 +325,7 @@ def _outcome(row: PlantedRow, seed: int, record: Record) -> SeedResult:
 
 
 def planted(row: PlantedRow, matrix: Matrix) -> Planted:
-    """The technique of a row, with its plant in it."""
+    """The technique of a row with its plant."""
     plant, base = _plant(row), _base(row, matrix)
     if isinstance(plant, Variant):
         return Planted(base, plant.plant())
@@ -341,20 +342,18 @@ def _plant(row: PlantedRow) -> PlantedFault | Variant:
 
 
 def seeded(workload: Workload, number: int) -> Workload:
-    """The same workload with other numbers: a case's seed comes from the workload's name."""
+    """The same workload with other numbers, since its name gives a case's seed."""
     return replace(workload, name=f"{workload.name}+{number}") if number else workload
 
 
 def caught_by(record: Record) -> tuple[str, ...]:
-    """Views and other checks that found something wrong, each once, the most frequent first."""
-    found: Counter[str] = Counter()
-    if record.verdict is Verdict.FAIL:
-        found.update(fault.what for fault in record.faults)
-    return tuple(name for name, _ in found.most_common())
+    """Distinct views and other checks that found something wrong, the most frequent first."""
+    wrong = record.faults if record.verdict is Verdict.FAIL else ()
+    return tuple(name for name, _ in Counter(fault.what for fault in wrong).most_common())
 
 
 def shared(chosen: Sequence[PlantedRow], seeds: int) -> list[tuple[list[PlantedRow], int]]:
-    """Rows that share references with their seeds, in the order of work: of each seed the rows that are tried with it."""
+    """Groups of rows that share references, each with a seed, in the order of work."""
     groups: dict[tuple[str, Mode, str], list[PlantedRow]] = {}
     for row in chosen:
         groups.setdefault((row.workload, row.mode, row.dtype), []).append(row)
@@ -369,16 +368,16 @@ def shared(chosen: Sequence[PlantedRow], seeds: int) -> list[tuple[list[PlantedR
 
 
 def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path) -> Iterator[list[SeedResult]]:
-    """Attempt every row with every seed in worker processes, and yield groups of results in any order.
+    """Attempt rows with all seeds in worker processes, and yield groups of results in any order.
 
     Workers inherit the environment, so set the variables that torch reads at import before.
 
     Args:
         device: Name of a device that is present.
-        chosen: Rows.
-        seeds: Number of seeds, from 0; rows that state fewer are tried with the first ones.
+        chosen: Rows to attempt.
+        seeds: Number of seeds; rows that state fewer run with the first ones.
         jobs: Number of processes.
-        folder: For the references that the processes share; private to this run.
+        folder: Folder of this run alone, for the references that the processes share.
 
     Raises:
         DiedError: A process died. The results up to then have been yielded.

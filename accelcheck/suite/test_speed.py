@@ -1,4 +1,4 @@
-"""Speed: time and memory beside FP32 eager, of cases that are right. Not run with workers, because other load disturbs timing."""
+"""Speed: time and memory of right cases beside FP32 eager. Not run with workers, since other load disturbs timing."""
 
 from __future__ import annotations
 

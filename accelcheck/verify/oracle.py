@@ -241,6 +241,11 @@ def _eager(source: Source, truth: Result, samples: Samples) -> tuple[Result, str
     difference = "" if source.draw.special else unlike(truth, eager)
     wrong = bool(difference) and samples.in_range and not unlike(truth, eager, patterns=False)
     for name, differs in ((who, "" if wrong else difference), ("a rounding sample", samples.unlike)):
+        if differs and (varying := samples.varying()):
+            raise OracleError(
+                f"{source}: rounding decides how large a result is: {varying}, so its elements cannot be compared. "
+                "Return what comes before that choice, with a fixed size, to have it judged"
+            )
         if differs:
             raise OracleError(f"{source}: the FP64 oracle and {name} disagree: {differs}")
     return eager, difference if wrong else ""

@@ -40,18 +40,28 @@ class Samples:
         self.readings: dict[str, list[Reading]] = {path: [] for path in self.sticks}
         self.unlike = ""
         """Difference of the first sample that has not the truth's structure."""
+        self._shapes: dict[str, set[tuple[int, ...]]] = {path: {tuple(tensor.shape)} for path, tensor in truth.items()}
         self.in_range = False
         """True if each operator's result, rounded to the storage dtype, stays in its range."""
 
     def read(self, sample: Result, *, optional: bool = False) -> bool:
         """Reads a sample; False if it is unlike the truth, which is no fault of an `optional` one."""
         differing = unlike(self._truth, sample)
+        for path in self._shapes.keys() & sample.keys():
+            self._shapes[path].add(tuple(sample[path].shape))
         if differing:
             self.unlike = self.unlike or ("" if optional else differing)
             return False
         for path, stick in self.sticks.items():
             self.readings[path].append(stick.read(sample[path]))
         return True
+
+    def varying(self) -> str:
+        """Names the first tensor whose shape depends on rounding, with its shapes; empty without one."""
+        for path, shapes in self._shapes.items():
+            if len(shapes) > 1:
+                return f"{path} has the shapes {' or '.join(map(str, sorted(shapes)))}"
+        return ""
 
     def noise(self, source: Source) -> dict[str, Noise]:
         """Errors of the samples at each place, for paths with enough samples.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.selftest.faults.plant import nothing
-from accelcheck.techniques.compilation.compile import Compiled
+from accelcheck.techniques.compilation.compile import Compiled, reset_compiler
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS
 
@@ -156,3 +156,27 @@ def test_what_is_timed_must_be_engaged_too(store: Store) -> None:
     technique = ForAWhile(3)
     record = bench(store, technique, timed).run(case(timed, Mode.SPEED, technique=technique.name))
     assert absent(record) == ["not engaged: aten::addmm dispatched >= 1 [after timing]: observed 0"]
+
+
+class Compiling(Planted):
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        sums = log.count("aten::add_?")
+        yield Evidence("sums >= 1", sums, engaged=sums >= 1)
+
+    def finish(self) -> None:
+        reset_compiler()
+
+
+def test_a_compiled_technique_without_a_profiler_log_is_told_what_to_set(store: Store) -> None:
+    def compiled(program: Program) -> None:
+        program.call = torch.compile(program.module, backend="inductor")
+
+    def make(generator: torch.Generator, extent: int) -> Problem:
+        return Problem(nn.GELU(), (torch.randn(4, 8, generator=generator),))
+
+    record = verdict_of(store, Compiling(compiled, warmups=1), Workload("gelu-alone", "One operator.", make))
+    assert record.verdict is Verdict.FAIL
+    assert "observed 0; an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`" in record.why
+    plain = verdict_of(store, Compiling(nothing), Workload("gelu-alone", "One operator.", make))
+    assert plain.verdict is Verdict.FAIL
+    assert "ProfilerLog" not in plain.why

@@ -13,7 +13,7 @@ from fault_harness import Planted, built_in, verdict_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from accelcheck.checks import numerics
+from accelcheck.checks.trial import reason_of
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.verify.oracle import Store
@@ -115,9 +115,9 @@ def test_a_module_without_labels_cannot_be_divided() -> None:
 
 def test_the_exception_that_led_to_others_is_the_reason() -> None:
     led = RuntimeError("\x1b[96mstep 3 of 3 failed")
-    assert numerics._reason(led) == "RuntimeError: step 3 of 3 failed"
+    assert reason_of(led) == "RuntimeError: step 3 of 3 failed"
     led.__cause__ = KeyError("aten.i0")
-    assert numerics._reason(led) == "KeyError: 'aten.i0'"
+    assert reason_of(led) == "KeyError: 'aten.i0'"
 
 
 def test_refused_parts_are_kept_in_a_journal(store: Store) -> None:

@@ -19,7 +19,7 @@ from report_page import Page, blocks
 
 from accelcheck.commands.check import USUAL, _usual
 from accelcheck.core.case import SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
-from accelcheck.core.journal import Record
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.quiet import LEAVES
 from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
 from accelcheck.report.console import plain
@@ -111,6 +111,7 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     done = checked(tmp_path, *words, "--journal=j.jsonl", "--report=r.html", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
+    assert done.stderr.startswith("reading net.py:make\none forward pass takes ")
     by_name = {row["technique"]: row for row in found["rows"]}
     assert by_name["jit-trace"]["verdicts"] == dict.fromkeys(
         ("forward", "backward", "train", "speed", "train-speed", "accuracy"), "pass"
@@ -359,6 +360,15 @@ def test_a_check_ends_where_eager_cannot_be_judged(tmp_path: Path) -> None:
     assert "cpu: eager cannot be judged in" in done.stdout
     assert "keeps state between calls" in done.stdout
     assert "eager" in (tmp_path / "j.jsonl").read_text()
+
+
+def test_an_undecided_case_is_no_reason_against_a_technique() -> None:
+    reason = "300 samples are too few: some 1,500 would decide"
+    vague = replace(record("vague", Mode.ACCURACY, Verdict.ERROR), code=ErrorCode.UNDECIDED, reason=reason)
+    lines = plain(advice([*of("eager"), *of("vague"), vague], {}))
+    assert not any("do not use" in line for line in lines)
+    assert f"  vague: {reason}" in lines
+    assert any(line.startswith("vague") and " undecided " in line for line in lines)
 
 
 def test_what_did_not_run_is_listed_with_its_reason() -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJUDGED, UNSTEADY
 from accelcheck.core.case import SCHEME, Mode, Verdict, stable_seed
+from accelcheck.core.journal import ErrorCode
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
@@ -326,6 +327,42 @@ def test_a_technique_that_finds_nothing_to_change_is_unsupported(store: Store) -
     record = verdict_of(store, techniques["int4-torchao-weight-only"], workload, FORWARD)  # groups have 32 elements
     assert record.verdict is Verdict.UNSUPPORTED
     assert "int4-torchao-weight-only finds nothing in this model to change: linear layers with a weight" in record.why
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, Mode.SPEED])
+def test_a_conversion_that_a_library_refuses_is_unsupported_with_its_reason(mode: Mode, store: Store) -> None:
+    class Outside(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.from_numpy(x.detach().numpy().mean(0))
+
+    record = verdict_of(store, Matrix.load().techniques["export"], workload_of(Outside(), (torch.randn(4, 12),)), mode)
+    assert record.verdict is Verdict.UNSUPPORTED, record.why
+    assert "export cannot be applied to this model: RuntimeError: .numpy() is not supported" in record.reason
+
+
+def test_a_size_that_rounding_decides_is_undecided(store: Store) -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y[y > 0]
+
+    record = verdict_of(
+        store, Matrix.load().techniques["amp-bf16"], workload_of(Positive(), (torch.randn(4096, 8),)), FORWARD
+    )
+    assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)
+    assert "rounding decides how large a result is: out has the shapes (" in record.headline
+
+
+def test_a_technique_of_ones_own_that_raises_is_an_error(store: Store) -> None:
+    def refuse(program: Program) -> None:
+        torch.ones(2) @ torch.ones(3)
+
+    record = verdict_of(store, Planted(refuse), workload_of(nn.Linear(12, 8), (torch.randn(4, 12),)), FORWARD)
+    assert record.verdict is Verdict.ERROR
 
 
 def test_autocast_is_judged_where_a_model_does_not_run_wholly_in_half_precision(store: Store) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +46,10 @@ class Applied(Experiment):
     """A technique on a workload.
 
     Attributes:
-        name: As `Experiment.name`.
+        name: Name in the file of claims.
         technique_name: Name of the technique.
         workload: Workload that it is applied to.
-        gives: As `Experiment.gives`.
+        gives: Quantities that it measures.
         mode: Forward or train.
         dtype: Storage dtype of the technique's side; eager's is float32.
         elsewhere: Names of techniques that replace it, by feature of the device.
@@ -64,7 +64,7 @@ class Applied(Experiment):
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def technique(self, device: Device) -> Technique:
-        """The case that is measured on a device."""
+        """The technique that is measured on a device."""
         other = (name for feature, name in self.elsewhere.items() if device.has(feature))
         return techniques()[next(other, self.technique_name)]
 
@@ -97,9 +97,9 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
     with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
         made = Trial(case, technique, workload, device, Store(Path(folder)))
         try:
-            found = numerics.verify(made, (FIRST,))
-            if found.wrong or found.undecided:
-                raise WrongError(f"{case.id}: {next(iter(found.wrong), found.undecided)}")
+            finding = numerics.verify(made, (FIRST,))
+            if finding.wrong or finding.undecided:
+                raise WrongError(f"{case.id}: {next(iter(finding.wrong), finding.undecided)}")
             technique.finish()
             yield made
         finally:
@@ -107,10 +107,10 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
 
 
 def again(judged: Trial, contender: Contender) -> None:
-    """Check that the timed program still gives the judged result for the first inputs and the original parameters.
+    """Check that the timed program still gives the right result for the first inputs and original parameters.
 
     Raises:
-        WrongError: It does not.
+        WrongError: The result is wrong.
     """
     contender.rewind()
     contender.program.synchronize = judged.device.synchronize
@@ -146,8 +146,7 @@ def _matmul_relu(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _linear(generator: torch.Generator, extent: int) -> Problem:
-    # Without bias: its gradient sums over samples, which PJRT's CPU client does in bfloat16 (docs/findings.md). The claim is about
-    # products.
+    # Without bias, whose gradient PJRT's CPU client sums in bfloat16 (docs/findings.md): the claim is about products.
     module = nn.Linear(256, 512, bias=False)
     initialise(module, generator)
     return _trained(module, normal(generator, 1024, 256), normal(generator, 1024, 512), functional.mse_loss)
@@ -165,9 +164,10 @@ def _deep(generator: torch.Generator, extent: int) -> Problem:
     return _trained(module, normal(generator, 1024, 32), integers(generator, 0, 10, 1024), functional.cross_entropy)
 
 
-def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: object) -> Problem:
+def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: Any) -> Problem:
     # Without momentum, so that memory is parameters, gradients and activations, without optimizer state.
-    return Problem(module, (x,), target=target, loss=loss, optimizer=partial(torch.optim.SGD, lr=0.01), steps=2)  # type: ignore[arg-type]  # torch's losses take more than the two
+    optimizer = partial(torch.optim.SGD, lr=0.01)
+    return Problem(module, (x,), target=target, loss=loss, optimizer=optimizer, steps=2)
 
 
 _BOTH = frozenset({Mode.FORWARD, Mode.TRAIN})

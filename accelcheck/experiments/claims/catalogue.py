@@ -20,10 +20,8 @@ PACKAGED = Path(__file__).with_name("claims.toml")
 """File of the claims that the package ships."""
 CLASSES = ("cpu", "gpu", "tpu")
 """Kinds of devices that a claim may be made for."""
-
-
 WHOLE_PERCENT = 0.005
-"""Tolerance for memory: it is claimed in whole percents and measured in bytes, so a value that rounds to the figure reaches it."""
+"""Tolerance for memory, which is claimed in whole percents: a value that rounds to the figure reaches it."""
 
 
 class ClaimsError(ValueError):
@@ -36,9 +34,9 @@ class What(StrEnum):
     SPEED_UP = "speed-up"
     """Time of the plain side divided by the technique's; the figure is a lower bound."""
     EXTRA_TIME = "extra-time"
-    """Share by which it takes longer; the figure is a lower bound."""
+    """Share by which the technique takes longer; the figure is a lower bound."""
     MEMORY = "memory"
-    """Share of the plain side's memory that it saves, inputs and parameters included; the figure is a lower bound."""
+    """Share of the plain side's memory, inputs and parameters included, that it saves; the figure is a lower bound."""
     ERROR = "error"
     """Relative error in the Frobenius norm against FP64; the figure is an upper bound."""
     GROWTH = "growth"
@@ -46,7 +44,7 @@ class What(StrEnum):
 
     @property
     def bounded(self) -> bool:
-        """Whether the figure is an upper bound."""
+        """True if the figure is an upper bound."""
         return self in {What.ERROR, What.GROWTH}
 
 
@@ -57,13 +55,13 @@ class Claim:
     Attributes:
         name: Name on the command line.
         experiment: Name of the experiment that measures it; claims may share one.
-        workload: Description of the workload: sizes as published, or chosen if none were.
+        workload: Description of the workload, with published sizes where there are some.
         what: Quantity of the figure.
         least: Lower end of the figure; None for a quantity with an upper bound.
-        most: Upper end; None if more is better and no range was given.
+        most: Upper end; None if more is better and no range is published.
         classes: Kinds of devices that the claim is about.
-        source: Address where the claim is published; empty if none is known.
-        published: What the source states, and which parts of the claim it does not.
+        source: URL of the publication; empty if none is known.
+        published: Statement of the source, and parts of the claim that it does not state.
     """
 
     name: str
@@ -79,10 +77,10 @@ class Claim:
     @property
     def figure(self) -> float:
         """The figure to reach or to stay within; for a range, the end that is easier to reach."""
-        found = self.most if self.what.bounded else self.least
-        if found is None:
+        figure = self.most if self.what.bounded else self.least
+        if figure is None:
             raise ValueError(f"claim {self.name}: expected a figure; create claims by `load`, which checks that")
-        return found
+        return figure
 
 
 class ClaimStatus(StrEnum):
@@ -91,20 +89,20 @@ class ClaimStatus(StrEnum):
     CONFIRMED = "confirmed"
     """The whole interval reaches the figure."""
     NOT_CONFIRMED = "not confirmed"
-    """None of it does."""
+    """No part of the interval reaches it."""
     UNDECIDED = "undecided"
-    """A part of it does."""
+    """A part of the interval reaches it."""
     NOT_MEASURABLE = "not measurable here"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure.
+    """A measured figure.
 
     Attributes:
         value: Value in the unit of the claim's `What`.
         low, high: Interval; both equal the value if it is exact.
-        how: The times or bytes that it was computed from.
+        how: Times or bytes that it was computed from, in words.
     """
 
     value: float
@@ -123,11 +121,11 @@ class ClaimResult:
     """A claim beside what was measured.
 
     Attributes:
-        claim: The claim.
+        claim: Claim that was measured.
         outcome: Outcome of the comparison.
-        measured: The measurement; None if there is none.
-        reason: Why there is none; empty otherwise.
-        code: A value of `accelcheck.core.capability.Code` if this device lacks the technique; empty if the attempt failed.
+        measured: Measurement; None if there is none.
+        reason: Reason why there is none; empty otherwise.
+        code: `accelcheck.core.capability.Code` if this device lacks the technique; empty if the attempt failed.
     """
 
     claim: Claim
@@ -138,7 +136,7 @@ class ClaimResult:
 
     @property
     def broken(self) -> bool:
-        """Whether the attempt to measure failed: a wrong result, or an error."""
+        """True if the attempt to measure failed: a wrong result, or an error."""
         return self.outcome is ClaimStatus.NOT_MEASURABLE and not self.code
 
 
@@ -169,21 +167,21 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     """Read a file of claims.
 
     Args:
-        path: TOML file with a table ``claim`` for each claim, with the fields of `Claim`; ``devices`` has its `classes`.
-        experiments: Quantities that each experiment measures, by name.
+        path: TOML file with a table ``claim`` per claim, with the fields of `Claim`; ``devices`` has its `classes`.
+        experiments: Quantities that each experiment measures, by its name.
 
     Raises:
         ClaimsError: The file cannot be read, or an entry lacks a field, or has an unknown field or an illegal value.
     """
-    found: dict[str, Claim] = {}
+    claims: dict[str, Claim] = {}
     for entry in toml.read(path, "claim", _FIELDS, ClaimsError):
         claim = _claim(entry, experiments)
-        if claim.name in found:
+        if claim.name in claims:
             raise entry.wrong("name", f"{claim.name!r} is also the name of another claim")
-        found[claim.name] = claim
-    if not found:
+        claims[claim.name] = claim
+    if not claims:
         raise ClaimsError(f"{path}: field 'claim': missing; expected a list of tables, [[claim]]")
-    return list(found.values())
+    return list(claims.values())
 
 
 def _are_classes(value: object) -> bool:
@@ -253,4 +251,4 @@ _LEGAL = {
     What.ERROR: (1e-12, 1.0),
     What.GROWTH: (1.0, 1e3),
 }
-"""Legal figures of a quantity."""
+"""Range of legal figures, by quantity."""

@@ -27,7 +27,7 @@ class _Chain(Experiment):
     """Statements compiled in one form, for one kind of shapes."""
 
     length: str
-    """Part of the name that describes the number of statements."""
+    """Number of statements, as the name has it."""
 
     def __init__(self, form: Form, shapes: Shapes) -> None:
         self.name = f"compile-{form}-{self.length}"
@@ -65,10 +65,10 @@ class Few(_Chain):
     def _least(self, device: Device) -> Measured:
         points = []
         for count in FEW:
-            found = curve.point(device, count, self._shapes, self._form)
-            if not isinstance(found, Point):
-                raise WrongError(f"{count} statements: {found.reason}")
-            points.append(found)
+            point = curve.point(device, count, self._shapes, self._form)
+            if not isinstance(point, Point):
+                raise WrongError(f"{count} statements: {point.reason}")
+            points.append(point)
         # All are slower by at least the smallest ratio, and the smallest ends of the intervals bound it.
         least = min(points, key=lambda point: point.ratio)
         how = f"at {least.count} statements, {duration(least.seconds)} against {duration(least.eager)}"

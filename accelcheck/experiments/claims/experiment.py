@@ -1,4 +1,4 @@
-"""An experiment: a fast or small implementation beside a plain one, and the figures that compare them."""
+"""Experiments: a fast or small implementation beside a plain one, and figures that compare them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 LONG = 0.2
-"""Seconds of a block that is long enough to warm up caches and clock rates by itself."""
+"""Duration in seconds of a block that warms up caches and clock rates by itself."""
 
 
 @dataclass
@@ -29,10 +29,10 @@ class Side:
     """One of the two implementations.
 
     Attributes:
-        call: Does the work once, and returns its result.
-        clock: The device that it runs on, which times it.
-        held: Bytes that exist before the call: parameters and inputs.
-        ready: Frees memory that earlier calls left, before memory is measured.
+        call: Function that does the work once, and returns its result.
+        clock: Device that it runs on, which times it.
+        held: Bytes of parameters and inputs.
+        ready: Function that frees memory of earlier calls, before memory is measured.
     """
 
     call: Callable[[], object]
@@ -46,9 +46,9 @@ class Contest:
     """Both sides, right and ready.
 
     Attributes:
-        plain: The implementation that the claim compares with.
-        fast: The implementation that the claim is about.
-        others: Figures that do not follow from the two calls alone, by quantity.
+        plain: Implementation that the claim compares with.
+        fast: Implementation that the claim is about.
+        others: Functions that measure figures other than time and memory of the calls, by quantity.
     """
 
     plain: Side
@@ -57,7 +57,7 @@ class Contest:
 
 
 class Experiment(ABC):
-    """Measures claims. Each module lists its `EXPERIMENTS`."""
+    """Base of the experiments that measure claims; each module lists its `EXPERIMENTS`."""
 
     name: str
     """Name in the file of claims."""
@@ -65,12 +65,12 @@ class Experiment(ABC):
     """Quantities that it measures."""
 
     def answer(self, device: Device) -> Capability:
-        """Whether an open device has what the experiment is about."""
+        """Capability of an open device to run the experiment."""
         return SUPPORTED
 
     @abstractmethod
     def contest(self, device: Device) -> AbstractContextManager[Contest]:
-        """Both sides, after a check of the fast side's result.
+        """Give both sides, after a check of the fast side's result.
 
         Raises:
             accelcheck.experiments.curve.WrongError: The result is wrong.
@@ -78,15 +78,15 @@ class Experiment(ABC):
 
 
 def telling(device: Device, what: What) -> Capability:
-    """Whether a device can measure such a figure."""
+    """Capability of a device to measure a quantity."""
     return measurable(device) if what in {What.MEMORY, What.GROWTH} else SUPPORTED
 
 
 def measured(contest: Contest, what: What, figure: float) -> Measured:
-    """The figure of a contest, measured until its interval lies on one side of the claim, or until the last look.
+    """Measure a contest until the interval lies on one side of the claimed figure, or until the last look.
 
     Raises:
-        ClockError: As `accelcheck.measure.clocks` raises it.
+        ClockError: A clock stood still or went backwards.
     """
     if what in contest.others:
         return contest.others[what]()
@@ -105,12 +105,10 @@ def _time(contest: Contest, what: What, figure: float) -> Measured:
     warm(fast)
     # Relative to the claimed time, so that measuring ends when the ratio is known to be below or above 1.
     owed = 1 / figure if what is What.SPEED_UP else 1 + figure
-    found = compare(lambda: owed * plain(), fast)
-    ratio, low, high = (owed * value for value in (found.ratio, found.low, found.high))
-    how = (
-        f"{duration(statistics.median(found.candidate))} against {duration(statistics.median(found.base) / owed)}, "
-        f"{found.pairs} pairs"
-    )
+    comparison = compare(lambda: owed * plain(), fast)
+    ratio, low, high = (owed * value for value in (comparison.ratio, comparison.low, comparison.high))
+    seconds, base = statistics.median(comparison.candidate), statistics.median(comparison.base) / owed
+    how = f"{duration(seconds)} against {duration(base)}, {comparison.pairs} pairs"
     if what is What.SPEED_UP:
         return Measured(1 / ratio, 1 / high, 1 / low, how)
     return Measured(ratio - 1, low - 1, high - 1, how)
@@ -132,7 +130,7 @@ def allocated(device: Device, call: Callable[[], object]) -> int:
     Raises:
         RuntimeError: The device has no memory statistics; see `telling`.
     """
-    found = peak(device, call)
-    if found.bytes is None:
-        raise RuntimeError(f"expected the device's memory statistics, got none: {found.reason}")
-    return found.bytes
+    memory = peak(device, call)
+    if memory.bytes is None:
+        raise RuntimeError(f"expected the device's memory statistics, got none: {memory.reason}")
+    return memory.bytes

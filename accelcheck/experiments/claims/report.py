@@ -17,7 +17,7 @@ _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 
 
 def text(answers: Sequence[ClaimResult]) -> list[str | Table]:
-    """For people: a row for each claim, the origin of its figures, reasons for missing ones, sources, and counts."""
+    """The report as text: a row per claim, the origin of its figures, reasons for missing ones, sources, counts."""
     lines: list[str | Table] = [Table(_HEAD, [_row(answer) for answer in answers])]
     for title, part in (
         ("What was measured", [f"{a.claim.name}: {a.claim.workload}: {a.measured.how}" for a in answers if a.measured]),
@@ -29,11 +29,11 @@ def text(answers: Sequence[ClaimResult]) -> list[str | Table]:
 
 
 def counts(answers: Sequence[ClaimResult]) -> str:
-    """One line."""
+    """Number of claims by outcome, in one line."""
     tally = Counter(answer.outcome for answer in answers)
-    said = ", ".join(f"{tally[outcome]} {outcome}" for outcome in ClaimStatus if tally[outcome])
+    parts = ", ".join(f"{tally[outcome]} {outcome}" for outcome in ClaimStatus if tally[outcome])
     broken = sum(answer.broken for answer in answers)
-    return f"{len(answers)} claims: {said}" + (f"; {broken} of them wrong or with an error" if broken else "")
+    return f"{len(answers)} claims: {parts}" + (f"; {broken} of them wrong or with an error" if broken else "")
 
 
 def as_json(answers: Sequence[ClaimResult]) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _plain(answer: ClaimResult) -> dict[str, Any]:
 
 def _row(answer: ClaimResult) -> tuple[str, ...]:
     claim = answer.claim
-    found = "-" if answer.measured is None else _measured(claim.what, answer.measured)
-    return claim.name, promised(claim), found, answer.outcome, ", ".join(claim.classes)
+    figure = "-" if answer.measured is None else _measured(claim.what, answer.measured)
+    return claim.name, promised(claim), figure, answer.outcome, ", ".join(claim.classes)
 
 
 def _measured(what: What, found: Measured) -> str:
@@ -91,9 +91,9 @@ def _figure(what: What, number: float) -> str:
     return f"{number:.2g} relative" if what is What.ERROR else f"{number:.3g}x a doubling"
 
 
-def _grouped(said: Iterable[tuple[str, str]]) -> list[str]:
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Lines that apply to several claims, each once."""
     groups: dict[str, list[str]] = {}
-    for name, text in said:
+    for name, text in pairs:
         groups.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}" for text, names in groups.items()]

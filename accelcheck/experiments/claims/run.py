@@ -1,4 +1,4 @@
-"""Measures claims: each experiment once, for all claims that share it."""
+"""Measures claims; each experiment runs once for all claims that share it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) ->
     capability = experiment.answer(device)
     told = {claim: capability if not capability.ok else telling(device, claim.what) for claim in claims}
     left = [claim for claim in claims if told[claim].ok]
-    found = {claim: absent(claim, told[claim]) for claim in claims if claim not in left}
+    results = {claim: absent(claim, told[claim]) for claim in claims if claim not in left}
     if left:
         try:
-            found |= _contested(device, left, experiment)
+            results |= _contested(device, left, experiment)
         except Unsupported as answer:
-            found |= {claim: absent(claim, answer.capability) for claim in left}
+            results |= {claim: absent(claim, answer.capability) for claim in left}
         except Exception as error:  # noqa: BLE001 - any failure of an experiment is the result of its claims
-            found |= {claim: wrong(claim, brief(error)) for claim in left}
-    yield from (found[claim] for claim in claims)
+            results |= {claim: wrong(claim, brief(error)) for claim in left}
+    yield from (results[claim] for claim in claims)
 
 
 def _contested(device: Device, claims: Sequence[Claim], experiment: Experiment) -> dict[Claim, ClaimResult]:
-    found = {}
+    results = {}
     with device.strict_float32(), experiment.contest(device) as contest:
         for claim in claims:
             with undisturbed():
-                found[claim] = judged(claim, measured(contest, claim.what, claim.figure))
-    return found
+                results[claim] = judged(claim, measured(contest, claim.what, claim.figure))
+    return results

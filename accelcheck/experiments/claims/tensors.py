@@ -1,4 +1,4 @@
-"""Single operators, nothing compiled: memory layout, memory saved by overwriting, and products on accelerators beside the host."""
+"""Claims about single operators: memory layout, memory saved in place, and products on accelerators beside the host."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Strided(Experiment):
     """An operator on a tensor that is not contiguous, beside the same values in a contiguous tensor.
 
     Attributes:
-        name: As `Experiment.name`.
-        shapes: Shapes of the operands; two dimensions of the first are swapped in memory.
-        swapped: The two dimensions.
+        name: Name in the file of claims.
+        shapes: Shapes of the operands.
+        swapped: Two dimensions of the first operand that are swapped in memory.
         operator: Operator on the operands.
-        depth: Number of products that each element of the result sums; 0 if there is no sum, so that the result must be exact.
+        depth: Number of products that an element of the result sums; 0 for no sum, where the result must be exact.
     """
 
     name: str
@@ -72,10 +72,10 @@ class InPlace(Experiment):
     """An operator that overwrites its input or an intermediate result, beside one that does not.
 
     Attributes:
-        name: As `Experiment.name`.
+        name: Name in the file of claims.
         shapes: Shapes of the operands.
         plain, saving: Operators on the operands; `saving` may overwrite the first operand.
-        depth: As in `Strided`.
+        depth: Number of products that an element of the result sums.
     """
 
     name: str
@@ -90,11 +90,11 @@ class InPlace(Experiment):
         operands = drawn(device, *self.shapes)
         with torch.no_grad():
             expected = self.plain(*operands)
-            found = self.saving(operands[0].clone(), *operands[1:])
-            if not torch.equal(found, expected):
+            result = self.saving(operands[0].clone(), *operands[1:])
+            if not torch.equal(result, expected):
                 raise WrongError(f"{self.name}: expected the bits of the operator out of place, got others")
             check(self.plain, operands, self.depth)
-            del expected, found
+            del expected, result
             yield Contest(
                 Side(lambda: self.plain(*operands), device, held(operands)),
                 Side(lambda: self.saving(*operands), device, held(operands)),
@@ -110,8 +110,8 @@ def drawn(device: Device, *shapes: tuple[int, ...]) -> list[Tensor]:
 def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
     """Compare an operator's result with FP64.
 
-    A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their magnitudes
-    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); the ReLU that follows does not amplify errors.
+    A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their
+    magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); a following ReLU amplifies none.
 
     Raises:
         WrongError: The error is larger.
@@ -125,10 +125,6 @@ def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
     beyond = error > allowed
     if bool(beyond.any()) or not bool(error.isfinite().all()):
         raise WrongError(f"expected errors of {float(allowed.max()):.2g} at most, got {float(error.max()):.2g}")
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
 
 
 def _convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -202,13 +198,17 @@ class XlaMatmul(Experiment):
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    Strided("non-contiguous-matmul", ((1024, 1024), (1024, 1024)), (0, 1), _product, 1024),
+    Strided("non-contiguous-matmul", ((1024, 1024), (1024, 1024)), (0, 1), torch.matmul, 1024),
     Strided("non-contiguous-convolution", _IMAGES, (2, 3), _convolution, _TAPS),
     Strided("non-contiguous-transpose", ((2048, 2048),), (0, 1), _copied, 0),
     InPlace("inplace-add", _VECTOR, lambda x: x + 1.0, lambda x: x.add_(1.0), 0),
     InPlace("inplace-relu", _VECTOR, lambda x: x.relu(), lambda x: x.relu_(), 0),
     InPlace(
-        "inplace-matmul", _LONG, lambda a, b: _product(a, b).relu(), lambda a, b: _product(a, b).relu_(), _LONG[1][0]
+        "inplace-matmul",
+        _LONG,
+        lambda a, b: torch.matmul(a, b).relu(),
+        lambda a, b: torch.matmul(a, b).relu_(),
+        _LONG[1][0],
     ),
     InPlace(
         "inplace-convolution",

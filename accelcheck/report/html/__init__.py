@@ -1,4 +1,4 @@
-"""The report as one HTML file. Python makes what is read first: verdict, causes, matrix and tables. A script adds filters and case pages.
+"""The report as one HTML file: Python makes verdict, causes and tables, and a script adds filters and case pages.
 
-It reads records and results, runs nothing and imports no torch. What a stranger's journal says is text here, never markup.
+It reads records and results, runs nothing and imports no torch. Untrusted journals are text here, never markup.
 """

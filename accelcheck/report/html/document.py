@@ -1,4 +1,4 @@
-"""One HTML file for devices: everything that it needs is in it, and nothing else may be loaded. No torch."""
+"""Makes one HTML file for devices, which holds all that it needs, and may load nothing else. No torch."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 CHART = "vendored/chart-4.6.1.umd.min.js"
-"""Chart.js, MIT licence (vendored/chart-LICENSE.md), as npm has it, without the address of its source map. It draws on a canvas, so
-names from journals never meet a parser of HTML; it needs no eval and no inline style, so that it works under the policy below; it
-has logarithmic axes, is 200 KiB, and is kept up. Vega compiles with eval, Observable Plot and Plotly add style elements."""
+"""Chart.js, MIT licence (vendored/chart-LICENSE.md), as npm has it, without the address of its source map.
+
+It draws on a canvas, so names from journals never meet a parser of HTML. It needs no eval and no inline style, so it
+works under the policy below. It has logarithmic axes, and is 200 KiB. Vega compiles with eval, Observable Plot and
+Plotly add style elements.
+"""
 SHOWN = 40
-"""Cases that a cause lists in the static part; the list of cases, which the script fills, has them all."""
+"""Most cases that a cause lists in the static part; the script's list has them all."""
 SYMBOLS = {
     "device-lost": "⊘", "crash": "⊗", "hang": "∞", "error": "!", "fail": "✗", "flaky": "≈", "xpass": "⁈", "xfail": "↓",
     "waived": "∅", "pass": "✓", "unsupported": "\N{EN DASH}", "unavailable": "○",
 }  # fmt: skip
-"""A sign for each verdict, so that colour is not the only one; the word stands beside it."""
+"""Signs of the verdicts, beside the words, so that colour is not the only sign."""
 
 
 def write(
@@ -49,8 +52,8 @@ def write(
     """Write the report.
 
     Args:
-        path: In a folder that exists.
-        runs: Of the devices.
+        path: File in a folder that exists.
+        runs: Runs of the devices.
         curves: Compile curves of these or other devices.
         claims: Claims tables of these or other devices.
 
@@ -66,22 +69,22 @@ def write(
 
 
 def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()) -> str:
-    """The report as text."""
+    """Render the report as text."""
     names = labels(runs)
     model = _model(runs, names)
-    found, known = causes(runs), expected(runs)
+    wrong, known = causes(runs), expected(runs)
     speed, memory = figures.tradeoffs(runs, names), figures.memory(runs, names)
     places = {name: place for place, name in enumerate(names)}
     of_case: dict[tuple[int, str], list[int]] = defaultdict(list)  # a case that shows two causes stands under both
-    for number, cause in enumerate(found):
+    for number, cause in enumerate(wrong):
         for label, record in cause.cases:
             of_case[places[label], record.case.id].append(number)
     plots = {
         "symbols": SYMBOLS,
-        "tradeoffs": [asdict(one) for one in speed],
-        "memory": [asdict(one) for one in memory],
-        "curves": [_curve(one) for one in curves],
-        "causes": [_plain(cause.title) for cause in found],
+        "tradeoffs": [asdict(item) for item in speed],
+        "memory": [asdict(item) for item in memory],
+        "curves": [_curve(item) for item in curves],
+        "causes": [_plain(cause.title) for cause in wrong],
     }
     index, details = payload.blocks(runs, names, of_case, plots)
     style, script, chart = _own("templates/report.css"), _own("templates/report.js"), _own(CHART)
@@ -90,9 +93,9 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
         runs=runs,
         model=model,
         standings=[] if model else [tables.standing(run, name) for run, name in zip(runs, names, strict=True)],
-        causes=found,
+        causes=wrong,
         counted=counted,
-        explained=explained(runs, found),
+        explained=explained(runs, wrong),
         known=known,
         matrix=tables.matrix(runs),
         speed=speed,
@@ -114,7 +117,7 @@ def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), clai
 
 
 def _model(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any] | None:
-    """The opening of a check: the model, and the advice for each device; None where not all cases are of one model of somebody's own."""
+    """Model and advice for each device, which open the report of one user-owned model; None for other reports."""
     specs = {model.spec for run in runs for model in run.models.values()}
     workloads = [record.case.workload in run.models for run in runs for record in run.records]
     if len(specs) != 1 or not workloads or not all(workloads):
@@ -145,37 +148,38 @@ def _template() -> jinja2.Template:
 
 
 def _plain(value: Any) -> Any:
-    """What is not printable is shown by its escape: control characters, and those that turn the direction of a text."""
+    """Escape unprintable characters: control characters, and those that turn the direction of a text."""
     return text(value, payload.MOST_REASON) if type(value) is str else value
 
 
 def _cut(value: str, most: int) -> str:
-    """The first lines of a text, and how many there are more."""
+    """Cut a text to its first lines, and count the rest."""
     lines = value.splitlines()
     return "\n".join([*lines[:most], *([f"... {len(lines) - most} more lines"] if len(lines) > most else [])])
 
 
 def _own(name: str) -> Markup:
-    """A file of this package as it is."""
-    return Markup((resources.files("accelcheck.report.html") / name).read_text("utf-8"))  # noqa: S704 - accelcheck's own files
+    """Read a file of this package as it is."""
+    content = (resources.files("accelcheck.report.html") / name).read_text("utf-8")
+    return Markup(content)  # noqa: S704 - accelcheck's own files
 
 
 def _hash(content: str) -> str:
-    """The source of a Content-Security-Policy that allows exactly this script or style."""
+    """Source of a Content-Security-Policy that allows exactly this script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode('utf-8')).digest()).decode('ascii')}'"
 
 
-def _curve(found: CurveResult) -> dict[str, Any]:
+def _curve(result: CurveResult) -> dict[str, Any]:
     return {
-        "device": _plain(f"{found.fingerprint.device}: {found.fingerprint.chip}"),
+        "device": _plain(f"{result.fingerprint.device}: {result.fingerprint.chip}"),
         "points": [
             {
-                "count": one.count,
-                "series": _plain(f"{one.form}, {one.shapes} shapes"),
-                "ratio": one.ratio,
-                "low": one.low,
-                "high": one.high,
+                "count": point.count,
+                "series": _plain(f"{point.form}, {point.shapes} shapes"),
+                "ratio": point.ratio,
+                "low": point.low,
+                "high": point.high,
             }
-            for one in sorted(found.points, key=lambda point: (point.form, point.shapes, point.count))
+            for point in sorted(result.points, key=lambda point: (point.form, point.shapes, point.count))
         ],
     }

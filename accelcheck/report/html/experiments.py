@@ -1,4 +1,4 @@
-"""Results of `accelcheck curve --json` and `accelcheck claims --json`, which may be a stranger's: by schema, within bounds. No torch."""
+"""Reads results of `accelcheck curve --json` and `accelcheck claims --json`, untrusted input, by schema. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES = 16 * bounded.MIB
-"""Of one file: a thousand times what the stored ones have."""
+"""Most bytes of one file: a thousand times the size of the stored ones."""
 SCHEMA = 1
 """Version of the layout that is read."""
 Word = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -27,7 +27,7 @@ class ResultFileError(ValueError):
 
 
 class CurvePoint(msgspec.Struct):
-    """One form of one chain beside eager; seconds of a call, and the ratio with its interval."""
+    """The figures of one form of one chain beside eager; seconds of a call, and the ratio with its interval."""
 
     count: int
     shapes: Word
@@ -43,7 +43,7 @@ class CurvePoint(msgspec.Struct):
 
 
 class CurveGap(msgspec.Struct):
-    """What was not measured, and why."""
+    """A measurement that is missing, and the reason."""
 
     count: int
     shapes: Word
@@ -52,7 +52,7 @@ class CurveGap(msgspec.Struct):
 
 
 class Crossing(msgspec.Struct):
-    """The largest count that is slower, the smallest from which on all are faster, the estimate between, the last measured."""
+    """The break-even: largest slower count, smallest count from which on all are faster, estimate, last count."""
 
     slower: int | None = None
     faster: int | None = None
@@ -60,7 +60,7 @@ class Crossing(msgspec.Struct):
     last: int | None = None
 
     def words(self) -> str:
-        """For people."""
+        """Format it for people."""
         if self.last is None:
             return "not measured"
         if self.faster is None:
@@ -85,12 +85,12 @@ class CurveResult(msgspec.Struct):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of the device that was measured."""
+        """Fingerprint of the measured device."""
         return fingerprint_from_json(self.device)
 
 
 class ClaimAnswer(msgspec.Struct):
-    """A published claim and what this device did."""
+    """A published claim and the result of this device."""
 
     what: Word
     workload: Word
@@ -107,7 +107,7 @@ class ClaimAnswer(msgspec.Struct):
     devices: list[Word] = []
 
     def promised(self) -> str:
-        """The claim's figure in words."""
+        """Claimed figure in words."""
         if self.least is None:
             return "" if self.most is None else f"at most {_shown(self.what, self.most)}"
         if self.most is None:
@@ -115,13 +115,13 @@ class ClaimAnswer(msgspec.Struct):
         return f"{_shown(self.what, self.least)} to {_shown(self.what, self.most)}"
 
     def measured(self) -> str:
-        """The measured figure, with its interval where it has one; empty where nothing was measured."""
+        """Measured figure, with its interval where it has one; empty where nothing was measured."""
         if self.value is None:
             return ""
-        found = _shown(self.what, self.value)
+        shown = _shown(self.what, self.value)
         if self.low is None or self.high is None or self.low == self.high:
-            return found
-        return f"{found} ({_shown(self.what, self.low)} to {_shown(self.what, self.high)})"
+            return shown
+        return f"{shown} ({_shown(self.what, self.low)} to {_shown(self.what, self.high)})"
 
 
 class ClaimsResult(msgspec.Struct):
@@ -136,7 +136,7 @@ class ClaimsResult(msgspec.Struct):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of the device that was measured."""
+        """Fingerprint of the measured device."""
         return fingerprint_from_json(self.device)
 
 
@@ -149,11 +149,11 @@ def curve(path: Path) -> CurveResult:
     Raises:
         ResultFileError: The file cannot be read, or is none.
     """
-    found = _read(path, CurveResult, "curve")
-    figures = [figure for point in found.points for figure in (point.ratio, point.low, point.high)]
+    result = _read(path, CurveResult, "curve")
+    figures = [figure for point in result.points for figure in (point.ratio, point.low, point.high)]
     if not all(math.isfinite(figure) and figure > 0 for figure in figures):
         raise ResultFileError(f"{path}: expected ratios above 0 in field 'points', got another number")
-    return found
+    return result
 
 
 def claims(path: Path) -> ClaimsResult:
@@ -168,20 +168,20 @@ def claims(path: Path) -> ClaimsResult:
 def _read(path: Path, kind: type[T], name: str) -> T:
     try:
         raw = b"".join(line for _, line in bounded.lines(path, MOST_BYTES, MOST_BYTES))
-        found = msgspec.json.decode(raw, type=kind, strict=False)  # `inf` and `nan` are texts in JSON
-        fingerprint_from_json(found.device)
+        result = msgspec.json.decode(raw, type=kind, strict=False)  # `inf` and `nan` are texts in JSON
+        fingerprint_from_json(result.device)
     except bounded.UnreadableFileError as error:
         raise ResultFileError(str(error)) from error
     except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
         raise ResultFileError(f"{path}: expected a result of `accelcheck {name} --json`: {text(error, 300)}") from error
-    if (found.schema, found.kind) != (SCHEMA, name):
-        got = f"kind {text(found.kind, 60)!r} of schema {found.schema}"
+    if (result.schema, result.kind) != (SCHEMA, name):
+        got = f"kind {text(result.kind, 60)!r} of schema {result.schema}"
         raise ResultFileError(f"{path}: expected a result of kind {name!r} of schema {SCHEMA}, got {got}")
-    return found
+    return result
 
 
 def _shown(what: str, number: float) -> str:
-    """A claim's figure in the unit of what it is about."""
+    """Format a claim's figure in its unit."""
     forms = {"speed-up": "{:.2f}x", "error": "{:.2g} relative", "growth": "{:.3g}x a doubling"}
     if what in {"extra-time", "memory"}:
         return f"{(100 if what == 'extra-time' else -100) * number:+.1f} %"
@@ -189,5 +189,5 @@ def _shown(what: str, number: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in its unit; the number itself where it is no time."""
+    """Format a time in its unit; a number that is no time stays as it is."""
     return duration(value) if math.isfinite(value) and value > 0 else str(value)

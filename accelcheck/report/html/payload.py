@@ -1,7 +1,8 @@
-"""Records in the form in which a report carries them for its script: columns and tables of repeated texts, compressed. No torch.
+"""Encodes records for a report's script: columns and tables of repeated texts, compressed. No torch.
 
-A block is JSON, compressed with gzip and written in base64, which has no character that means anything in HTML. The index, which
-filters and the list of cases need, is one block; details are blocks of some hundred cases, and the script opens the one it needs.
+A block is JSON, compressed with gzip and written in base64, which has no character with a meaning in HTML. The index,
+which filters and the list of cases need, is one block; details are blocks of some hundred cases, of which the script
+opens the one it needs.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
 
 BLOCK = 400
-"""Cases of one block of details: it opens in some milliseconds."""
+"""Cases of one block of details, which opens in some milliseconds."""
 MOST_REASON = 20_000
-"""Characters of a reason or a traceback in a report; the journal has the rest."""
+"""Most characters of a reason or a traceback in a report; the journal has the rest."""
 MOST_FIGURES = 400
-"""Figures of a case in a report, those that used most of their budgets."""
+"""Most figures of a case in a report: those that used most of their budgets."""
 MOST_TIMES = 400
 DIGITS = 4
 
 
 @dataclass
 class _Texts:
-    """Texts, each once, by their numbers; what cannot be printed is escaped."""
+    """Numbered texts, each once; unprintable characters are escaped."""
 
     found: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -55,13 +56,13 @@ def blocks(
     causes: Mapping[tuple[int, str], list[int]],
     more: Mapping[str, Any],
 ) -> tuple[str, list[str]]:
-    """The index and the blocks of details.
+    """Encode the index and the blocks of details.
 
     Args:
-        runs: Of the devices.
-        names: Their labels.
-        causes: Numbers of the causes of a case, by the number of its run and its id.
-        more: JSON-ready values that the script needs besides.
+        runs: Runs of the devices.
+        names: Labels of the devices.
+        causes: Numbers of a case's causes, by the number of its run and its id.
+        more: Further JSON-ready values for the script.
     """
     texts = _Texts()
     families = {record.case.technique: record.family for run in runs for record in run.records if record.family}
@@ -117,7 +118,7 @@ def blocks(
 
 
 def packed(value: Any) -> str:
-    """JSON-ready values as base64 of gzip of JSON; the same values give the same text."""
+    """Encode JSON-ready values as base64 of gzip of JSON; the same values give the same text."""
     raw = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     return base64.b64encode(gzip.compress(raw, compresslevel=6, mtime=0)).decode("ascii")
 
@@ -143,48 +144,48 @@ def _detail(record: Record, command: str, texts: _Texts) -> list[Any]:
         texts(command),
         [
             part
-            for one in record.evidence
-            for part in (texts(one.label), _observed(one.observed, texts), int(one.engaged))
+            for item in record.evidence
+            for part in (texts(item.label), _observed(item.observed, texts), int(item.engaged))
         ],
         [
             part
-            for one in shown
+            for item in shown
             for part in (
-                texts(one.path),
-                texts(one.view),
-                _number(one.measured),
-                _number(one.allowed),
-                texts(one.where),
-                int(one.gates),
+                texts(item.path),
+                texts(item.view),
+                _number(item.measured),
+                _number(item.allowed),
+                texts(item.where),
+                int(item.gates),
             )
         ],
         len(record.figures) - len(shown),
         [part for phase, spent in record.seconds.items() for part in (texts(phase), _number(spent))],
         [
             part
-            for one in record.measurements
+            for item in record.measurements
             for part in (
-                texts(one.name),
-                _number(one.value),
-                texts(one.unit),
-                _number(one.low),
-                _number(one.high),
-                texts(one.reason),
+                texts(item.name),
+                _number(item.value),
+                texts(item.unit),
+                _number(item.low),
+                _number(item.high),
+                texts(item.reason),
             )
         ],
-        [_number(one) for one in record.times[:MOST_TIMES]],
+        [_number(item) for item in record.times[:MOST_TIMES]],
     ]
 
 
 def _observed(value: float | str, texts: _Texts) -> Any:
-    """A number as it is; a text as its number in the table, in a list, so that it cannot be taken for one."""
+    """Keep a number; put a text's number in a list, so that it cannot be taken for one."""
     if isinstance(value, str):
         return [texts(value)]
     return _number(value, 12) if isinstance(value, float) else [texts(str(value))]
 
 
 def _number(value: float | None, digits: int = DIGITS) -> Any:
-    """A float at so many significant digits; non-finite ones as their names."""
+    """Round a float to significant digits; non-finite ones become their names."""
     if value is None:
         return None
     return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)

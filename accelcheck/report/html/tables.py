@@ -1,4 +1,4 @@
-"""What a report says first of each device, and its matrix technique x device. No torch."""
+"""Summarizes each device for a report, and makes its matrix technique x device. No torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Reason:
     """Cases that share a verdict, a code and a reason.
 
     Attributes:
-        verdict, code, text: What they share; `text` is the first line of the reason.
-        cases: Their number.
+        verdict, code, text: Verdict, code, and first line of the reason.
+        cases: Number of the cases.
         techniques: Names of their techniques, sorted.
     """
 
@@ -39,16 +39,16 @@ class Standing:
     """The first lines about a device.
 
     Attributes:
-        label: Of the device.
-        state: ``good``: it qualifies at its level; ``part``: it does not, but no case stands against it; ``bad``: cases do.
-        title: The verdict in a sentence.
-        qualified: What was asked of it at its level, in a sentence.
-        reasons: Why it does not qualify; empty if it does.
+        label: Label of the device.
+        state: ``good``: qualifies at its level; ``part``: does not, but all cases are green; ``bad``: some are not.
+        title: Verdict in a sentence.
+        qualified: Qualification at its level, in a sentence.
+        reasons: Reasons why it does not qualify; empty if it does.
         counts: Number of cases by verdict, the worst verdict first.
         executed: Number of cases in which the technique ran.
         compared: Number of elements compared with the oracle.
-        absent: Why the device was absent; empty where it was there.
-        not_run: What did not run, the most frequent reason first.
+        absent: Reason for the device's absence; empty where it was there.
+        not_run: Reasons of cases that did not run, the most frequent one first.
     """
 
     label: str
@@ -70,15 +70,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One technique on one device: counts by verdict, and the code that all of its cases have."""
+    """The cases of one technique on one device: counts by verdict, and the code that all of them have."""
 
     counts: Mapping[str, int]
     code: str
 
 
 def standing(run: DeviceRun, label: str) -> Standing:
-    """What is said first of a device."""
-    found, asked = run.records, qualification(run)
+    """Summarize a device."""
+    records, asked = run.records, qualification(run)
     return Standing(
         label,
         "bad" if not run.green else "good" if asked.holds else "part",
@@ -87,14 +87,14 @@ def standing(run: DeviceRun, label: str) -> Standing:
         asked.reasons,
         run.counts(),
         run.executed,
-        sum(record.compared for record in found),
+        sum(record.compared for record in records),
         "" if run.fingerprint is not None else run.capability,
-        _reasons(record for record in found if not record.verdict.executed),
+        _reasons(record for record in records if not record.verdict.executed),
     )
 
 
 def matrix(runs: Sequence[DeviceRun]) -> dict[str, list[MatrixCell | None]]:
-    """A row a technique, sorted by name; a cell a device, None where it has no case."""
+    """Make a row for each technique, sorted by name, with a cell for each device; None where it has no case."""
     cells: dict[str, list[list[Record]]] = defaultdict(lambda: [[] for _ in runs])
     for place, run in enumerate(runs):
         for record in run.records:
@@ -123,13 +123,8 @@ def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
     tally = Counter[tuple[str, str, str]]()
     techniques = defaultdict(set)
     for record in records:
-        key = (str(record.verdict), record.code, _first(record))
+        key = (str(record.verdict), record.code, record.headline.removeprefix(f"{record.verdict} [{record.code}] "))
         tally[key] += 1
         techniques[key].add(record.case.technique)
     ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     return tuple(Reason(*key, number, tuple(sorted(techniques[key]))) for key, number in ordered)
-
-
-def _first(record: Record) -> str:
-    """The first line of the reason, without verdict and code, which stand beside it."""
-    return record.headline.removeprefix(f"{record.verdict} [{record.code}] ")

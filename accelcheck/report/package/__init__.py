@@ -1,5 +1,5 @@
-"""What is handed over of a qualification: journals with all that they were judged by, in one file that says whether it was altered.
+"""Packages for a qualification: journals with the files that judged them, in one file that shows alterations.
 
-A package is a tar archive of plain files without compression (`archive`), whose first member lists all others with their SHA-256
-(`manifest`). Every journal has a hash chain of its lines (`chain`), and the manifest may be signed (`signing`). No torch.
+A package is a tar archive without compression (`archive`), whose first member lists all others with their SHA-256
+(`manifest`). Each journal has a hash chain of its lines (`chain`); the manifest may be signed (`signing`). No torch.
 """

@@ -1,7 +1,7 @@
-"""The layout of a package: a tar archive (ustar) of which every byte follows from the names and the contents of its members.
+"""Reads and writes a package's layout: a tar archive (ustar) whose bytes follow from its members' names and contents.
 
-There is no compression, so nothing can be larger than the file, and one header is legal for a member: no time, no owner, no link, no
-device. The same members give the same bytes on any machine, and any other byte is an alteration.
+There is no compression, so nothing can be larger than the file. A member has one legal header: no time, no owner, no
+link, no device. The same members give the same bytes on any machine, and any other byte is an alteration.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 MOST_FILE = 4096 * MIB
-"""Bytes of a package."""
+"""Most bytes of a package."""
 MOST_MEMBER = 2048 * MIB
 MOST_MEMBERS = 10_000
 LONGEST_NAME = 100
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)?")
-"""Of a member: letters, digits and ``._+-``, in one folder at most, so neither absolute nor outside of the archive."""
+"""Legal names: letters, digits and ``._+-``, in one folder at most, so never outside of the archive."""
 _KINDS = {
     tarfile.LNKTYPE: "a hard link",
     tarfile.SYMTYPE: "a symbolic link",
@@ -40,17 +40,17 @@ _COMPRESSED = {b"PK": "zip", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": 
 
 
 class NotPackageError(ValueError):
-    """A file is no package; the message names the file and says what it is instead."""
+    """A file is no package; the message names the file and its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMember:
-    """A member as it was found.
+    """A member in an archive.
 
     Attributes:
-        name: Of the member.
-        piece: Where its content is.
-        problem: What is wrong with its place in the archive; empty where nothing is.
+        name: Name of the member.
+        piece: Place of its content.
+        problem: Fault of its header or place; empty where there is none.
     """
 
     name: str
@@ -59,12 +59,12 @@ class FoundMember:
 
 
 def legal(name: str) -> bool:
-    """Whether a member may have this name."""
+    """Check a member's name."""
     return len(name) <= LONGEST_NAME and NAME.fullmatch(name) is not None
 
 
 def header(name: str, size: int) -> bytes:
-    """The block before the content of a member."""
+    """Make the block before a member's content."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
@@ -74,11 +74,11 @@ def write(file: IO[bytes], members: Iterable[tuple[str, int, Iterable[bytes]]]) 
     """Write an archive.
 
     Args:
-        file: Where to.
-        members: Name, size in bytes and content of each.
+        file: Output.
+        members: Name, size in bytes and content of each member.
 
     Raises:
-        ValueError: A content has another size than was said.
+        ValueError: A content has another size than stated.
     """
     for name, size, content in members:
         file.write(header(name, size))
@@ -92,32 +92,32 @@ def write(file: IO[bytes], members: Iterable[tuple[str, int, Iterable[bytes]]]) 
 
 
 def first(path: Path, name: str) -> FoundMember:
-    """The first member.
+    """Find the first member.
 
     Raises:
-        NotPackageError: It is another one than `name`, or the file is no archive.
+        NotPackageError: Its name is not `name`, or the file is no archive.
     """
     try:
-        found = next(walk(path, {}), None)
+        member = next(walk(path, {}), None)
         start = bounded.read(Piece(path, 0, 8, str(path)), 8)
     except bounded.UnreadableFileError as error:
         raise NotPackageError(str(error)) from error
-    if found is None or found.name != name:
+    if member is None or member.name != name:
         form = next((kind for magic, kind in _COMPRESSED.items() if start.startswith(magic)), "")
         got = f"a {form} file" if form else "a file that begins with something else"
         raise NotPackageError(
             f"{path}: expected a package, an archive whose first member is {name}, got {got}; "
             "accelcheck pack JOURNAL -o FILE makes one"
         )
-    return found
+    return member
 
 
 def walk(path: Path, expected: Mapping[int, tuple[str, int]]) -> Iterator[FoundMember]:
-    """The members, one after the other, and a last one without a name where the end of the archive is not as it should be.
+    """Walk over the members; a last one without a name stands for a wrong end of the archive.
 
     Args:
-        path: Of the archive.
-        expected: Name and size of the member that belongs at a byte: what a header that cannot be read should say.
+        path: Path of the archive.
+        expected: Name and size of the member that belongs at a byte, which replace a header that cannot be read.
 
     Raises:
         UnreadableFileError: The file cannot be read, or exceeds a bound.
@@ -132,16 +132,15 @@ def walk(path: Path, expected: Mapping[int, tuple[str, int]]) -> Iterator[FoundM
                 if problem := _end(file, position, end):
                     yield FoundMember("", Piece(path, position, 0, str(path)), problem)
                 return
-            found = _parsed(block) or (*expected.get(position, ("", -1)), "its header was altered")
-            name, size, problem = found
+            name, size, problem = _parsed(block) or (*expected.get(position, ("", -1)), "its header was altered")
             start = position + BLOCK
             if size < 0 or count == MOST_MEMBERS:
-                said = "a header that cannot be read" if size < 0 else f"more than {MOST_MEMBERS:,} members"
-                yield FoundMember("", Piece(path, position, 0, str(path)), f"{said}, at byte {position:,}")
+                problem = "a header that cannot be read" if size < 0 else f"more than {MOST_MEMBERS:,} members"
+                yield FoundMember("", Piece(path, position, 0, str(path)), f"{problem}, at byte {position:,}")
                 return
             if size > MOST_MEMBER or start + size > end:
-                said = f"has {size:,} bytes, and {end - start:,} follow: the file was cut off, or its size altered"
-                yield FoundMember(name, Piece(path, start, max(0, min(size, end - start)), f"{path}/{name}"), said)
+                problem = f"has {size:,} bytes, and {end - start:,} follow: the file was cut off, or its size altered"
+                yield FoundMember(name, Piece(path, start, max(0, min(size, end - start)), f"{path}/{name}"), problem)
                 return
             position = start + size + -size % BLOCK
             file.seek(start + size)
@@ -151,7 +150,7 @@ def walk(path: Path, expected: Mapping[int, tuple[str, int]]) -> Iterator[FoundM
 
 
 def _parsed(block: bytes) -> tuple[str, int, str] | None:
-    """Name and size of a member, and what is wrong with its header; None where it is none."""
+    """Parse a header: name, size, and its fault; None where it is no header."""
     try:
         info = tarfile.TarInfo.frombuf(block, "ascii", "surrogateescape")
         name, size = text(info.name, LONGEST_NAME), info.size
@@ -161,13 +160,13 @@ def _parsed(block: bytes) -> tuple[str, int, str] | None:
         return name, max(0, size), f"is {_KINDS.get(info.type, 'of another kind')}; a package has plain files only"
     if not legal(info.name):
         return name, size, "has a name that no member may have"
-    # No header can be made of a size that the form has no digits for; `walk` says what is wrong with it.
+    # The format has no digits for other sizes, which `walk` reports.
     same = 0 <= size <= MOST_MEMBER and header(info.name, size) == block
     return name, size, "" if same else "its header was altered"
 
 
 def _end(file: IO[bytes], position: int, end: int) -> str:
-    """What is wrong after the last member; it should be two empty blocks."""
+    """Check the end of the archive, which is two empty blocks."""
     file.seek(position)
     if end - position < 2 * BLOCK:
         return f"the file was cut off at byte {end:,}"

@@ -1,16 +1,16 @@
-"""The hash chain of a journal: which of its lines were altered, removed or put in.
+"""The hash chain of a journal, which shows the lines that were altered, removed or put in.
 
-h_0 is 32 zero bytes, and h_i = SHA-256(h_(i-1) || line_i), the line without its line end. A link has h_i, the SHA-256 of the line alone, and the case that
-the line is about, so that a line that is gone can be named.
+h_0 is 32 zero bytes, and h_i = SHA-256(h_(i-1) || line_i), the line without its line end. A link has h_i, the SHA-256
+of the line alone, and the line's case, so that a removed line can be named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 START = bytes(32)
 MOST_SAID = 20
-"""Lines that are named."""
+"""Most lines that are named."""
 LONGEST = 200
-"""Characters of what a link says of its line."""
+"""Most characters of a line's case or kind."""
 Link = tuple[str, str, str]
 """Hash of the chain, hash of the line, case or kind of the line."""
 _LINK = msgspec.json.Decoder(Link)
@@ -47,7 +47,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def links(journal: bounded.Source) -> Iterator[Link]:
-    """The chain of a journal.
+    """Compute the chain of a journal.
 
     Raises:
         UnreadableFileError: It cannot be read, or exceeds a bound.
@@ -60,15 +60,15 @@ def links(journal: bounded.Source) -> Iterator[Link]:
 
 
 def encode(link: Link) -> bytes:
-    """A line of the member that holds a chain."""
+    """Encode a link as a line of the chain's member."""
     return (json.dumps(link) + "\n").encode("ascii")
 
 
 def differences(journal: bounded.Source, chain: bounded.Source) -> tuple[list[str], int, str]:
-    """What a journal has that its chain has not, and the other way round; nothing where they agree.
+    """Compare a journal with its chain.
 
     Returns:
-        A text for each line that differs; the number of lines of the journal; the last hash of its own chain.
+        Text for each line that differs; number of lines of the journal; last hash of its own chain.
 
     Raises:
         UnreadableFileError: One of them cannot be read, or exceeds a bound.
@@ -82,57 +82,53 @@ def differences(journal: bounded.Source, chain: bounded.Source) -> tuple[list[st
 
 
 def _differences(journal: bounded.Source, chain: bounded.Source) -> list[str]:
-    found, known = list(links(journal)), list[Link]()
+    actual, known = list(links(journal)), list[Link]()
     for number, raw in bounded.lines(chain):
         try:
             known.append(_LINK.decode(raw))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return [f"{chain}:{number}: not a link of a chain"]
-    said = _compared(known, found)
-    if not said:
-        number = next(n for n, pair in enumerate(zip_longest(known, found), start=1) if pair[0] != pair[1])
+    changes = _compared(known, actual)
+    if not changes:
+        number = next(n for n, (was, now) in enumerate(zip_longest(known, actual), start=1) if was != now)
         return [f"{chain}:{number}: the first link that was altered"]
-    more = len(said) - MOST_SAID
-    return [f"{journal}:{line}" for line in said[:MOST_SAID]] + ([f"{journal}: {more} more lines"] if more > 0 else [])
+    more = len(changes) - MOST_SAID
+    rest = [f"{journal}: {more} more lines"] if more > 0 else []
+    return [f"{journal}:{change}" for change in changes[:MOST_SAID]] + rest
 
 
-def _compared(known: Sequence[Link], found: Sequence[Link]) -> list[str]:
-    """What became of each line, in order: ``NUMBER: CASE: what``."""
-    gone, new = _without(known, found), _without(found, known)
-    new_by_name: dict[str, list[int]] = {}
-    for number in reversed(new):
-        new_by_name.setdefault(found[number][2], []).append(number)
-    said: list[tuple[int, str]] = []
-    for number in gone:
+def _compared(known: Sequence[Link], actual: Sequence[Link]) -> list[str]:
+    """Name the changed lines, in order: ``NUMBER: CASE: CHANGE``."""
+    new: dict[str, list[int]] = defaultdict(list)
+    for number in reversed(_without(actual, known)):
+        new[actual[number][2]].append(number)
+    changes: list[tuple[int, str]] = []
+    for number in _without(known, actual):
         name = known[number][2]
-        if same := new_by_name.get(name):
-            said.append((same.pop(), f"{name}: altered"))
-        else:
-            said.append((number, f"{name}: removed"))
-    said += [(number, f"{name}: put in") for name, numbers in new_by_name.items() for number in numbers]
-    if not said and [link[1] for link in known] != [link[1] for link in found]:
-        moved = next(n for n, (was, now) in enumerate(zip(known, found, strict=True)) if was[1] != now[1])
-        said.append((moved, f"{found[moved][2]}: the first line that is out of order"))
-    return [f"{number + 1}: {text(what, LONGEST)}" for number, what in sorted(said)]
+        changes.append((new[name].pop(), f"{name}: altered") if new[name] else (number, f"{name}: removed"))
+    changes += [(number, f"{name}: put in") for name, numbers in new.items() for number in numbers]
+    moved = (n for n, (was, now) in enumerate(zip(known, actual, strict=False)) if was[1] != now[1])
+    if not changes and (first := next(moved, None)) is not None:
+        changes.append((first, f"{actual[first][2]}: the first line that is out of order"))
+    return [f"{number + 1}: {text(change, LONGEST)}" for number, change in sorted(changes)]
 
 
 def _without(links: Sequence[Link], others: Sequence[Link]) -> list[int]:
-    """The lines of which the others have fewer, by index."""
+    """Indices of lines that the others lack, or have less often."""
     left = Counter(link[1] for link in others)
-    found = []
-    for index, link in enumerate(links):
-        if left[link[1]]:
-            left[link[1]] -= 1
-        else:
-            found.append(index)
-    return found
+    indices = []
+    for index, (_, line, _) in enumerate(links):
+        left[line] -= 1
+        if left[line] < 0:
+            indices.append(index)
+    return indices
 
 
 def _about(line: bytes) -> str:
     try:
-        found: Any = _LINE.decode(line)
+        record = _LINE.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
         return "a line that is no record"
-    of = found.case
-    name = found.kind if of is None else f"{of.technique}/{of.workload}/{of.device}/{of.dtype}/{of.mode}"
+    case = record.case
+    name = record.kind if case is None else "/".join(msgspec.structs.astuple(case))
     return text(name, LONGEST)

@@ -1,14 +1,15 @@
-"""What the journals of a package say of their runs: devices, installed packages and the ledgers and must-pass lists that they were judged by. No torch."""
+"""Reads the headers of a package's journals: devices, packages, and the files that judged the runs. No torch."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from accelcheck.core.journal_reading import lines, table
+from accelcheck.core.journal import JournalError
+from accelcheck.core.journal_reading import lines, outline, table
 from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
 from accelcheck.report.run import read_header
@@ -17,61 +18,79 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
+    from accelcheck.devices.base import Fingerprint
+    from accelcheck.report.run import Header
 
 MOST_HEADERS = 20_000
-"""Runs in a journal of which the contents are told."""
+"""Most headers kept of a journal."""
 
 
-def headers(journal: Source) -> list[tuple[str, Mapping[str, Any]]]:
-    """The headers of a journal, each with the place where it stands.
+class RunHeader(NamedTuple):
+    """The header of a run.
+
+    Attributes:
+        fields: Parsed fields.
+        fingerprints: Fingerprints by device; None for an absent one.
+        names_ledgers: True where it names its ledgers; those of earlier versions do not.
+    """
+
+    fields: Header
+    fingerprints: Mapping[str, Fingerprint | None]
+    names_ledgers: bool
+
+
+def headers(journal: Source) -> list[RunHeader]:
+    """Check every line of a journal, and parse its headers.
 
     Raises:
-        JournalError: The journal is malformed.
+        JournalError: The journal is malformed, or has no whole line.
     """
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for line in lines(journal):
-        if line.kind == "run" and len(found) < MOST_HEADERS:
-            fields = table(line)
-            read_header(line.where, fields)
-            found.append((line.where, fields))
-    return found
+    parsed: list[RunHeader] = []
+    for line in lines(journal, outlined=True):
+        if line.kind == "case":
+            outline(line)
+            continue
+        fields = table(line)
+        if line.kind == "run" and len(parsed) < MOST_HEADERS:
+            parsed.append(RunHeader(*read_header(line.where, fields), "ledgers" in fields))
+    if not parsed:
+        raise JournalError(f"{journal}: expected a journal, got a file without a whole line")
+    return parsed
 
 
-def devices(journals: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> bytes:
-    """The member `accelcheck.report.package.manifest.DEVICES`.
+def devices(journals: Iterable[tuple[str, Sequence[RunHeader]]]) -> bytes:
+    """Encode the member `accelcheck.report.package.manifest.DEVICES`.
 
     Args:
         journals: Name of each journal in the package, with the headers of its runs.
     """
-    runs = []
-    for name, found in journals:
-        for fields in found:
-            header, fingerprints = read_header(name, fields)
-            runs.append(
-                {
-                    "journal": name,
-                    "started": header.started,
-                    "accelcheck": header.accelcheck,
-                    "python": header.python,
-                    "platform": header.platform,
-                    "level": header.level,
-                    "devices": {key: None if one is None else asdict(one) for key, one in fingerprints.items()},
-                    "packages": header.packages,
-                    "ledgers": msgspec.to_builtins(header.ledgers),
-                    "must_pass": msgspec.to_builtins(header.must_pass),
-                }
-            )
+    runs: list[dict[str, Any]] = [
+        {
+            "journal": name,
+            "started": header.started,
+            "accelcheck": header.accelcheck,
+            "python": header.python,
+            "platform": header.platform,
+            "level": header.level,
+            "devices": {device: asdict(known) if known is not None else None for device, known in fingerprints.items()},
+            "packages": header.packages,
+            "ledgers": msgspec.to_builtins(header.ledgers),
+            "must_pass": msgspec.to_builtins(header.must_pass),
+        }
+        for name, parsed in journals
+        for header, fingerprints, _ in parsed
+    ]
     return (json.dumps({"runs": runs}, indent=1, sort_keys=True) + "\n").encode("ascii")
 
 
 @dataclass(frozen=True, order=True)
 class UsedFile:
-    """A file that runs were judged by.
+    """A file that judged runs.
 
     Attributes:
-        folder: Of the package: ``ledgers`` or ``must-pass``.
-        name: Of the file.
-        sha256: Of its content.
+        folder: Folder in the package: ``ledgers`` or ``must-pass``.
+        name: File name.
+        sha256: SHA-256 of the content.
     """
 
     folder: str
@@ -83,20 +102,11 @@ class UsedFile:
         return f"{kind} {text(self.name, 100)}, which a run used with the SHA-256 {text(self.sha256, 64)}"
 
 
-def devices_of(fields: Mapping[str, Any]) -> list[str]:
-    """The devices that a header asks for."""
-    header, _ = read_header("", fields)
-    return [*header.must_pass]
-
-
-def used(found: Iterable[Mapping[str, Any]]) -> list[UsedFile]:
-    """The files that runs were judged by, each once, sorted."""
+def used(parsed: Iterable[RunHeader]) -> list[UsedFile]:
+    """List the files that judged runs, each once, sorted."""
     files = set[UsedFile]()
-    for fields in found:
-        header, _ = read_header("", fields)
+    for header, _, _ in parsed:
         files |= {UsedFile("ledgers", ledger.name, ledger.sha256) for ledger in header.ledgers}
-        files |= {
-            UsedFile("must-pass", required.kind + must_pass.SUFFIX, required.sha256)
-            for required in header.must_pass.values()
-        }
+        lists = header.must_pass.values()
+        files |= {UsedFile("must-pass", required.kind + must_pass.SUFFIX, required.sha256) for required in lists}
     return sorted(files)

@@ -1,4 +1,4 @@
-"""The list of what is in a package, as JSON by schema. It has one legal spelling, so that any other one is an alteration."""
+"""The manifest of a package, as JSON by schema, in one legal spelling, so that any other one is an alteration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from accelcheck.report.package import archive
 NAME = "manifest.json"
 SIGNATURE = "manifest.json.minisig"
 DIGEST = "manifest.sha256"
-"""SHA-256 of the manifest, in hexadecimal digits: finds what a damaged disk or transfer does to an unsigned manifest."""
+"""Member with the SHA-256 of the manifest, which shows damage to an unsigned one by a disk or transfer."""
 DEVICES = "devices.json"
-"""Fingerprints, packages and ledgers of all runs, as the headers of the journals say."""
+"""Member with the fingerprints, packages and ledgers of all runs, from the headers of the journals."""
 SCHEMA = 1
 MOST = 32 * MIB
-"""Bytes of a manifest."""
+"""Most bytes of a manifest."""
 
 
 class ManifestError(ValueError):
@@ -30,9 +30,9 @@ class ListedMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A member of a package.
 
     Attributes:
-        name: Of the member.
-        size: In bytes.
-        sha256: Of its content.
+        name: Name of the member.
+        size: Size in bytes.
+        sha256: SHA-256 of its content.
     """
 
     name: str
@@ -44,8 +44,8 @@ class ListedJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A journal in a package.
 
     Attributes:
-        name: Of its member.
-        lines: How many it has.
+        name: Name of its member.
+        lines: Number of its lines.
         head: Last hash of its chain.
         chain: Name of the member that holds the chain.
     """
@@ -57,14 +57,14 @@ class ListedJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in a package.
+    """The manifest of a package.
 
     Attributes:
         schema: Version of this layout.
         accelcheck: Version that packed it.
-        journals: Of the package.
-        members: All but the manifest, its signature and its digest, sorted by name.
-        missing: What the journals name and the package lacks.
+        journals: Journals of the package.
+        members: Members but the manifest, its signature and its digest, sorted by name.
+        missing: Files that the journals name and the package lacks.
     """
 
     schema: int
@@ -78,7 +78,7 @@ _DECODER = msgspec.json.Decoder(Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The one spelling of a manifest."""
+    """Spell a manifest in the one legal way."""
     return (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode("ascii")
 
 
@@ -89,58 +89,56 @@ def decode(raw: bytes) -> Manifest:
         ManifestError: It is not JSON, of another schema, has a wrong field, or another spelling than `encode` gives.
     """
     try:
-        found = _DECODER.decode(raw)
+        manifest = _DECODER.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise ManifestError(f"cannot be read: {text(error, 300)}") from error
-    if found.schema != SCHEMA:
-        raise ManifestError(f"schema {found.schema}; this accelcheck reads {SCHEMA}")
-    if encode(found) != raw:
+    if manifest.schema != SCHEMA:
+        raise ManifestError(f"schema {manifest.schema}; this accelcheck reads {SCHEMA}")
+    if encode(manifest) != raw:
         raise ManifestError("was altered: it is not spelled as accelcheck pack spells it")
-    _check(found)
-    return found
+    _check(manifest)
+    return manifest
 
 
-def _check(found: Manifest) -> None:
-    names = [member.name for member in found.members]
+def _check(manifest: Manifest) -> None:
+    names = [member.name for member in manifest.members]
     if names != sorted(set(names)) or len(names) > archive.MOST_MEMBERS:
         raise ManifestError("field 'members': expected them sorted by name, each once")
-    for member in found.members:
+    for member in manifest.members:
         if not archive.legal(member.name) or member.name in {NAME, SIGNATURE, DIGEST}:
             raise ManifestError(f"field 'members': {text(repr(member.name), 120)} is no name of a member")
         if not 0 <= member.size <= archive.MOST_MEMBER:
             raise ManifestError(f"field 'members': {member.name}: a size of {member.size:,} bytes")
     known, taken = set(names), set[str]()
-    for journal in found.journals:
+    for journal in manifest.journals:
         for named in (journal.name, journal.chain):
             if named not in known:
                 raise ManifestError(f"field 'journals': {text(repr(named), 120)} is not among the members")
-            if named in taken:  # one journal, named as often as a manifest has room for, would be read as often
+            if named in taken:  # a journal that is named often would be read as often
                 raise ManifestError(f"field 'journals': {named} is there twice")
             taken.add(named)
-    if unread := next(
-        (name for name in names if name.startswith(("journals/", "chains/")) and name not in taken), None
-    ):
-        raise ManifestError(f"field 'journals': {unread} is among the members and not there: it would not be read")
+    if unread := [name for name in names if name.startswith(("journals/", "chains/")) and name not in taken]:
+        raise ManifestError(f"field 'journals': {unread[0]} is among the members and not there: it would not be read")
 
 
 def places(manifest: Manifest, raw: bytes, signature: int | None) -> dict[int, tuple[str, int]]:
-    """Name and size of the member that belongs at each byte of the archive.
+    """Map bytes of the archive to name and size of the member that belongs there.
 
     Args:
-        manifest: Of the package.
-        raw: Its bytes.
-        signature: Bytes of the signature; None where there is none.
+        manifest: Manifest of the package.
+        raw: Bytes of the manifest.
+        signature: Size of the signature; None where there is none.
     """
     order = [(NAME, len(raw))]
     order += [] if signature is None else [(SIGNATURE, signature)]
     order += [(DIGEST, len(digest(raw))), *((member.name, member.size) for member in manifest.members)]
-    found, position = {}, 0
+    by_position, position = {}, 0
     for name, size in order:
-        found[position] = (name, size)
+        by_position[position] = (name, size)
         position += archive.BLOCK + size + -size % archive.BLOCK
-    return found
+    return by_position
 
 
 def digest(raw: bytes) -> bytes:
-    """The content of the member `DIGEST`."""
+    """Make the content of the member `DIGEST`."""
     return hashlib.sha256(raw).hexdigest().encode() + b"\n"

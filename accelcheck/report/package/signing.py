@@ -1,4 +1,4 @@
-"""Signatures of manifests, as minisign makes and checks them (Ed25519 over BLAKE2b): by py-minisign, from the extra ``sign``."""
+"""Signs manifests, and checks signatures, as minisign does (Ed25519 over BLAKE2b), by py-minisign."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'accelcheck[sign]'"
 COMMENT = "signature of an accelcheck package"
-"""The comment that no signature covers; another one is an alteration."""
+"""Comment that no signature covers; another one is an alteration."""
 MOST = 64 * 1024
-"""Bytes of a key or a signature."""
+"""Most bytes of a key or a signature."""
 
 
 class SigningError(ValueError):
-    """A manifest cannot be signed, or a key cannot be read; the message says what to do."""
+    """A manifest cannot be signed, or a key cannot be read; the message names a remedy."""
 
 
 def available() -> str:
-    """The command that installs what signatures need; empty where it is there."""
+    """Command that installs py-minisign; empty where it is there."""
     try:
         importlib.import_module("minisign")
     except ImportError:
@@ -33,10 +33,10 @@ def available() -> str:
 
 
 def sign(manifest: bytes, key: Path) -> bytes:
-    """The signature of a manifest; the same bytes each time.
+    """Sign a manifest; the signature has the same bytes each time.
 
     Args:
-        manifest: What is signed.
+        manifest: Bytes of the manifest.
         key: File of a secret key, as ``minisign -G`` writes it. Its password is asked for on a terminal.
 
     Raises:
@@ -54,7 +54,7 @@ def sign(manifest: bytes, key: Path) -> bytes:
 
 
 def public_key(path: Path) -> Any:
-    """A key that checks signatures.
+    """Read a key that checks signatures.
 
     Raises:
         SigningError: py-minisign is not installed, or the key cannot be read.
@@ -67,18 +67,18 @@ def public_key(path: Path) -> Any:
 
 
 def check(manifest: bytes, signature: bytes, public: Any) -> str:
-    """What is wrong with a signature; empty where it holds.
+    """Find the fault of a signature; empty where it holds.
 
     Args:
-        manifest: What was signed.
-        signature: Of it, or of anything.
-        public: As `public_key` gives it.
+        manifest: Bytes of the manifest.
+        signature: Bytes of its signature, or of anything.
+        public: Result of `public_key`.
     """
     minisign = _library()
     try:
-        found = minisign.Signature.from_bytes(signature)
-        public.verify(manifest, found)
-        if bytes(found) + b"\n" != signature or found.untrusted_comment != COMMENT:
+        parsed = minisign.Signature.from_bytes(signature)
+        public.verify(manifest, parsed)
+        if bytes(parsed) + b"\n" != signature or parsed.untrusted_comment != COMMENT:
             return "its spelling was altered"
     except (ValueError, UnicodeError) as error:
         return text(error, 200)

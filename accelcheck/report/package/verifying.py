@@ -1,4 +1,4 @@
-"""Reads a package, which may be a stranger's: whether it is what was packed, and whether its runs qualify. Writes nothing. No torch."""
+"""Verifies a package, which is untrusted input: its bytes, and whether its runs qualify. Writes nothing. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
 from accelcheck.report.qualification import Qualification, qualification
-from accelcheck.report.run import load, read_header
+from accelcheck.report.run import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 UNSIGNED = "none: whoever has the package could have changed it and computed all hashes anew"
 MOST_SAID = 100
-"""Alterations that are named."""
+"""Most alterations that are named."""
 
 
 @dataclass
 class Verified:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        path: The package.
+        path: Path of the package.
         digest: SHA-256 of its manifest; empty where that cannot be read.
-        altered: What is not as it was packed: altered, missing, put in.
-        notes: What a reader should know, and what is no alteration.
-        signature: What is known of it, in words.
+        altered: Lines about altered, missing and foreign parts.
+        notes: Remarks for the reader that are no alterations.
+        signature: State of the signature, in words.
         runs: Devices and their records; empty where the journals cannot be read.
-        members: How many there are.
+        members: Number of members.
     """
 
     path: Path
@@ -47,25 +47,25 @@ class Verified:
     runs: tuple[DeviceRun, ...] = ()
     members: int = 0
     qualifications: tuple[Qualification, ...] = ()
-    """Of each run, at its level, by the must-pass list of this accelcheck: that of the package may be anybody's."""
+    """Qualification of each run at its level by this accelcheck's must-pass list; the package's is untrusted."""
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was altered, as far as can be known."""
+        """True if no alteration was found."""
         return not self.altered
 
     @property
     def qualifies(self) -> bool:
-        """Whether all of its runs qualify at their levels; one at least must be there."""
-        return bool(self.qualifications) and all(one.holds for one in self.qualifications)
+        """True if all runs, at least one, qualify at their levels."""
+        return bool(self.qualifications) and all(qualified.holds for qualified in self.qualifications)
 
 
 def verify(path: Path, key: Path | None = None) -> Verified:
     """Check a package.
 
     Args:
-        path: Of the package; it is read in place, within bounds, and nothing is written.
-        key: Public key that must have signed it.
+        path: Path of the package; it is read in place, within bounds, and nothing is written.
+        key: Public key of the required signer.
 
     Raises:
         NotPackageError: The file is none.
@@ -73,129 +73,127 @@ def verify(path: Path, key: Path | None = None) -> Verified:
     """
     public = None if key is None else signing.public_key(key)
     first = archive.first(path, manifest.NAME)
-    found = Verified(path)
+    verified = Verified(path)
     try:
-        _verify(found, first.piece, public)
+        _verify(verified, first.piece, public)
     except bounded.UnreadableFileError as error:
-        found.altered.append(str(error))
-    more = len(found.altered) - MOST_SAID
+        verified.altered.append(str(error))
+    more = len(verified.altered) - MOST_SAID
     if more > 0:
-        found.altered[MOST_SAID:] = [f"and {more:,} more"]
-    return found
+        verified.altered[MOST_SAID:] = [f"and {more:,} more"]
+    return verified
 
 
-def _verify(found: Verified, first: Piece, key: Any) -> None:
+def _verify(verified: Verified, first: Piece, key: Any) -> None:
     raw = bounded.read(first, manifest.MOST)
-    found.digest = hashlib.sha256(raw).hexdigest()
+    verified.digest = hashlib.sha256(raw).hexdigest()
     try:
         listed = manifest.decode(raw)
     except manifest.ManifestError as error:
-        found.altered.append(f"{manifest.NAME}: {error}")
-        found.signature = "not checked: the manifest cannot be read"
+        verified.altered.append(f"{manifest.NAME}: {error}")
+        verified.signature = "not checked: the manifest cannot be read"
         return
-    pieces = _pieces(found, listed, raw)
-    _signed(found, raw, pieces, key)
+    pieces = _pieces(verified, listed, raw)
+    _signed(verified, raw, pieces, key)
     if manifest.DIGEST in pieces and bounded.read(pieces[manifest.DIGEST], archive.BLOCK) != manifest.digest(raw):
-        found.altered.append(f"{manifest.NAME}: altered, or its digest {manifest.DIGEST}")
+        verified.altered.append(f"{manifest.NAME}: altered, or its digest {manifest.DIGEST}")
     for member in listed.members:
         if member.name in pieces and _hash(pieces[member.name]) != member.sha256:
-            found.altered.append(f"{member.name}: altered: its SHA-256 is not that of the manifest")
-    found.members = len(listed.members)
-    found.notes += listed.missing
-    _chained(found, listed, pieces)
-    _read(found, listed, pieces)
+            verified.altered.append(f"{member.name}: altered: its SHA-256 is not that of the manifest")
+    verified.members = len(listed.members)
+    verified.notes += listed.missing
+    _chained(verified, listed, pieces)
+    _read(verified, listed, pieces)
 
 
-def _pieces(found: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
-    """The members by name; what is missing, put in, there twice or out of place is said."""
-    signed = (one.piece.size for one in archive.walk(found.path, {}) if one.name == manifest.SIGNATURE)
+def _pieces(verified: Verified, listed: manifest.Manifest, raw: bytes) -> dict[str, Piece]:
+    """Find the members by name, and note those that are missing, put in, there twice or out of place."""
+    signed = (member.piece.size for member in archive.walk(verified.path, {}) if member.name == manifest.SIGNATURE)
     expected = manifest.places(listed, raw, next(signed, None))
-    walked = [*archive.walk(found.path, expected)]
     pieces: dict[str, Piece] = {}
-    for member in walked:
+    for member in archive.walk(verified.path, expected):
         if member.problem:
-            found.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
+            verified.altered.append(f"{member.name}: {member.problem}" if member.name else member.problem)
         if member.name in pieces:
-            found.altered.append(f"{member.name}: is in the archive twice")
+            verified.altered.append(f"{member.name}: is in the archive twice")
         elif member.name:
             pieces[member.name] = member.piece
     wanted = dict(expected.values())
-    found.altered += [f"{name}: missing" for name in wanted if name not in pieces]
-    found.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
-    found.altered += [
+    verified.altered += [f"{name}: missing" for name in wanted if name not in pieces]
+    verified.altered += [f"{name}: put in: the manifest does not list it" for name in pieces if name not in wanted]
+    verified.altered += [
         f"{name}: altered: it has {piece.size:,} bytes, and the manifest says {wanted[name]:,}"
         for name, piece in pieces.items()
         if name in wanted and piece.size != wanted[name]
     ]
-    if not found.altered and list(pieces) != list(wanted):
-        found.altered.append("the members are not in their order")
+    if not verified.altered and list(pieces) != list(wanted):
+        verified.altered.append("the members are not in their order")
     return pieces
 
 
-def _signed(found: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:
+def _signed(verified: Verified, raw: bytes, pieces: dict[str, Piece], key: Any) -> None:
     piece = pieces.get(manifest.SIGNATURE)
     if piece is None:
         if key is not None:
-            found.altered.append(f"{manifest.SIGNATURE}: missing: the package is not signed, and a key was given")
+            verified.altered.append(f"{manifest.SIGNATURE}: missing: the package is not signed, and a key was given")
         return
     if key is None:
-        found.signature = "not checked: give the signer's public key with --key"
+        verified.signature = "not checked: give the signer's public key with --key"
         return
     problem = signing.check(raw, bounded.read(piece, signing.MOST), key)
-    found.signature = f"does not hold: {problem}" if problem else f"holds, by the key {key.to_base64().decode()}"
+    verified.signature = f"does not hold: {problem}" if problem else f"holds, by the key {key.to_base64().decode()}"
     if problem:
-        found.altered.append(f"{manifest.SIGNATURE}: does not hold: {problem}")
+        verified.altered.append(f"{manifest.SIGNATURE}: does not hold: {problem}")
 
 
-def _chained(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+def _chained(verified: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
     for journal in listed.journals:
         if journal.name not in pieces or journal.chain not in pieces:
             continue
         differing, count, head = chain.differences(pieces[journal.name], pieces[journal.chain])
-        found.altered += differing
+        verified.altered += differing
         if not differing and (count, head) != (journal.lines, journal.head):
-            found.altered.append(
-                f"{journal.name}: its chain ends at line {count} with {head}; the manifest says line {journal.lines} and {journal.head}"
+            verified.altered.append(
+                f"{journal.name}: its chain ends at line {count} with {head}; "
+                f"the manifest says line {journal.lines} and {journal.head}"
             )
 
 
-def _read(found: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
-    """The runs, and whether what goes with them is that of their headers."""
+def _read(verified: Verified, listed: manifest.Manifest, pieces: dict[str, Piece]) -> None:
+    """Read the runs, and compare the other members with their headers."""
     journals = [(journal.name, pieces[journal.name]) for journal in listed.journals if journal.name in pieces]
     try:
-        headers = [(name, [fields for _, fields in contents.headers(piece)]) for name, piece in journals]
-        found.runs = load([piece for _, piece in journals])
+        by_journal = [(name, contents.headers(piece)) for name, piece in journals]
+        verified.runs = load([piece for _, piece in journals])
     except JournalError as error:
-        found.altered.append(f"cannot be read: {text(error, 500)}")
+        verified.altered.append(f"cannot be read: {text(error, 500)}")
         return
-    if not headers:
-        found.altered.append("there is no journal in it")
-    made = contents.devices(headers)
+    if not journals:
+        verified.altered.append("there is no journal in it")
+    made = contents.devices(by_journal)
     devices = pieces.get(manifest.DEVICES)
     if devices is None or bounded.read(devices, archive.MOST_MEMBER) != made:
-        found.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
+        verified.altered.append(f"{manifest.DEVICES}: does not say what the headers of the journals say")
     packed = {(member.name.partition("/")[0], member.sha256) for member in listed.members}
-    fields = [one for _, of in headers for one in of]
-    found.altered += [
+    headers = [header for _, parsed in by_journal for header in parsed]
+    verified.altered += [
         f"{used}: missing"
-        for used in contents.used(fields)
-        if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # which pack said
+        for used in contents.used(headers)
+        if (used.folder, used.sha256) not in packed and str(used) not in listed.missing  # as pack noted
     ]
-    found.qualifications = tuple(map(qualification, found.runs))
-    for one in fields:
-        header, _ = read_header("", one)
-        for device, said in header.must_pass.items():
+    verified.qualifications = tuple(map(qualification, verified.runs))
+    for header in headers:
+        for device, used_list in header.fields.must_pass.items():
             own = must_pass.of(device)
-            if said.sha256 != own.digest:
-                found.notes.append(
-                    f"{text(device, 100)}: the run named version {said.version} of the must-pass list {text(said.kind, 100)}; this accelcheck "
-                    f"holds it against its own, version {own.version} of {own.kind}"
+            if used_list.sha256 != own.digest:
+                verified.notes.append(
+                    f"{text(device, 100)}: the run named version {used_list.version} of the must-pass list "
+                    f"{text(used_list.kind, 100)}; this accelcheck holds it against its own, "
+                    f"version {own.version} of {own.kind}"
                 )
-    found.notes = list(dict.fromkeys(found.notes))
+    verified.notes = list(dict.fromkeys(verified.notes))
 
 
 def _hash(piece: Piece) -> str:
-    found = hashlib.sha256()
-    for chunk in bounded.chunks(piece, archive.MOST_MEMBER):
-        found.update(chunk)
-    return found.hexdigest()
+    with bounded.opened(piece, archive.MOST_MEMBER) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered

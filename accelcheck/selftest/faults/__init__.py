@@ -1,4 +1,4 @@
-"""Faults that verdicts must catch, and correct variants that they must pass: one module a family, each with its `FAULTS` or `VARIANTS`.
+"""Faults that verdicts must catch, and correct variants that they must pass: a module per family lists them.
 
-A plant changes a technique's program or result in one named way; how plants are run and counted belongs in the runner above.
+A plant changes a technique's program or result in one named way; `accelcheck.selftest.runner` runs and counts plants.
 """

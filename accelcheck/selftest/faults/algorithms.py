@@ -1,4 +1,4 @@
-"""Fast algorithms of convolutions and products, which are correct, and mistakes in them, which their classes must not admit."""
+"""Correct fast algorithms of convolutions and products, and mistakes in them that their classes must not admit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, fault, single, variant
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFault, passes, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
@@ -19,13 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_CONVOLUTIONS = tuple(
-    single(workload, mode) for workload in ("conv-replicated", "cnn") for mode in (Mode.FORWARD, Mode.BACKWARD)
-)
-_PRODUCTS = tuple(single(workload, mode) for workload in ("matmul", "mlp") for mode in (Mode.FORWARD, Mode.BACKWARD))
-_ABSENT = dict.fromkeys(
-    ("bfloat16", "float16"), "fast algorithms are classes in FP32 alone: half precision rounds more"
-)
+_CONVOLUTIONS = passes("conv-replicated", FLOAT32) + passes("cnn", FLOAT32)
+_PRODUCTS = passes("matmul", FLOAT32) + passes("mlp", FLOAT32)
+_ABSENT = dict.fromkeys(HALVES, "fast algorithms are classes in FP32 alone: half precision rounds more")
 _ALONE = (single("conv-replicated"),)
 
 
@@ -75,9 +70,11 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+fault = row(PlantedFault, absent=_ABSENT, exists=strided)
+
 FAULTS = (
     *(
-        fault(f"fast-convolution-{name}", summary)(_ALONE, _convolving(convolve), absent=_ABSENT, exists=strided)
+        fault(f"fast-convolution-{name}", summary)(_ALONE, _convolving(convolve))
         for name, summary, convolve in (
             ("wrong-tile", "A tile of a Winograd convolution has its neighbour's results.", _tile_of_its_neighbour),
             ("dropped-row", "The last row of the last image is left out, as where a size is odd.", _row_dropped),
@@ -88,10 +85,10 @@ FAULTS = (
         )
     ),
     fault("strassen-tf32", "Strassen's products have operands of 11 significant bits.")(
-        (single("matmul"),), lambda _: kernels(mm=_short_products), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_short_products)
     ),
     fault("strassen-wrong-sign", "A block of Strassen's result has a product of sums too many.")(
-        (single("matmul"),), lambda _: kernels(mm=_minus_for_plus), absent=_ABSENT, exists=strided
+        single("matmul"), lambda _: kernels(mm=_minus_for_plus)
     ),
 )
 

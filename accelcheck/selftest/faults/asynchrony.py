@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes
 from accelcheck.selftest.faults.plant import Kernel, kernels, wrapping
 from accelcheck.techniques.interop.streams import GIVE
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
-"""Most seconds that either side waits for the other. Both only copy, so this is ample."""
+"""Time limit in seconds for either side; both only copy."""
 
 
 def raced(share: float) -> Change:
-    """A consumer reads a buffer that two libraries share before its producer has written this share of it.
+    """A buffer shared by two libraries is read while the other still writes it.
 
-    The producer is a thread that waits until the consumer has read, so the race is lost every time and no clock is
-    involved. The part that is not written yet holds the result of the call before.
+    The producer is a thread that waits until the consumer has read, so the race is lost every time. The last `share` of
+    the buffer, which is not written yet, holds the result of the call before.
     """
 
     def change(program: Program) -> None:
@@ -63,7 +63,7 @@ def raced(share: float) -> Change:
 
 
 def streamed(strength: float) -> Change:
-    """The call runs on a stream of its own, delayed, and nothing waits for it: the reader gets the memory's old content."""
+    """Nothing waits for a call on another stream; the strength is its delay in clock cycles."""
     delay = int(strength)
 
     def call(plain: Any, *inputs: Any) -> Tensor:
@@ -73,7 +73,7 @@ def streamed(strength: float) -> Change:
         read = torch.full_like(plain(*inputs), float("nan"))
         other.wait_stream(here)
         with torch.cuda.stream(other):
-            torch.cuda._sleep(delay)  # type: ignore[no-untyped-call]  # noqa: SLF001 - what torch's own tests of streams delay with
+            torch.cuda._sleep(delay)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as in torch's tests
             read.copy_(plain(*inputs))
         out = read.clone()
         here.wait_stream(other)  # afterwards, so that no memory is freed under the delayed call
@@ -96,7 +96,7 @@ class Unordered:
 
 
 def unordered(strength: float) -> Change:
-    """CuPy gets tensors without an order between the stream that writes them and the stream that copies them."""
+    """A tensor is exported to a library on another stream that does not wait for the producer."""
 
     def change(program: Program) -> None:
         give = program.extras[GIVE]
@@ -106,7 +106,7 @@ def unordered(strength: float) -> Change:
 
 
 def unsynced(strength: float) -> Change:
-    """The host reads its mirror of the result before the device is synchronised, and gets the result of the run before."""
+    """Results are read before the device is synchronised. The host reads its mirror of the run before."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -125,7 +125,7 @@ def unsynced(strength: float) -> Change:
 
 
 def fallen_back(strength: float) -> Change:
-    """One kind of operator has no kernel on the device: the CPU computes it, and the result is moved back."""
+    """An operator without a kernel falls back to the CPU without notice; the result is right."""
 
     def on_cpu(func: Kernel, *args: Any, **options: Any) -> Tensor:
         (device,) = {value.device for value in args if isinstance(value, Tensor)}
@@ -136,33 +136,25 @@ def fallen_back(strength: float) -> Change:
 
 
 def elsewhere(device: Device) -> Capability:
-    """Devices that can fall back to the CPU."""
+    """Capability of falling back to the CPU."""
     if device.has("host"):
         return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
     return SUPPORTED
 
 
 def on_streams(device: Device) -> Capability:
-    """Devices whose streams a caller can choose."""
+    """Capability of computing on streams that a caller chooses."""
     if not device.has("torch-cuda"):
         return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
     return SUPPORTED
 
 
 FAULTS = (
-    fault("race-at-border", "A buffer shared by two libraries is read while the other still writes it.")(
-        (Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40
+    fault("race-at-border")((Cell("mlp"), Cell("matmul")), raced, strengths=(1.0, 0.1, 0.001), number=40),
+    fault("stream-race")(Cell("mlp"), streamed, strengths=(1e7,), number=40, exists=on_streams),
+    fault("dlpack-unordered")(
+        passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams
     ),
-    fault("stream-race", "Nothing waits for a call on another stream; the strength is its delay in clock cycles.")(
-        (Cell("mlp"),), streamed, strengths=(1e7,), number=40, exists=on_streams
-    ),
-    fault(
-        "dlpack-unordered", "A tensor is exported to a library on another stream that does not wait for the producer."
-    )(passes("mlp", ("float32", "float16")), unordered, number=40, technique="cupy-stream", exists=on_streams),
-    fault("result-unsynced", "Results are read before the device is synchronised.")(
-        (Cell("mlp"), Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41
-    ),
-    fault(
-        "operator-on-the-cpu", "An operator without a kernel falls back to the CPU without notice; the result is right."
-    )((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
+    fault("result-unsynced")((Cell("mlp"), backward("mlp"), Cell("train-mlp", Mode.TRAIN)), unsynced, number=41),
+    fault("operator-on-the-cpu")((Cell("mlp"), Cell("gelu")), fallen_back, number=41, exists=elsewhere),
 )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault
 from accelcheck.selftest.faults.compute import attention, causal
 from accelcheck.selftest.faults.plant import backwards, calling
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last `count` queries see the single key after the last whole tile."""
+    """Queries of the last whole tile see the key after it. They are the last `count`."""
     query = torch.arange(q.size(-2), device=q.device).unsqueeze(-1)
     key = torch.arange(k.size(-2), device=k.device)
     last = k.size(-2) - 1
@@ -28,41 +27,41 @@ def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 
 def shifted(by: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The diagonal is `by` keys further to the right; the first query always sees the first key."""
+    """Each query sees one key more, or one less, than it should. The first one always sees a key."""
     seen = causal(q.size(-2), k.size(-2), q.device, int(by))
     first = torch.arange(k.size(-2), device=k.device) == 0
     return attention(q, k, v, seen | (first & ~seen.any(-1, keepdim=True)))
 
 
 def padded(more: float, module: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence is taken to be `more` keys longer than it is."""
+    """One key of the padding is seen, or the last key is not. Sequences are taken to be `more` keys longer."""
     seen = torch.arange(k.size(2), device=k.device) < (lengths + int(more)).unsqueeze(-1)
     return attention(q, k, v, seen[:, None, None, :])
 
 
 def bottom_right(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal so that the last query sees the last key."""
+    """Causal masks end at the last key, where torch has them begin at the first."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device, k.size(-2) - q.size(-2)))
 
 
 def top_left(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Causal so that the first query sees the first key, whatever the mask says."""
+    """A mask that lets the last query see the last key is taken for torch's causal one. The mask is ignored."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device))
 
 
 def plain_softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """A row without keys gives 0 / 0."""
+    """A query that sees no key gets NaN. Its softmax is 0 / 0."""
     return attention(q, k, v, mask, weigh=lambda scores: scores.softmax(-1))
 
 
 def finite_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The lowest finite number stands for -inf, so a row without keys sees all of them."""
+    """A query that sees no key gets the mean of all values. The lowest finite number stands for -inf."""
     lowest = torch.finfo(torch.float32).min
     return attention(q, k, v, mask, weigh=lambda scores: scores.clamp(min=lowest).softmax(-1))
 
 
 def rescaled(error: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The scale of the scores has a relative error."""
+    """Scores are scaled by a factor that is off."""
     return attention(q, k, v, causal(q.size(-2), k.size(-2), q.device) if module.causal else None, factor=1.0 + error)
 
 
@@ -80,43 +79,29 @@ _ROUNDED_SCORES = {
 }
 
 FAULTS = (
-    fault("causal-leak", "Queries of the last whole tile see the key after it.")(
-        (Cell("attention-65"),), _forward(leaking), (16.0, 1.0), number=1
-    ),
+    fault("causal-leak", leaking)(Cell("attention-65"), _forward(leaking), (16.0, 1.0), number=1),
     fault("causal-leak-backward", "The backward pass has queries of the last whole tile see the key after it.")(
-        (Cell("attention-65", Mode.BACKWARD),), _backward(leaking), (16.0, 1.0), number=1
+        backward("attention-65"), _backward(leaking), (16.0, 1.0), number=1
     ),
-    fault("mask-off-by-one", "Each query sees one key more, or one less, than it should.")(
-        (Cell("attention-causal"),), _forward(shifted), (1.0, -1.0), number=2
-    ),
+    fault("mask-off-by-one", shifted)(Cell("attention-causal"), _forward(shifted), (1.0, -1.0), number=2),
     fault(
         "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
-    )((Cell("attention-causal", Mode.BACKWARD),), _backward(shifted), (1.0, -1.0), number=2),
-    fault("length-off-by-one", "One key of the padding is seen, or the last key is not.")(
-        (Cell("attention-ragged"),), _forward(padded), (1.0, -1.0), number=2
-    ),
-    fault("causal-from-bottom-right", "Causal masks end at the last key, where torch has them begin at the first.")(
-        (Cell("attention-cross-causal"),), lambda _: calling(bottom_right), number=3
+    )(backward("attention-causal"), _backward(shifted), (1.0, -1.0), number=2),
+    fault("length-off-by-one", padded)(Cell("attention-ragged"), _forward(padded), (1.0, -1.0), number=2),
+    fault("causal-from-bottom-right", bottom_right)(
+        Cell("attention-cross-causal"), lambda _: calling(bottom_right), number=3
     ),
     fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
-        (Cell("attention-cross-causal", Mode.BACKWARD),), lambda _: backwards(bottom_right), number=3
+        backward("attention-cross-causal"), lambda _: backwards(bottom_right), number=3
     ),
-    fault("causal-from-top-left", "A mask that lets the last query see the last key is taken for torch's causal one.")(
-        (Cell("attention-cross-right"),), lambda _: calling(top_left), number=3
-    ),
-    fault("masked-row-nan", "A query that sees no key gets NaN.")(
-        (Cell("attention-empty-row"),), lambda _: calling(plain_softmax), number=4
-    ),
-    fault("masked-row-mean", "A query that sees no key gets the mean of all values.")(
-        (Cell("attention-empty-row"),), lambda _: calling(finite_mask), number=4
-    ),
+    fault("causal-from-top-left", top_left)(Cell("attention-cross-right"), lambda _: calling(top_left), number=3),
+    fault("masked-row-nan", plain_softmax)(Cell("attention-empty-row"), lambda _: calling(plain_softmax), number=4),
+    fault("masked-row-mean", finite_mask)(Cell("attention-empty-row"), lambda _: calling(finite_mask), number=4),
     fault("masked-row-backward", "A query that sees no key has the gradients of one that sees all.")(
-        (Cell("attention-empty-row", Mode.BACKWARD),), lambda _: backwards(finite_mask), number=4
+        backward("attention-empty-row"), lambda _: backwards(finite_mask), number=4
     ),
-    fault("softmax-scale", "Scores are scaled by a factor that is off.")(
-        (Cell("attention-causal"),), _forward(rescaled), _SCALES, number=5
-    ),
+    fault("softmax-scale", rescaled)(Cell("attention-causal"), _forward(rescaled), _SCALES, number=5),
     fault("softmax-scale-backward", "The backward pass scales scores by a factor that is off.")(
-        (Cell("attention-causal", Mode.BACKWARD),), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
+        backward("attention-causal"), _backward(rescaled), _SCALES, number=5, hidden=_ROUNDED_SCORES
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of gradients that are written by hand, and of ``torch.func``: its maps over samples, products with cotangents and Jacobians."""
+"""Faults of handwritten gradients, and of ``torch.func``: maps over samples, products with cotangents, Jacobians."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
-from accelcheck.selftest.faults.base import Cell, Change, fault, single
+from accelcheck.selftest.faults.base import Change, PlantedFault, backward, fault, row, single
 from accelcheck.selftest.faults.plant import backwards, calling, editing
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """A function that returns the gradients of its two operands swapped."""
-    return _Exchange.apply(module, x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
+    """A custom function returns each operand's gradient for the other."""
+    return _Exchange.apply(x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
 def gated(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
@@ -31,31 +31,28 @@ def gated(x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
 
 
 def derivatives(grad: Tensor, x: Tensor, gate: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients."""
+    """The gradients of `gated`."""
     opened = torch.sigmoid(slope * gate)
     inner = grad * x * opened * (1 - opened)
     return grad * opened, inner * slope, (inner * gate).sum()
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, module: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(x, gate, slope)
-        return gated(x, gate, slope)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        of_x, of_gate, of_slope = derivatives(grads[0], *ctx.saved_tensors)
-        return None, of_gate, of_x, of_slope
-
-
-class _Once(torch.autograd.Function):
-    """First gradients are right, but detached from their inputs, so second gradients are wrong."""
-
+class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(x, gate, slope)
         return gated(x, gate, slope)
+
+
+class _Exchange(_Gated):
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        of_x, of_gate, of_slope = derivatives(grads[0], *ctx.saved_tensors)
+        return of_gate, of_x, of_slope
+
+
+class _Once(_Gated):
+    """First gradients are right, but detached from their inputs, so second gradients are wrong."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -63,18 +60,18 @@ class _Once(torch.autograd.Function):
 
 
 def detached(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """See `_Once`."""
+    """A custom function's first gradients are right, its second gradients are wrong."""
     return _Once.apply(x, gate, module.slope)  # type: ignore[no-untyped-call,no-any-return]  # untyped in torch
 
 
 def unscaled(module: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """The chain rule's factor ``slope`` is forgotten in the gradient of ``gate``."""
+    """A custom function forgets a factor in one gradient. The gradient of ``gate`` lacks ``slope``."""
     slope = module.slope
     return gated(x, gate / slope.detach(), slope) + 0.0 * gate.sum()
 
 
 def doubling(program: Any) -> None:
-    """Gradients are not cleared between two passes, and add up."""
+    """Gradients are not cleared, and those of two passes add up."""
     plain = program.run
 
     def run(mode: Mode) -> Result:
@@ -131,49 +128,40 @@ def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
         jacobian = plain(function, **options)
 
         def call(*args: Any) -> Any:
-            found, *rest = jacobian(*args)
-            return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), found), *rest
+            first, *rest = jacobian(*args)
+            return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), first), *rest
 
         return call
 
     return lambda _: sowing.swapped(torch.func, by, wrong)
 
 
+slow = row(PlantedFault, seeds=10)
+
 FAULTS = (
-    fault("gradients-swapped", "A custom function returns each operand's gradient for the other.")(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(exchanged), number=38
-    ),
+    fault("gradients-swapped", exchanged)(backward("custom-function"), lambda _: calling(exchanged), number=38),
     fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
-        (Cell("attention", Mode.BACKWARD),), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
+        backward("attention"), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
     ),
-    fault("chain-rule-factor-lost", "A custom function forgets a factor in one gradient.")(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: backwards(unscaled), number=38
-    ),
-    fault("double-backward-wrong", "A custom function's first gradients are right, its second gradients are wrong.")(
-        (Cell("custom-function", Mode.BACKWARD),), lambda _: calling(detached), number=38
-    ),
-    fault("gradient-doubled", "Gradients are not cleared, and those of two passes add up.")(
-        (Cell("mlp", Mode.BACKWARD),), lambda _: doubling, number=38
-    ),
-    fault("vmap-last-sample-repeated", "A map over samples computes the last but one in place of the last.")(
+    fault("chain-rule-factor-lost", unscaled)(backward("custom-function"), lambda _: backwards(unscaled), number=38),
+    fault("double-backward-wrong", detached)(backward("custom-function"), lambda _: calling(detached), number=38),
+    fault("gradient-doubled", doubling)(backward("mlp"), lambda _: doubling, number=38),
+    slow("vmap-last-sample-repeated")(
         (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
         technique="func-vmap",
-        seeds=10,
     ),
-    fault("vjp-cotangent-short", "A product with a cotangent leaves out its last row.")(
+    slow("vjp-cotangent-short")(
         (single("custom-function", Mode.BACKWARD), single("embedding-norm-gelu", Mode.BACKWARD)),
         around=cotangent_short,
         technique="func-grad",
-        seeds=10,
     ),
-    fault("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
-        (single("max-pool", Mode.BACKWARD),), around=row_transposed("jacrev"), technique="func-jacrev", seeds=10
+    slow("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
+        single("max-pool", Mode.BACKWARD), around=row_transposed("jacrev"), technique="func-jacrev"
     ),
-    fault("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
+    slow("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
         (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),
         around=row_transposed("jacfwd"),
         technique="func-jacfwd",
-        seeds=10,
     ),
 )

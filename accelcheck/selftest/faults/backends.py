@@ -1,4 +1,4 @@
-"""Faults of attention's backends: the fused kernel, the math path, jagged batches, FlexAttention's masks and kernels."""
+"""Faults of attention's backends: fused kernel, math path, jagged batches, FlexAttention's masks and kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
 from accelcheck.techniques.attention import flex
@@ -20,15 +19,16 @@ if TYPE_CHECKING:
 
 
 ONCE = dict.fromkeys(
-    ("bfloat16", "float16"),
-    "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds to compile",
+    HALVES,
+    "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds "
+    "to compile",
 )
 COMPILED = 2
 """Seeds of faults for which something is compiled."""
 
 
 def last_key_unseen(strength: float) -> Change:
-    """The fused kernel's loop over keys ends one key early."""
+    """The fused kernel does not see the last key."""
 
     def fused(func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
         return func(query, key[:, :, :-1], value[:, :, :-1], *rest, **options)
@@ -37,7 +37,7 @@ def last_key_unseen(strength: float) -> Change:
 
 
 def stale_logsumexp(strength: float) -> Change:
-    """The fused backward kernel reads the row sums that the first call has left."""
+    """The fused backward kernel reads row sums of an earlier call."""
     kept: dict[Any, Tensor] = {}
 
     def fused(func: Any, *args: Any, **options: Any) -> Any:
@@ -48,12 +48,12 @@ def stale_logsumexp(strength: float) -> Change:
 
 
 def next_key_seen(strength: float) -> Change:
-    """The causal mask of the math path has one diagonal too many."""
+    """The math path's causal mask shows the next key too."""
     return kernels(tril=lambda func, mask, diagonal=0: func(mask, diagonal + 1))
 
 
 def row_sums_lost(strength: float) -> Change:
-    """The gradient of softmax does not subtract the sum of its row."""
+    """The math path's softmax has a gradient without the sum of its row."""
 
     def backward(func: Any, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         func(grad, out, dim, dtype)  # so that observers of the run see the operator
@@ -63,7 +63,7 @@ def row_sums_lost(strength: float) -> Change:
 
 
 def neighbours_token(strength: float) -> AbstractContextManager[None]:
-    """Inner sequences of a jagged batch begin one token early: with the last one of their neighbour."""
+    """Sequences of a jagged batch begin with a token of their neighbour. Inner sequences begin one token early."""
 
     def wrong(plain: Callable[..., Tensor], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Tensor:
         early = offsets.clone()
@@ -74,7 +74,7 @@ def neighbours_token(strength: float) -> AbstractContextManager[None]:
 
 
 def mask_moved(strength: float) -> AbstractContextManager[None]:
-    """The block mask is made from positions of keys that are one too large."""
+    """FlexAttention's block mask is one key late."""
 
     def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
         keys = options["KV_LEN"]
@@ -84,41 +84,30 @@ def mask_moved(strength: float) -> AbstractContextManager[None]:
 
 
 def larger(found: re.Match[str]) -> str:
-    """A scale that is one percent larger."""
+    """FlexAttention's generated kernel has a softmax scale that is one percent too large."""
     return f"scaling_factor = {1.01 * float(found['scale'])};"
 
 
+slow = row(PlantedFault, seeds=10)
+compiled = row(PlantedFault, technique="flex-attention", absent=ONCE, seeds=1)
+
 FAULTS = (
-    fault("flash-last-key-unseen", "The fused kernel does not see the last key.")(
-        passes("attention-cross"), last_key_unseen, technique="sdpa-flash", seeds=10
+    slow("flash-last-key-unseen")(passes("attention-cross"), last_key_unseen, technique="sdpa-flash"),
+    slow("flash-stale-row-sums")(backward("attention-causal"), stale_logsumexp, technique="sdpa-flash"),
+    slow("math-next-key-seen")(Cell("attention-causal"), next_key_seen, technique="sdpa-math"),
+    slow("math-row-sums-lost")(
+        (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math"
     ),
-    fault("flash-stale-row-sums", "The fused backward kernel reads row sums of an earlier call.")(
-        (Cell("attention-causal", Mode.BACKWARD),), stale_logsumexp, technique="sdpa-flash", seeds=10
+    slow("jagged-neighbours-token")(passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested"),
+    fault("flex-mask-moved")(
+        Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
     ),
-    fault("math-next-key-seen", "The math path's causal mask shows the next key too.")(
-        (Cell("attention-causal"),), next_key_seen, technique="sdpa-math", seeds=10
-    ),
-    fault("math-row-sums-lost", "The math path's softmax has a gradient without the sum of its row.")(
-        (Cell("attention-cross", Mode.BACKWARD), Cell("attention-mask", Mode.BACKWARD)),
-        row_sums_lost,
-        technique="sdpa-math",
-        seeds=10,
-    ),
-    fault("jagged-neighbours-token", "Sequences of a jagged batch begin with a token of their neighbour.")(
-        passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested", seeds=10
-    ),
-    fault("flex-mask-moved", "FlexAttention's block mask is one key late.")(
-        (Cell("attention-mask"),), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
-    ),
-    fault("flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late.")(
-        (single("attention-varlen"),), around=mask_moved, technique="flex-attention", absent=ONCE, seeds=1
-    ),
-    fault("flex-kernel-scale", "FlexAttention's generated kernel has a softmax scale that is one percent too large.")(
-        (single("attention-varlen"),),
+    compiled(
+        "flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late."
+    )(single("attention-varlen"), around=mask_moved),
+    compiled("flex-kernel-scale", larger)(
+        single("attention-varlen"),
         around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
         exists=in_cpp,
-        technique="flex-attention",
-        absent=ONCE,
-        seeds=1,
     ),
 )

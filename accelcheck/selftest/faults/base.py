@@ -1,4 +1,4 @@
-"""A plant: a small, named change between a technique and its result; a fault must be caught, a correct variant must pass."""
+"""Plants: named changes between a technique and its result; faults must be caught, correct variants must pass."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 Change: TypeAlias = "Callable[[Program], None]"
-"""Changes a program in place, after the technique has prepared it."""
+"""Function that changes a program in place, after the technique has prepared it."""
 
 Rest = ParamSpec("Rest")
 Plant = TypeVar("Plant", "PlantedFault", "Variant")
 
 FLOAT32 = ("float32",)
-EVERY = ("float32", "bfloat16", "float16")
-"""Storage dtypes that plants are tried in, unless a plant does not apply to one of them."""
+HALVES = ("bfloat16", "float16")
+EVERY = (*FLOAT32, *HALVES)
+"""Storage dtypes that plants are tried in, where they apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Where something is planted.
+    """A workload, mode and dtypes that something is planted in.
 
     Attributes:
         workload: Name of a built-in workload.
         mode: Mode that is run.
         dtypes: Storage dtypes in which a fault must be caught.
-        hidden: Why a fault cannot be told from rounding here, by storage dtype; see `PlantedFault.hidden`.
+        hidden: Reasons why a fault cannot be told from rounding, by storage dtype; see `PlantedFault.hidden`.
     """
 
     workload: str
@@ -60,18 +61,28 @@ def passes(workload: str, dtypes: tuple[str, ...] = EVERY) -> tuple[Cell, Cell]:
     return Cell(workload, dtypes=dtypes), Cell(workload, Mode.BACKWARD, dtypes)
 
 
+def backward(workload: str, dtypes: tuple[str, ...] = EVERY) -> Cell:
+    """A cell of a workload's backward pass."""
+    return Cell(workload, Mode.BACKWARD, dtypes)
+
+
+def trained(workload: str) -> Cell:
+    """A cell of a training in FP32 alone."""
+    return single(workload, Mode.TRAIN)
+
+
 def everywhere(device: Device) -> Capability:
-    """For plants that apply to every device."""
+    """Capability of every device."""
     return SUPPORTED
 
 
 def untouched(strength: float) -> Change:
-    """The change of faults that leave the prepared program as it is: they act while it is prepared or run."""
+    """The change of faults that act while the program is prepared or run, and leave the prepared one as it is."""
     return lambda program: None  # noqa: ARG005 - of any program
 
 
 def nowhere(strength: float) -> AbstractContextManager[Any]:
-    """The context of faults that change nothing outside of the prepared program."""
+    """The context of faults that change the prepared program alone."""
     return contextlib.nullcontext()
 
 
@@ -79,28 +90,28 @@ def nowhere(strength: float) -> AbstractContextManager[Any]:
 class PlantedFault:
     """A defect. Each family's file lists its `FAULTS`.
 
-    A fault is put into what the technique really runs: a prepared program, operator or child process by `plant`, the compiler,
-    converter or engine that the technique calls by `around`.
+    It is in the program, operator or child process that the technique runs, by `plant`, or in the compiler, converter
+    or engine that the technique calls, by `around`.
 
     Attributes:
-        name: Its name in the kill table.
-        summary: One sentence: what a faulty implementation does wrong.
-        cells: Where it is planted.
+        name: Name in the kill table.
+        summary: Mistake of a faulty implementation, in one sentence.
+        cells: Cells that it is planted in.
         plant: ``plant(strength)`` gives the change to the prepared program.
-        around: ``around(strength)`` gives a context that is active from before the technique prepares the program until the
-            technique is finished: a patched compiler pass, converter or engine. It must not change what eager computes.
+        around: ``around(strength)`` gives a context, such as a patched compiler pass, that is active from before the
+            technique prepares the program until it is finished. It must not change eager's results.
         strengths: Relative errors, shares or counts, the strongest first; a single 1 where the fault has no degrees.
         number: Number in the list of faults that a suite must catch, 1 to 43; 0 for cheats and further ones.
-        technique: Name of the technique that it is planted under, or the technique itself.
-        hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``): its
-            documented detectability ends there. Such rows are run and shown, but do not decide the exit code.
-        absent: Storage dtypes in which there is no such fault, each with the reason. A dtype that the technique and the
-            workload have is planted in, hidden or absent: none is left out in silence.
-        exists: Whether it applies to a device.
-        emulated: Whether it is put into accelcheck's own code, which stands for the real thing: an emulation or an adapter.
-        seeds: Most seeds that it is tried with, for techniques that take seconds; 0 for as many as are asked for.
-        warm: Whether there is a run before the judged one, in which alone a faulty cache does not show. False for techniques
-            whose evidence counts every run.
+        technique: Technique that it is planted under, or its name.
+        hidden: Reasons why it cannot be told from rounding, by dtype and strength (``{("bfloat16", 0.003): "..."}``).
+            Such rows are run and shown, but do not decide the exit code.
+        absent: Storage dtypes without such a fault, each with the reason. Each dtype of the technique and the workload
+            is planted in, hidden or absent.
+        exists: Capability of a device to have it.
+        emulated: True if it is put into accelcheck's own code, an emulation or an adapter.
+        seeds: Largest number of seeds, for techniques that take seconds; 0 for as many as are asked for.
+        warm: True for a run before the judged one, so that a faulty cache shows; False for techniques whose evidence
+            counts every run.
     """
 
     name: str
@@ -124,7 +135,7 @@ class Variant:
     """A correct implementation that differs from eager's. Each family's file lists its `VARIANTS`.
 
     Attributes:
-        name, summary, cells, plant, technique, exists: As of a `PlantedFault`; ``plant`` takes nothing.
+        name, summary, cells, plant, technique, exists: The same as of `PlantedFault`; ``plant`` takes nothing.
     """
 
     name: str
@@ -136,28 +147,47 @@ class Variant:
 
 
 def row(
-    make: Callable[Concatenate[str, str, Rest], Plant], **shared: Any
-) -> Callable[[str, str], Callable[Rest, Plant]]:
+    make: Callable[Concatenate[str, str, tuple[Cell, ...], Rest], Plant], **shared: Any
+) -> Callable[..., Callable[Concatenate[Cell | tuple[Cell, ...], Rest], Plant]]:
     """Begin the rows of a table: ``row(PlantedFault)("name", "Summary.")(cells, plant)``.
+
+    The summary may be a function or class whose docstring begins with it; without one, the docstring of the plant does.
 
     Args:
         make: `PlantedFault` or `Variant`.
         shared: Arguments of all rows, unless a row has its own.
     """
-    return lambda name, summary: partial(make, name, summary, **shared)
+
+    def begin(
+        name: str, summary: str | Callable[..., Any] = ""
+    ) -> Callable[Concatenate[Cell | tuple[Cell, ...], Rest], Plant]:
+        def end(cells: Cell | tuple[Cell, ...], /, *args: Rest.args, **own: Rest.kwargs) -> Plant:
+            source: Any = summary or own.get("around") or args[0]
+            sentence = source if isinstance(source, str) else _first_sentence(source)
+            where = (cells,) if isinstance(cells, Cell) else cells
+            return partial(make, name, sentence, where, **shared)(*args, **own)
+
+        return end
+
+    return begin
+
+
+def _first_sentence(documented: Any) -> str:
+    text = " ".join((documented.__doc__ or "").split())
+    return f"{text.partition('. ')[0].removesuffix('.')}."
 
 
 fault, variant = row(PlantedFault), row(Variant)
 
 
 class Planted(Technique):
-    """A technique with something planted in it. It is judged, and gives evidence, as the technique itself does.
+    """A technique with a plant, which is judged and gives evidence like the technique itself.
 
     Args:
-        base: The technique.
-        change: Made to the program after the technique has prepared it.
-        around: Makes the context in which the technique prepares, runs and is finished; None for none.
-        warm: As of a `PlantedFault`.
+        base: Technique that is planted in.
+        change: Change to the program after the technique has prepared it.
+        around: Maker of the context in which the technique prepares, runs and is finished; None for none.
+        warm: The same as of `PlantedFault`.
     """
 
     def __init__(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
-from accelcheck.selftest.faults.memory import strided
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single
+from accelcheck.selftest.faults.memory import overwriting, strided
 from accelcheck.selftest.faults.plant import calling, editing, replacing, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
@@ -29,76 +28,67 @@ def always(change: Change) -> Callable[[float], Change]:
 
 
 def eager_again(program: Program) -> None:
-    """Returns the module itself, not compiled."""
+    """A compiler returns eager's result: right, but nothing was compiled."""
     program.call = None
 
 
 def no_context(program: Program) -> None:
-    """Runs forward passes without a context: no autocast, no forced backend."""
+    """FP32 results are passed off as bfloat16: more accurate, but not what was asked for."""
     program.around = contextlib.nullcontext
 
 
 def in_floating_point(program: Program) -> None:
-    """Holds the module as a quantized one is held, but does not convert it."""
+    """Linear layers stay in floating point and are passed off as int8. The module is held as a quantized one is."""
     program.call = Holder(program.module)
 
 
 def mean_everywhere(out: Tensor) -> Tensor:
+    """Every element is the mean of the result."""
     return torch.full_like(out, float(out.float().mean()))
 
 
 def input_returned(module: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+    """The input."""
     return x.clone()
 
 
 def one_nan(out: Tensor) -> Tensor:
-    """The last element is NaN."""
+    """One element is NaN where it should be a number. It is the last one."""
     place = torch.arange(out.numel(), device=out.device).view(out.shape) == out.numel() - 1
     return torch.where(place, math.nan, out)
 
 
 def nan_everywhere(plain: Any, *inputs: Any) -> Any:
-    """One NaN makes all elements NaN, as a shared reduction, a row maximum or 0 times NaN in a mask does."""
+    """One NaN spreads to all elements. A shared reduction, a row maximum, or 0 times NaN in a mask does so."""
     out = plain(*inputs)
     return torch.where(out.isnan().any(), math.nan, out)
 
 
 def nan_in_row(plain: Any, *inputs: Any) -> Any:
-    """One NaN makes its column NaN, as a shared tile does."""
+    """One NaN spreads along its column. A shared tile does so."""
     out = plain(*inputs)
     return torch.where(out.isnan().any(0, keepdim=True), math.nan, out)
 
 
 def elsewhere(result: Result) -> None:
-    """Outputs on another device."""
+    """The output is on another device."""
     for path, tensor in result.items():
         if path.startswith("out"):
             result[path] = tensor.to("meta" if tensor.device.type == "cpu" else "cpu")
 
 
 def other_dtype(out: Tensor) -> Tensor:
-    """Half types are widened, FP32 becomes half: a converter that did not convert back."""
+    """The output has another dtype. Half types become FP32, and FP32 becomes FP16."""
     return out.half() if out.dtype == torch.float32 else out.float()
 
 
 def column_major(out: Tensor) -> Tensor:
+    """The output is column-major where eager's is row-major."""
     return out.t().contiguous().t()
 
 
-def overwriting(share: float) -> Change:
-    """The first rows of the input are used as scratch memory."""
-
-    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
-        out = plain(x, *rest)
-        with torch.no_grad():
-            x[: max(1, int(len(x) * share))].mul_(1.5)
-        return out
-
-    return wrapping(call)
-
-
 def drifting(strength: float) -> Change:
-    """A parameter is normalised in place where it is used, so each call scales it by ``1 + strength``."""
+    """A parameter changes with every call, by this relative amount. It is normalised in place where it is used."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         out = module(*inputs)
@@ -111,15 +101,15 @@ def drifting(strength: float) -> Change:
 
 def without(path: str) -> Callable[[float], Change]:
     """A tensor of the result is missing."""
-    return always(editing(lambda result: _drop(result, path)))
 
+    def drop(result: Result) -> None:
+        del result[path]
 
-def _drop(result: Result, path: str) -> None:
-    del result[path]
+    return always(editing(drop))
 
 
 def detached(program: Program) -> None:
-    """Outputs are right but detached from one layer, whose gradient is therefore not computed."""
+    """A parameter is detached. Outputs are right, but one layer gets no gradient."""
     module = program.module
 
     def call(*inputs: Any) -> Any:
@@ -130,7 +120,7 @@ def detached(program: Program) -> None:
 
 
 def zeroed(program: Program) -> None:
-    """Zeros of the right shapes, with a graph that does not reach the inputs."""
+    """Results are zeros, and so are gradients. The graph does not reach the inputs."""
 
     def call(*inputs: Any) -> Any:
         ((_, out),) = flatten(program.module(*inputs))
@@ -142,41 +132,25 @@ def zeroed(program: Program) -> None:
 MLP, MATMUL = Cell("mlp"), Cell("matmul")
 
 FAULTS = (
-    fault("reference-returned", "A compiler returns eager's result: right, but nothing was compiled.")(
-        (single("elementwise-5"),), always(eager_again), technique="compile-aot-eager"
+    fault("reference-returned", eager_again)(
+        single("elementwise-5"), always(eager_again), technique="compile-aot-eager"
     ),
-    fault(
-        "autocast-never-entered", "FP32 results are passed off as bfloat16: more accurate, but not what was asked for."
-    )(passes("mlp", FLOAT32), always(no_context), technique="amp-bf16"),
-    fault("never-quantized", "Linear layers stay in floating point and are passed off as int8.")(
-        (single("mlp"),), always(in_floating_point), technique="int8-dynamic"
-    ),
+    fault("autocast-never-entered", no_context)(passes("mlp", FLOAT32), always(no_context), technique="amp-bf16"),
+    fault("never-quantized", in_floating_point)(single("mlp"), always(in_floating_point), technique="int8-dynamic"),
     fault("cached-by-shape", "The first result for a shape is returned again.")((MLP, MATMUL), kept_by(shapes)),
     fault("zeros", "Zeros.")((MLP, MATMUL, Cell("gelu")), always(replacing(out=torch.zeros_like))),
-    fault("zeros-with-gradients", "Results are zeros, and so are gradients.")(
-        (Cell("mlp", Mode.BACKWARD),), always(zeroed)
-    ),
-    fault("constant", "Every element is the mean of the result.")(
-        (MLP, MATMUL), always(replacing(out=mean_everywhere))
-    ),
-    fault("input-returned", "The input.")((Cell("gelu"), MATMUL), always(calling(input_returned))),
-    fault("nan-for-a-number", "One element is NaN where it should be a number.")(
-        (MLP, MATMUL), always(replacing(out=one_nan))
-    ),
-    fault("nan-everywhere", "One NaN spreads to all elements.")((MLP, MATMUL), always(wrapping(nan_everywhere))),
-    fault("nan-spreads", "One NaN spreads along its column.")((MLP, MATMUL), always(wrapping(nan_in_row))),
-    fault("output-on-another-device", "The output is on another device.")((MLP,), always(editing(elsewhere))),
-    fault("other-dtype", "The output has another dtype.")((MLP, MATMUL), always(replacing(out=other_dtype))),
-    fault("other-strides", "The output is column-major where eager's is row-major.")(
-        (MLP, MATMUL), always(replacing(out=column_major)), exists=strided
-    ),
-    fault("input-mutated", "An input is used as scratch memory; the strength is the share of its rows.")(
-        (MLP, Cell("elementwise-5")), overwriting, strengths=(1.0, 0.01)
-    ),
-    fault("parameter-mutated", "A parameter changes with every call, by this relative amount.")(
-        (MLP, Cell("mlp", Mode.BACKWARD)), drifting, strengths=(0.5, 0.01)
-    ),
-    fault("gradient-absent", "A parameter gets no gradient.")((Cell("mlp", Mode.BACKWARD),), without("grad:fc2.bias")),
-    fault("gradient-cut-off", "A parameter is detached.")((Cell("mlp", Mode.BACKWARD),), always(detached)),
-    fault("output-missing", "The result has no output.")((MLP,), without("out")),
+    fault("zeros-with-gradients", zeroed)(backward("mlp"), always(zeroed)),
+    fault("constant", mean_everywhere)((MLP, MATMUL), always(replacing(out=mean_everywhere))),
+    fault("input-returned", input_returned)((Cell("gelu"), MATMUL), always(calling(input_returned))),
+    fault("nan-for-a-number", one_nan)((MLP, MATMUL), always(replacing(out=one_nan))),
+    fault("nan-everywhere", nan_everywhere)((MLP, MATMUL), always(wrapping(nan_everywhere))),
+    fault("nan-spreads", nan_in_row)((MLP, MATMUL), always(wrapping(nan_in_row))),
+    fault("output-on-another-device", elsewhere)(MLP, always(editing(elsewhere))),
+    fault("other-dtype", other_dtype)((MLP, MATMUL), always(replacing(out=other_dtype))),
+    fault("other-strides", column_major)((MLP, MATMUL), always(replacing(out=column_major)), exists=strided),
+    fault("input-mutated")((MLP, Cell("elementwise-5")), overwriting, strengths=(1.0, 0.01)),
+    fault("parameter-mutated")((MLP, backward("mlp")), drifting, strengths=(0.5, 0.01)),
+    fault("gradient-absent", "A parameter gets no gradient.")(backward("mlp"), without("grad:fc2.bias")),
+    fault("gradient-cut-off", detached)(backward("mlp"), always(detached)),
+    fault("output-missing", "The result has no output.")(MLP, without("out")),
 )

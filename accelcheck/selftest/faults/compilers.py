@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import FLOAT32, Cell, PlantedFault, fault, passes, row, single
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, PlantedFault, fault, passes, row, single, trained
 from accelcheck.selftest.faults.sowing import (
     calls_of,
     exported,
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from torch import fx
 
 COMPILED = 2
-"""Seeds of faults for which something is compiled: seconds each."""
+"""Number of seeds of faults that compile something, seconds each."""
 ONCE = dict.fromkeys(
-    ("bfloat16", "float16"),
+    HALVES,
     "it is in a graph that has no dtypes yet: planted once, in float32, since each case takes seconds to compile",
 )
 
 
 def shorter_loop(found: re.Match[str]) -> str:
-    """The head of a loop that ends 64 elements, the largest tile, or one row too early."""
+    """The loop of a generated kernel ends before the last tile."""
     last = int(found["last"])
     return f"{found['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
 
 
 def dynamic_loop_short(strength: float) -> contextlib.AbstractContextManager[None]:
     """A kernel for all sizes has a loop that ends one row too early."""
-    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda found: f"{found[0]} - 1", most=1)
+    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
 
 
 LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
@@ -54,7 +54,7 @@ LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
 
 
 def sine_by_series(strength: float) -> contextlib.AbstractContextManager[Any]:
-    """A lowering of ``sin`` to the first terms of its series, without a reduction of the argument's range."""
+    """A lowering computes sines from the first terms of the series. The argument's range is not reduced."""
     return fresh_code(_series())
 
 
@@ -75,19 +75,19 @@ def _series() -> Iterator[None]:
 
 
 def bias_gradient_short(graph: fx.Graph) -> int:
-    """The gradient of a bias sums all rows of the batch but the last."""
-    found = [node for node in calls_of(graph, "sum") if node.args[1] == [0]]
-    for node in found:
+    """A pass over the backward graph loses the last row of the batch in the gradients of biases."""
+    sums = [node for node in calls_of(graph, "sum") if node.args[1] == [0]]
+    for node in sums:
         with graph.inserting_before(node):
             rows = node.all_input_nodes[0]
             fewer = graph.call_function(torch.ops.aten.slice.Tensor, (rows, 0, 0, -1))
             fewer.meta["val"] = rows.meta["val"][:-1]
         node.replace_input_with(rows, fewer)
-    return len(found)
+    return len(sums)
 
 
 def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
-    """Compiled code has no guards on the Python numbers that it has as constants."""
+    """Compiled code is used again after what it depends on has changed. Python numbers have no guards."""
 
     def kept(guards: list[Any]) -> list[bool]:
         return [guard.guard_type not in {"CONSTANT_MATCH", "EQUALS_MATCH"} for guard in guards]
@@ -99,7 +99,7 @@ def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
 
 
 def copied_constants(strength: float) -> contextlib.AbstractContextManager[None]:
-    """A package takes copies of the weights that it is to share with the module, and so keeps those of the first draw."""
+    """A package copies the weights that it is to share, and does not follow their changes."""
     from accelcheck.devices.torch_names import AOTICompiledModel
 
     def wrong(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:
@@ -110,7 +110,7 @@ def copied_constants(strength: float) -> contextlib.AbstractContextManager[None]
 
 
 def loaded(edit: Callable[[fx.Graph], int]) -> contextlib.AbstractContextManager[None]:
-    """While active, programs that are loaded from a file have been changed by `edit`."""
+    """Edit programs that are loaded from a file, while active."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         program = plain(*args, **kwargs)
@@ -123,7 +123,7 @@ def loaded(edit: Callable[[fx.Graph], int]) -> contextlib.AbstractContextManager
 
 
 def bounds_moved(graph: fx.Graph) -> int:
-    """Two slices that share a bound have it one element too early."""
+    """Two slices of the exported graph meet one element too early."""
     first, second = calls_of(graph, "slice")[:2]
     first.args = (*first.args[:2], -6, *first.args[3:])
     second.args = (*second.args[:3], -6, *second.args[4:])
@@ -131,18 +131,18 @@ def bounds_moved(graph: fx.Graph) -> int:
 
 
 def mask_short(graph: fx.Graph) -> int:
-    """Positions are compared with ``<=`` where ``<`` was written, as in a converter that maps both to one operator."""
+    """A program that was saved and loaded compares positions with <= where < was written."""
     (compared,) = calls_of(graph, "lt")
     compared.target = torch.ops.aten.le.Tensor
     return 1
 
 
 def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
-    """Changes the graph of what a function of ``torch.jit`` returns.
+    """Change the graph of the result of a function of ``torch.jit``.
 
     Args:
         by: Name of the function.
-        edit: Changes the graph in place.
+        edit: Function that changes the graph in place.
     """
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,14 +155,14 @@ def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextl
 
 
 def epsilon_times_ten(graph: Any) -> None:
-    """A constant of layer norm is ten times as large."""
+    """A traced graph has another epsilon in its layer norm. It is ten times as large."""
     (norm,) = graph.findAllNodes("aten::layer_norm")
     graph.setInsertPoint(norm)
     norm.replaceInput(4, graph.insertConstant(1e-4))
 
 
 def constant_rounded(graph: Any) -> None:
-    """A weight that became a constant of the graph has been rounded to bfloat16."""
+    """A weight is rounded when freezing makes it a constant of the graph. It is rounded to bfloat16."""
     for node in graph.findAllNodes("prim::Constant"):
         if node.hasAttribute("value") and node.kindOf("value") == "t" and node.t("value").dim() == 2:
             node.t_("value", node.t("value").bfloat16().float())
@@ -171,66 +171,47 @@ def constant_rounded(graph: Any) -> None:
 
 
 def relu_lost(graph: Any) -> None:
-    """An optimization removes the last activation."""
+    """A pass over a script's graph removes its last activation."""
     node = graph.findAllNodes("aten::relu")[-1]
     node.output().replaceAllUsesWith(next(node.inputs()))
 
 
+static = row(PlantedFault, technique="compile-static", seeds=COMPILED)
 slow = row(PlantedFault, seeds=5)
+once = row(PlantedFault, seeds=1)
 
 FAULTS = (
-    fault("inductor-tail-unwritten", "The loop of a generated kernel ends before the last tile.")(
+    static("inductor-tail-unwritten", shorter_loop)(
         (Cell("mlp"), Cell("layer-norm-narrow")),
         around=lambda _: kernel_text(LOOP, shorter_loop, most=1),
         exists=in_cpp,
-        technique="compile-static",
-        seeds=COMPILED,
     ),
-    fault("inductor-sine-by-series", "A lowering computes sines from the first terms of the series.")(
-        (single("elementwise-5"),), around=sine_by_series, technique="compile-static", absent=ONCE, seeds=COMPILED
-    ),
-    fault(
-        "inductor-bias-gradient-short",
-        "A pass over the backward graph loses the last row of the batch in the gradients of biases.",
-    )(
-        (single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
+    static("inductor-sine-by-series")(single("elementwise-5"), around=sine_by_series, absent=ONCE),
+    static("inductor-bias-gradient-short", bias_gradient_short)(
+        (single("mlp", Mode.BACKWARD), trained("train-mlp")),
         around=lambda _: graph_pass(bias_gradient_short),
-        technique="compile-static",
         absent=ONCE,
-        seeds=COMPILED,
     ),
     fault(
         "inductor-dynamic-size-constant", "A kernel for all sizes ends its loop where that of the second size ended."
-    )((single("mean-pool"),), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
-    fault("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
-        (single("stream-lengths"),),
-        around=dynamic_loop_short,
-        exists=in_cpp,
-        technique="dynamo-stream-dynamic",
-        seeds=1,
+    )(single("mean-pool"), around=dynamic_loop_short, exists=in_cpp, technique="compile-dynamic", seeds=COMPILED),
+    once("dynamo-dynamic-size-constant", "A kernel for a stream of sizes ends its loop one row too early.")(
+        single("stream-lengths"), around=dynamic_loop_short, exists=in_cpp, technique="dynamo-stream-dynamic"
     ),
-    fault("guards-skipped", "Compiled code is used again after what it depends on has changed.")(
-        (single("stream-lengths"),), around=unguarded, technique="dynamo-stale", seeds=3
+    fault("guards-skipped")(single("stream-lengths"), around=unguarded, technique="dynamo-stale", seeds=3),
+    once("aot-inductor-constants-copied")(single("mlp"), around=copied_constants, technique="aot-inductor-constants"),
+    once("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
+        single("mlp"), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants"
     ),
-    fault(
-        "aot-inductor-constants-copied",
-        "A package copies the weights that it is to share, and does not follow their changes.",
-    )((single("mlp"),), around=copied_constants, technique="aot-inductor-constants", seeds=1),
-    fault("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
-        (single("mlp"),), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants", seeds=1
-    ),
-    slow("export-slice-moved", "Two slices of the exported graph meet one element too early.")(
+    slow("export-slice-moved", bounds_moved)(
         passes("slicing", FLOAT32), around=lambda _: exported(bounds_moved), technique="export"
     ),
     slow("export-bias-dropped", "The exported graph has lost the last layer's bias.")(
-        (single("mlp"), single("mlp", Mode.BACKWARD), single("train-mlp", Mode.TRAIN)),
+        (single("mlp"), single("mlp", Mode.BACKWARD), trained("train-mlp")),
         around=lambda _: exported(with_argument("linear", 2, None)),
         technique="export",
     ),
-    slow(
-        "export-comparison-mapped-wrong",
-        "A program that was saved and loaded compares positions with <= where < was written.",
-    )(
+    slow("export-comparison-mapped-wrong", mask_short)(
         (single("mean-pool"), single("attention-ragged", Mode.BACKWARD)),
         around=lambda _: loaded(mask_short),
         technique="export-dynamic",
@@ -239,17 +220,17 @@ FAULTS = (
         "export-causal-lost",
         "A program that was saved and loaded has lost the attribute that makes its attention causal.",
     )(
-        (single("attention-causal"),),
+        single("attention-causal"),
         around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="export-dynamic",
     ),
-    slow("trace-epsilon-wrong", "A traced graph has another epsilon in its layer norm.")(
+    slow("trace-epsilon-wrong", epsilon_times_ten)(
         passes("layer-norm-narrow", FLOAT32), around=scripted("trace", epsilon_times_ten), technique="jit-trace"
     ),
-    slow("script-relu-lost", "A pass over a script's graph removes its last activation.")(
-        (single("mlp"), single("train-mlp", Mode.TRAIN)), around=scripted("script", relu_lost), technique="jit-script"
+    slow("script-relu-lost", relu_lost)(
+        (single("mlp"), trained("train-mlp")), around=scripted("script", relu_lost), technique="jit-script"
     ),
-    slow("freeze-rounds-constant", "A weight is rounded when freezing makes it a constant of the graph.")(
-        (single("mlp"),), around=scripted("freeze", constant_rounded), technique="jit-freeze"
+    slow("freeze-rounds-constant", constant_rounded)(
+        single("mlp"), around=scripted("freeze", constant_rounded), technique="jit-freeze"
     ),
 )

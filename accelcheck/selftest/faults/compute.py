@@ -1,4 +1,4 @@
-"""Plain implementations of operators, with parameters for the parts that plants vary. With the defaults they are right."""
+"""Plain implementations of operators, right by default, with parameters for the parts that plants vary."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def causal(queries: int, keys: int, device: torch.device, diagonal: int = 0) -> Tensor:
-    """Which keys a query sees, bool ``(queries, keys)``: from the top left, shifted to the right by `diagonal`."""
+    """Mask of the keys that a query sees, bool ``(queries, keys)``: from the top left, `diagonal` keys to the right."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal)
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row of ``-inf`` gives zeros, as torch promises for a row that is masked entirely."""
+    """Softmax over the last dimension; a row of ``-inf`` gives zeros, as torch promises for masked rows."""
     blind = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
@@ -82,7 +82,7 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
 
 
 def sequential(a: Tensor, b: Tensor, order: Iterable[int]) -> Tensor:
-    """Adds the products one after the other, each rounded before: no fused multiply-add."""
+    """Products that are rounded, then added in the given order: no fused multiply-add."""
     wide = accumulator(a)
     left, right = a.to(wide), b.to(wide)
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=wide)
@@ -92,17 +92,17 @@ def sequential(a: Tensor, b: Tensor, order: Iterable[int]) -> Tensor:
 
 
 def forwards(a: Tensor, b: Tensor) -> Tensor:
-    """Adds from the first to the last."""
+    """Products rounded, then added from the first to the last."""
     return sequential(a, b, range(a.shape[-1]))
 
 
 def reversed_order(a: Tensor, b: Tensor) -> Tensor:
-    """Adds from the last to the first."""
+    """Products added from the last to the first."""
     return sequential(a, b, reversed(range(a.shape[-1])))
 
 
 def blocked(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
-    """Adds sums of `size` products."""
+    """Sums of sixteen products, then their sum."""
     total = forwards(a[..., :size], b[..., :size, :])
     for k in range(size, a.shape[-1], size):
         total = total + forwards(a[..., k : k + size], b[..., k : k + size, :])
@@ -110,13 +110,13 @@ def blocked(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
 
 
 def split_k(a: Tensor, b: Tensor) -> Tensor:
-    """Adds two halves, one forwards and one backwards."""
+    """Two halves, one forwards, one backwards."""
     half = a.shape[-1] // 2
     return forwards(a[..., :half], b[..., :half, :]) + reversed_order(a[..., half:], b[..., half:, :])
 
 
 def pairwise(a: Tensor, b: Tensor) -> Tensor:
-    """A tree of sums of two."""
+    """Products added as a tree."""
     wide = accumulator(a)
     terms = a.to(wide).unsqueeze(-1) * b.to(wide).unsqueeze(-3)
     while terms.shape[-2] > 1:
@@ -127,7 +127,7 @@ def pairwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def kahan(a: Tensor, b: Tensor) -> Tensor:
-    """Compensated summation: carries what each addition lost to the next."""
+    """Compensated sums."""
     wide = accumulator(a)
     left, right = a.to(wide), b.to(wide)
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=wide)
@@ -141,7 +141,7 @@ def kahan(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fused(a: Tensor, b: Tensor) -> Tensor:
-    """Fused multiply-adds in FP32: products of FP32 are exact in FP64, and each sum is rounded to FP32 once."""
+    """Fused multiply-adds: each product is added before it is rounded. Products of FP32 are exact in FP64."""
     left, right = a.double(), b.double()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float32)
     for k in range(a.shape[-1]):
@@ -150,7 +150,7 @@ def fused(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matrix_unit(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
-    """Adds exact sums of `size` products to an FP32 accumulator, as a matrix unit does."""
+    """Sixteen products at a time, exactly, into an FP32 accumulator."""
     left, right = a.double(), b.double()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float32)
     for k in range(0, a.shape[-1], size):
@@ -159,13 +159,13 @@ def matrix_unit(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
 
 
 def from_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """``(b^T a^T)^T``, as a kernel for the transposed product computes it."""
+    """The transposed product of transposed operands."""
     wide = accumulator(a)
     return (b.to(wide).mT @ a.to(wide).mT).mT.contiguous()
 
 
 def half_accumulation(a: Tensor, b: Tensor) -> Tensor:
-    """Rounds products to FP16 and adds them in FP16, one after the other."""
+    """Matrix products are added up in FP16. Each is rounded, and added to those before."""
     terms = (a.float().unsqueeze(-1) * b.float().unsqueeze(-3)).half().numpy()
     if terms.shape[-2] == 0:
         return torch.zeros(*a.shape[:-1], b.shape[-1])
@@ -190,8 +190,8 @@ def layer_norm(
     Args:
         module: An `nn.LayerNorm`.
         x: ``(..., N)``.
-        eps: Used instead of the module's.
-        moments: Mean and variance over the last dimension, which is kept; `two_pass` if not given.
+        eps: Number in place of the module's eps.
+        moments: Function that gives mean and variance over the last dimension, which is kept; None for `two_pass`.
     """
     wide = accumulator(x)
     mean, variance = (two_pass if moments is None else moments)(x.to(wide))
@@ -224,7 +224,7 @@ def one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of the differences from the first element, which is as large as the mean, so that nothing cancels."""
+    """`one_pass` of the differences from the first element, which is as large as the mean, so that nothing cancels."""
     first = x[..., :1]
     mean, variance = one_pass(x - first)
     return first + mean, variance

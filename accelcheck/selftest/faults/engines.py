@@ -1,4 +1,4 @@
-"""Faults of other projects' runtimes: in the ONNX graph that ONNX Runtime reads, and in the model that OpenVINO compiles."""
+"""Faults of other runtimes: in the ONNX graph that ONNX Runtime reads, and the model that OpenVINO compiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the file that a session of ONNX Runtime is made from.
+    """Change the file that a session of ONNX Runtime is made from.
 
     Args:
-        edit: Changes an ONNX graph in place; gets the package ``onnx`` too.
+        edit: Function that changes an ONNX graph in place; gets the package ``onnx`` too.
     """
 
     def wrong(plain: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
@@ -37,31 +37,31 @@ def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     """An edit of one constant of the graph, by its name."""
 
     def edit(graph: Any, onnx: Any) -> None:
-        (found,) = (one for one in graph.initializer if one.name == name)
-        value = torch.from_numpy(onnx.numpy_helper.to_array(found).copy())
-        found.CopyFrom(onnx.numpy_helper.from_array(change(value).contiguous().numpy(), found.name))
+        (tensor,) = (initializer for initializer in graph.initializer if initializer.name == name)
+        value = torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        tensor.CopyFrom(onnx.numpy_helper.from_array(change(value).contiguous().numpy(), name))
 
     return edit
 
 
 def mask_moved(graph: Any, onnx: Any) -> None:
-    """The mask that is added to the scores is one key late, so that queries do not see themselves."""
+    """The exported causal mask is one position late. Queries do not see themselves."""
     (added,) = (node for node in graph.node if node.op_type == "Add")
     initializer(added.input[1], lambda mask: mask.roll(1, -2))(graph, onnx)
 
 
 def gelu_by_tanh(graph: Any, onnx: Any) -> None:
-    """An attribute: the approximation of GELU in place of the exact function."""
+    """An attribute of the exported graph asks for the approximation of GELU."""
     (gelu,) = (node for node in graph.node if node.op_type == "Gelu")
     del gelu.attribute[:]
     gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
 
 
 def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the model that OpenVINO has converted, before it is compiled.
+    """Change the model that OpenVINO has converted, before it is compiled.
 
     Args:
-        edit: Changes a model in place; gets the package ``openvino`` too.
+        edit: Function that changes a model in place; gets the package ``openvino`` too.
     """
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractCon
 
 
 def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
+    """Change the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
 
     def around(strength: float) -> AbstractContextManager[None]:
         package = openvino()
@@ -105,23 +105,23 @@ class _EditingFrontEnd:
 
 
 def weight_rounded(model: Any, package: Any) -> None:
-    """One matrix of constants is rounded to bfloat16, as a compression of weights does."""
-    found = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
-    rounded = torch.from_numpy(found.data.copy()).bfloat16().float().numpy()
-    found.output(0).replace(package.op.Constant(rounded).output(0))
+    """A constant of the converted model is rounded to bfloat16."""
+    matrix = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
+    rounded = torch.from_numpy(matrix.data.copy()).bfloat16().float().numpy()
+    matrix.output(0).replace(package.op.Constant(rounded).output(0))
 
 
 def activation_lost(model: Any, package: Any) -> None:
-    """The last activation passes its input on."""
-    found = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
-    if found:
-        found[-1].output(0).replace(found[-1].input_value(0))
+    """A part of a compiled graph has lost its last activation."""
+    activations = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
+    if activations:
+        activations[-1].output(0).replace(activations[-1].input_value(0))
 
 
 def causal_lost(model: Any, package: Any) -> None:
-    """The attribute that makes attention causal is lost."""
-    (found,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
-    found.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
+    """The converted attention is not causal."""
+    (attention,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
+    attention.set_attribute("causal", False)  # noqa: FBT003 - OpenVINO's signature
     model.validate_nodes_and_infer_types()
 
 
@@ -129,31 +129,31 @@ fault = row(PlantedFault, seeds=2)  # each draw of parameters is converted anew:
 
 FAULTS = (
     fault("tensorrt-bias-dropped", "The graph that becomes an engine has lost the last layer's bias.")(
-        (single("mlp"),), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
+        single("mlp"), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
     ),
     fault("tensorrt-causal-lost", "The attention that becomes an engine is not causal.")(
-        (single("attention-causal"),),
+        single("attention-causal"),
         around=lambda _: exported(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="tensorrt-fp16",
     ),
     fault("onnx-weight-rounded", "An initializer of the exported graph is rounded to float16.")(
-        (single("mlp"),),
+        single("mlp"),
         around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
         technique="onnxruntime",
     ),
-    fault("onnx-mask-moved", "The exported causal mask is one position late.")(
-        (single("attention-causal"),), around=onnx_graph(mask_moved), technique="onnxruntime"
+    fault("onnx-mask-moved", mask_moved)(
+        single("attention-causal"), around=onnx_graph(mask_moved), technique="onnxruntime"
     ),
-    fault("onnx-gelu-by-tanh", "An attribute of the exported graph asks for the approximation of GELU.")(
-        (single("transformer-block"),), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
+    fault("onnx-gelu-by-tanh", gelu_by_tanh)(
+        single("transformer-block"), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
     ),
-    fault("openvino-weight-rounded", "A constant of the converted model is rounded to bfloat16.")(
-        (single("transformer-block"),), around=converted(weight_rounded), technique="openvino"
+    fault("openvino-weight-rounded", weight_rounded)(
+        single("transformer-block"), around=converted(weight_rounded), technique="openvino"
     ),
-    fault("openvino-causal-lost", "The converted attention is not causal.")(
-        (single("attention-causal"),), around=converted(causal_lost), technique="openvino"
+    fault("openvino-causal-lost", causal_lost)(
+        single("attention-causal"), around=converted(causal_lost), technique="openvino"
     ),
-    fault("openvino-activation-lost", "A part of a compiled graph has lost its last activation.")(
-        (single("mlp"),), around=compiled(activation_lost), technique="openvino-compile"
+    fault("openvino-activation-lost", activation_lost)(
+        single("mlp"), around=compiled(activation_lost), technique="openvino-compile"
     ),
 )

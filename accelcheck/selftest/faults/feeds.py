@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import EVERY, Cell, fault, single
+from accelcheck.selftest.faults.base import Cell, PlantedFault, fault, row, single, trained
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.data import dataloader
 
@@ -33,16 +33,16 @@ def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextMa
 
 
 def row_repeated(worker: int) -> None:
-    """The last row of each batch is read from the place of the one before it."""
+    """A worker reads a row twice, and another not at all. The last row is read from the place of the one before."""
 
     def fetched(own: Any, rows: list[int]) -> Any:
         return _FETCH(own, [*rows[:-1], rows[-2]] if len(rows) > 1 else rows)
 
-    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - in this worker alone; torch has no public way
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]  # noqa: SLF001 - in this worker alone
 
 
 def buffer_stale(worker: int) -> None:
-    """A batch has the right numbers of rows, but the memory of its last row holds the row before."""
+    """A worker sends a batch of which the last row holds the values of the one before."""
 
     def fetched(own: Any, rows: list[int]) -> Any:
         batch: Any = _FETCH(own, rows)
@@ -55,7 +55,7 @@ def buffer_stale(worker: int) -> None:
 
 
 def one_buffer(strength: float) -> AbstractContextManager[None]:
-    """All tensors of one size are copied to the device from the same page-locked buffer, before the last copy has ended."""
+    """A page-locked buffer of the run before is copied to the device. All tensors of one size share it."""
     kept: dict[Any, torch.Tensor] = {}
 
     def wrong(plain: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -64,18 +64,14 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
     return swapped(torch.Tensor, "pin_memory", wrong)
 
 
+loader = row(PlantedFault, technique="prefetch-loader", seeds=2)
+
 FAULTS = (
-    fault("loader-row-repeated", "A worker reads a row twice, and another not at all.")(
-        (single("train-mlp", Mode.TRAIN),), around=reading(row_repeated), technique="prefetch-loader", seeds=2
-    ),
-    fault("loader-buffer-stale", "A worker sends a batch of which the last row holds the values of the one before.")(
-        (single("mlp-blocks"),), around=reading(buffer_stale), technique="prefetch-loader", seeds=2
-    ),
-    fault(
+    loader("loader-row-repeated", row_repeated)(trained("train-mlp"), around=reading(row_repeated)),
+    loader("loader-buffer-stale", buffer_stale)(single("mlp-blocks"), around=reading(buffer_stale)),
+    loader(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",
-    )((single("trajectory-mlp", Mode.TRAJECTORY),), around=reading(buffer_stale), technique="prefetch-loader", seeds=1),
-    fault("pinned-buffer-reused", "A page-locked buffer of the run before is copied to the device.")(
-        (Cell("mlp", dtypes=EVERY),), around=one_buffer, technique="pinned-memory"
-    ),
+    )(single("trajectory-mlp", Mode.TRAJECTORY), around=reading(buffer_stale), seeds=1),
+    fault("pinned-buffer-reused")(Cell("mlp"), around=one_buffer, technique="pinned-memory"),
 )

@@ -1,7 +1,4 @@
-"""Faults of quantized layers: in their packed weights, scales and zero points, and in the kernels that multiply them.
-
-Those of a kernel written by hand are in `quantized`.
-"""
+"""Faults of quantized layers: packed weights, scales, zero points, and kernels; `quantized` has handwritten kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single, trained
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.techniques.quantization.int8 import as_module
 
@@ -23,34 +20,34 @@ if TYPE_CHECKING:
 
 
 def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change]:
-    """A change to the last layer of some classes in the quantized module.
+    """Change the last layer of some classes in the quantized module.
 
     Args:
-        edit: Changes the layer.
-        kinds: Names of classes: of the layer, or of its weight.
+        edit: Function that changes the layer.
+        kinds: Names of classes of the layer, or of its weight.
     """
 
     def change(program: Program) -> None:
-        found = [
+        parts = [
             part
             for part in as_module(program.call).modules()
             if type(part).__name__ in kinds
             or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
         ]
-        if not found:
+        if not parts:
             raise LookupError(f"nothing planted: the quantized module has no {' or '.join(kinds)}")
-        edit(found[-1])
+        edit(parts[-1])
 
     return lambda _: change
 
 
 def bias_lost(layer: Any) -> None:
-    """The packed layer has no bias."""
+    """A layer is packed without its bias."""
     layer.set_weight_bias(layer.weight(), None)
 
 
 def channel_stale(layer: Any) -> None:
-    """The last channel of the packed weight holds the integers of the one before."""
+    """The last channel of a packed weight holds other integers. They are those of the channel before."""
     weight, bias = layer.weight(), layer.bias()
     integers = weight.int_repr()
     integers[-1] = integers[-2]
@@ -65,7 +62,7 @@ def channel_stale(layer: Any) -> None:
 
 
 def zero_point_moved(layer: Any) -> None:
-    """The calibrated zero point of the layer's output is one too large."""
+    """A calibrated zero point is one too large."""
     layer.zero_point = layer.zero_point + 1
 
 
@@ -77,13 +74,13 @@ def scales_rolled(layer: Any) -> None:
 
 @torch.no_grad()
 def nibbles_swapped(layer: Any) -> None:
-    """In the last channel the two weights of a byte are swapped."""
+    """In one channel the two weights of a byte are swapped. It is the last one."""
     last = layer.weight[-1].clone()
     layer.weight[-1] = (last >> 4) | ((last & 15) << 4)
 
 
 def last_depth_dropped(strength: float) -> Change:
-    """An integer product leaves out the last element of its depth."""
+    """An int8 product leaves out the last element of its depth."""
 
     def product(func: Any, left: Tensor, right: Tensor) -> Tensor:
         func(left, right)  # so that observers of the run see the operator
@@ -93,7 +90,7 @@ def last_depth_dropped(strength: float) -> Change:
 
 
 def group_stale(strength: float) -> Change:
-    """The kernel of packed 4-bit weights reads the scale of the group before for the last group."""
+    """The last group of 4-bit weights is multiplied by another group's scale. It is that of the group before."""
 
     def product(func: Any, x: Tensor, weight: Tensor, size: int, scales: Tensor) -> Any:
         wrong = scales.clone()
@@ -104,7 +101,7 @@ def group_stale(strength: float) -> Change:
 
 
 def first_scale_for_all(strength: float) -> Change:
-    """A float8 kernel multiplies all rows by the first row's scale."""
+    """All rows of a float8 product have the scale of the first."""
 
     def product(func: Any, left: Tensor, right: Tensor, scale_a: Tensor, *rest: Any, **options: Any) -> Any:
         return func(left, right, scale_a[:1].expand_as(scale_a).contiguous(), *rest, **options)
@@ -113,7 +110,7 @@ def first_scale_for_all(strength: float) -> Change:
 
 
 def float8_depth_dropped(strength: float) -> Change:
-    """A float8 kernel leaves out the last tile of its depth."""
+    """A float8 product leaves out the last tile of its depth."""
 
     def product(func: Any, left: Tensor, right: Tensor, *rest: Any, **options: Any) -> Any:
         short = left.view(torch.uint8).clone()
@@ -124,26 +121,26 @@ def float8_depth_dropped(strength: float) -> Change:
 
 
 def truncating(strength: float) -> Change:
-    """Quantization truncates where it should round to nearest."""
+    """Fake quantization truncates where it should round to nearest."""
     return kernels(round=lambda func, x: func(x).where(x.sign() == 0, x.trunc()))
 
 
 def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float], Change]:
-    """Changes an argument of the last operator that quantizes activations in a converted graph.
+    """Change an argument of the last operator that quantizes activations in a converted graph.
 
     Args:
-        index: Of the argument: 1 for the scale, 2 for the zero point.
-        moved: From the right value to the wrong one.
+        index: Index of the argument: 1 for the scale, 2 for the zero point.
+        moved: Function from the right value to the wrong one.
     """
 
     def change(program: Program) -> None:
         graph: Any = program.call
-        found = [
+        nodes = [
             node
             for node in graph.graph.nodes
             if node.op == "call_function" and "quantize_per_tensor" in str(node.target)
         ]
-        for node in found[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
+        for node in nodes[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
             node.args = (*node.args[:index], moved(node.args[index]), *node.args[index + 1 :])
         graph.recompile()
 
@@ -151,9 +148,9 @@ def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float]
 
 
 def unquantized_weight(program: Program) -> None:
-    """One layer's weight is never fake-quantized."""
-    found = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
-    quantizer: Any = found[-1].weight_fake_quantizer
+    """One layer's weight is trained without fake quantization."""
+    parts = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
+    quantizer: Any = parts[-1].weight_fake_quantizer
     quantizer.forward = lambda weight: weight  # on this instance alone
 
 
@@ -162,52 +159,45 @@ MLP = (single("mlp"),)
 fault = row(PlantedFault, seeds=5)
 
 FAULTS = (
-    fault("int8-bias-lost", "A layer is packed without its bias.")(
-        MLP, layers(bias_lost, "Linear"), technique="int8-dynamic"
-    ),
-    fault("int8-channel-stale", "The last channel of a packed weight holds other integers.")(
+    fault("int8-bias-lost", bias_lost)(MLP, layers(bias_lost, "Linear"), technique="int8-dynamic"),
+    fault("int8-channel-stale", channel_stale)(
         (*MLP, single("transformer-block")), layers(channel_stale, "Linear"), technique="int8-static"
     ),
-    fault("int8-zero-point-moved", "A calibrated zero point is one too large.")(
-        MLP, layers(zero_point_moved, "Linear"), technique="int8-static"
-    ),
+    fault("int8-zero-point-moved", zero_point_moved)(MLP, layers(zero_point_moved, "Linear"), technique="int8-static"),
     fault("torchao-scales-rolled", "Channels have the scales of their neighbours.")(
         (*MLP, single("multi-head-attention")),
         layers(scales_rolled, "Int8Tensor"),
         technique="int8-torchao-weight-only",
     ),
-    fault("torchao-depth-dropped", "An int8 product leaves out the last element of its depth.")(
-        MLP, last_depth_dropped, technique="int8-torchao-dynamic"
-    ),
+    fault("torchao-depth-dropped")(MLP, last_depth_dropped, technique="int8-torchao-dynamic"),
     fault("torchao-int4-scales-rolled", "Groups of 4-bit weights have the scales of other channels.")(
         MLP, layers(scales_rolled, "IntxUnpackedToInt8Tensor"), technique="int4-torchao-weight-only"
     ),
     fault("torchao-float8-scales-rolled", "Channels of float8 weights have the scales of their neighbours.")(
         MLP, layers(scales_rolled, "Float8Tensor"), technique="float8-torchao-weight-only"
     ),
-    fault("int4-nibbles-swapped", "In one channel the two weights of a byte are swapped.")(
+    fault("int4-nibbles-swapped", nibbles_swapped)(
         MLP, layers(nibbles_swapped, "NibbleLinear"), technique="int4-weight-only", emulated=True
     ),
-    fault("int4-group-stale", "The last group of 4-bit weights is multiplied by another group's scale.")(
-        MLP, group_stale, technique="int4-weight-only-kernel"
+    fault("int4-group-stale")(MLP, group_stale, technique="int4-weight-only-kernel"),
+    fault("float8-first-scale-for-all")(
+        Cell("mlp", dtypes=("float32", "bfloat16")), first_scale_for_all, technique="float8-scaled-mm-rowwise"
     ),
-    fault("float8-first-scale-for-all", "All rows of a float8 product have the scale of the first.")(
-        (Cell("mlp", dtypes=("float32", "bfloat16")),), first_scale_for_all, technique="float8-scaled-mm-rowwise"
-    ),
-    fault("float8-depth-dropped", "A float8 product leaves out the last tile of its depth.")(
-        (Cell("mlp", dtypes=("float32", "bfloat16")),), float8_depth_dropped, technique="float8-scaled-mm"
+    fault("float8-depth-dropped")(
+        Cell("mlp", dtypes=("float32", "bfloat16")), float8_depth_dropped, technique="float8-scaled-mm"
     ),
     fault("pt2e-scale-wrong", "A calibrated scale of the converted graph is one percent too large.")(
         MLP, quantizing_node(1, lambda scale: 1.01 * scale), technique="int8-pt2e-static"
     ),
     fault(
         "pt2e-zero-point-clipped",
-        "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range is clipped.",
-    )((single("multi-head-attention"),), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
-    fault("qat-truncates", "Fake quantization truncates where it should round to nearest.")(
-        (single("train-mlp", Mode.TRAIN), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
+        "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range "
+        "is clipped.",
+    )(single("multi-head-attention"), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
+    fault("qat-truncates")(
+        (trained("train-mlp"), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
     ),
-    fault("qat-weight-left", "One layer's weight is trained without fake quantization.")(
-        (single("train-mlp", Mode.TRAIN),), lambda _: unquantized_weight, technique="int8-qat"
+    fault("qat-weight-left", unquantized_weight)(
+        trained("train-mlp"), lambda _: unquantized_weight, technique="int8-qat"
     ),
 )

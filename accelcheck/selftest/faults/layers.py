@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
 from accelcheck.selftest.faults.plant import Kernel, backwards, calling, convolution
 
@@ -23,43 +23,38 @@ unbiased = partial(two_pass, correction=1)
 
 
 def without_bias(func: Kernel, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """A convolution without its bias."""
+    """Convolutions with a stride omit their bias."""
     return func(x, weight, None, *rest)
 
 
 def without_bias_gradient(func: Any, *args: Any) -> Any:
-    """The gradient of a convolution's bias is never written: it stays 0."""
+    """The gradient of a convolution's bias stays 0."""
     of_input, of_weight, of_bias = func(*args)
     return of_input, of_weight, None if of_bias is None else torch.zeros_like(of_bias)
 
 
 def counting_padding(module: Any, x: Tensor) -> Tensor:
-    """The padding counts as elements of the window."""
+    """Average pooling counts its padding."""
     return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=True)
 
 
 def padded_with_zeros(module: Any, x: Tensor) -> Tensor:
-    """Pads with zeros where the values at the edge were asked for."""
+    """Padding is zero where the values at the edge were asked for."""
     return functional.conv2d(x, module.weight, module.bias, padding=1)
 
 
 def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
-    """Puts twice the padding above and to the left, and none below and to the right."""
+    """All of the padding is above and to the left. It is twice as wide there."""
     return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
 
 
-def misread(grad: Tensor) -> Tensor:
-    """Reads memory that is channels last as channels first."""
-    return grad.permute(0, 2, 3, 1).reshape(grad.shape)
-
-
 def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
-    """A convolution's gradients from an output gradient whose layout is misread."""
-    return func(misread(grad), *rest)
+    """A convolution reads the gradient of a channels-last output as channels first."""
+    return func(grad.permute(0, 2, 3, 1).reshape(grad.shape), *rest)
 
 
 def norms_follow_gradients(strength: float) -> Change:
-    """Batch norm takes the statistics of the batch where gradients are recorded, and its running ones elsewhere, whatever its mode is."""
+    """Batch norm takes the batch's statistics where gradients are recorded, else its running ones, in any mode."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         layers = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
@@ -82,55 +77,43 @@ def _follow(layer: nn.Module, inputs: Any) -> None:
 
 FAULTS = (
     fault("norm-over-n-minus-1", "Layer norm divides by N - 1.")(
-        (Cell("layer-norm-narrow"),), lambda _: calling(partial(layer_norm, moments=unbiased)), number=14
+        Cell("layer-norm-narrow"), lambda _: calling(partial(layer_norm, moments=unbiased)), number=14
     ),
     fault("norm-over-n-minus-1-backward", "The gradient of layer norm is that of a layer norm that divides by N - 1.")(
-        (Cell("layer-norm-narrow", Mode.BACKWARD),),
-        lambda _: backwards(partial(layer_norm, moments=unbiased)),
-        number=14,
+        backward("layer-norm-narrow"), lambda _: backwards(partial(layer_norm, moments=unbiased)), number=14
     ),
     fault("norm-eps", "Layer norm takes another eps: the strength for 1e-5.")(
-        (Cell("layer-norm-narrow"),), lambda eps: calling(partial(layer_norm, eps=eps)), (1e-3, 1e-6), number=14
+        Cell("layer-norm-narrow"), lambda eps: calling(partial(layer_norm, eps=eps)), (1e-3, 1e-6), number=14
     ),
     fault("norm-eps-backward", "The gradient of layer norm is that of one with another eps: the strength for 1e-5.")(
-        (Cell("layer-norm-narrow", Mode.BACKWARD),),
-        lambda eps: backwards(partial(layer_norm, eps=eps)),
-        (1e-6,),
-        number=14,
+        backward("layer-norm-narrow"), lambda eps: backwards(partial(layer_norm, eps=eps)), (1e-6,), number=14
     ),
-    fault("conv-bias-dropped", "Convolutions with a stride omit their bias.")(
-        (Cell("conv-strided"),), lambda _: convolution(forward=without_bias), number=16
+    fault("conv-bias-dropped", without_bias)(
+        Cell("conv-strided"), lambda _: convolution(forward=without_bias), number=16
     ),
-    fault("conv-bias-dropped-backward", "The gradient of a convolution's bias stays 0.")(
-        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=without_bias_gradient), number=16
+    fault("conv-bias-dropped-backward", without_bias_gradient)(
+        backward("conv-strided"), lambda _: convolution(backward=without_bias_gradient), number=16
     ),
-    fault("padding-counted", "Average pooling counts its padding.")(
-        (single("average-pool"),), lambda _: calling(counting_padding), number=17
-    ),
+    fault("padding-counted", counting_padding)(single("average-pool"), lambda _: calling(counting_padding), number=17),
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
-        (single("average-pool", Mode.BACKWARD),), lambda _: backwards(counting_padding), number=17
+        single("average-pool", Mode.BACKWARD), lambda _: backwards(counting_padding), number=17
     ),
-    fault("padding-of-zeros", "Padding is zero where the values at the edge were asked for.")(
-        (Cell("conv-replicated"),), lambda _: calling(padded_with_zeros), number=17
+    fault("padding-of-zeros", padded_with_zeros)(
+        Cell("conv-replicated"), lambda _: calling(padded_with_zeros), number=17
     ),
-    fault("padding-on-one-side", "All of the padding is above and to the left.")(
-        (Cell("conv-replicated"),), lambda _: calling(padded_on_one_side), number=17
+    fault("padding-on-one-side", padded_on_one_side)(
+        Cell("conv-replicated"), lambda _: calling(padded_on_one_side), number=17
     ),
-    fault("channels-last-gradient", "A convolution reads the gradient of a channels-last output as channels first.")(
-        (Cell("conv-strided", Mode.BACKWARD),), lambda _: convolution(backward=misread_gradient), number=18
+    fault("channels-last-gradient", misread_gradient)(
+        backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18
     ),
     fault(
         "channels-last-gradient-under-channels-last", "The same, under the technique that gives the output this layout."
-    )(
-        (Cell("conv-strided", Mode.BACKWARD),),
-        lambda _: convolution(backward=misread_gradient),
-        number=18,
-        technique="channels-last",
-    ),
+    )(backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18, technique="channels-last"),
     fault(
         "norm-of-the-batch-in-evaluation",
         "Batch norm takes the statistics of the batch where gradients are asked in evaluation mode.",
-    )((Cell("saliency", Mode.BACKWARD),), norms_follow_gradients),
+    )(backward("saliency"), norms_follow_gradients),
     fault(
         "norm-of-the-past-without-gradients",
         "Batch norm takes its running statistics in training mode where no gradients are recorded.",

@@ -1,14 +1,13 @@
-"""Techniques that leave global state changed, or change it while they run: later cases, and the judge, must not notice."""
+"""Techniques that leave global state changed, or change it while they run; other cases must not be affected."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
 import os
 import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,16 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import FLOAT32, Change, PlantedFault, everywhere, passes, row, single
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFault, everywhere, passes, row, single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
 
+_ATTENTION = functional.scaled_dot_product_attention
 _HELD: list[Any] = []
 """Contexts that would end when they are collected."""
 
@@ -56,9 +57,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def _attend(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def _attend(*args: Any, **kwargs: Any) -> Tensor:
     """Attention that is 1 % wrong."""
-    return 1.01 * plain(*args, **kwargs)
+    return 1.01 * _ATTENTION(*args, **kwargs)
 
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _wrong(*args: Any, **kwargs: Any) -> Any:
-    """In place of a function that no judge calls."""
+    """Stands in for a function that no judge calls."""
     raise NotImplementedError
 
 
@@ -119,7 +120,7 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
         "working folder": lambda: os.chdir(os.sep),
     }
 )
-"""Each changes one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
+"""Changes of one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
 
 
 def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
@@ -129,18 +130,8 @@ def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
     return lambda _: change
 
 
-@contextlib.contextmanager
-def _patched(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    plain = getattr(functional, name)
-    setattr(functional, name, functools.partial(function, plain) if function is _attend else function)
-    try:
-        yield
-    finally:
-        setattr(functional, name, plain)
-
-
-def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[float], Change]:
-    """Within the run, and undone after it: nothing is left."""
+def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[float], Change]:
+    """Plant a context that is active within the run alone."""
 
     def change(program: Program) -> None:
         program.within = context
@@ -149,7 +140,7 @@ def _while_it_runs(context: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def _infers(device: Device) -> Capability:
-    """Devices on which a case runs to its end in inference mode, and so gets a verdict."""
+    """Capability of running a case to its end in inference mode."""
     if device.has("torch-xla"):
         return unsupported(
             Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"
@@ -157,29 +148,29 @@ def _infers(device: Device) -> Capability:
     return SUPPORTED
 
 
-_NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "the state of a process is no matter of the storage dtype")
+_NO_DTYPE = dict.fromkeys(HALVES, "the state of a process is no matter of the storage dtype")
 
 fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (
     *(
         fault(f"leaves-{name.replace(' ', '-')}-changed", f"Leaves changed, after the case: {name}.")(
-            (single("mlp", Mode.BACKWARD),), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
+            single("mlp", Mode.BACKWARD), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
         )
         for name, leak in LEAKS.items()
     ),
     fault(
         "linear-replaced-while-it-runs",
         "Replaces torch.nn.functional.linear by a kernel that is 1 % wrong, and puts it back after each run.",
-    )(passes("mlp", FLOAT32), _while_it_runs(functools.partial(_patched, "linear", _linear))),
+    )(passes("mlp", FLOAT32), _while_it_runs(lambda: mock.patch.object(functional, "linear", _linear))),
     fault(
         "attention-replaced-while-it-runs",
         "Replaces scaled_dot_product_attention by a kernel that is 1 % wrong, and puts it back after each run.",
     )(
         passes("attention", FLOAT32),
-        _while_it_runs(functools.partial(_patched, "scaled_dot_product_attention", _attend)),
+        _while_it_runs(lambda: mock.patch.object(functional, "scaled_dot_product_attention", _attend)),
     ),
     fault("no-gradients-while-it-runs", "Computes without gradients, and enables them again after each run.")(
-        (single("mlp", Mode.BACKWARD),), _while_it_runs(torch.no_grad)
+        single("mlp", Mode.BACKWARD), _while_it_runs(torch.no_grad)
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, and autocast's sums."""
+"""Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, autocast's sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, single
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, row, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -21,7 +21,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     products,
     rounded_to,
-    truncated_to,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -30,26 +30,24 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
 
-BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-"""Significant bits, the implicit one counted."""
 PARTS = 8
-"""Of a sum that is split: thread blocks that share the terms of one result."""
+"""Number of thread blocks that share the terms of a sum."""
 
 
 def stale_tail(a: Tensor, b: Tensor) -> Tensor:
-    """The single row after the last whole tile holds the result of the row before it."""
+    """The row after the last whole tile holds another row's result. It is that of the row before."""
     out = a @ b
     out[..., -1, :] = out[..., -2, :]
     return out
 
 
 def without_last_term(a: Tensor, b: Tensor) -> Tensor:
-    """Omits the last product of each sum."""
+    """The last product of each sum is omitted."""
     return a[..., :-1] @ b[..., :-1, :]
 
 
 def bfloat16_accumulation(a: Tensor, b: Tensor) -> Tensor:
-    """Adds sixteen products at a time to an accumulator in bfloat16."""
+    """Matrix products are added up in bfloat16, sixteen at a time."""
     left, right = a.float(), b.float()
     total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.bfloat16)
     for k in range(0, a.shape[-1], 16):
@@ -74,29 +72,23 @@ def reduced(bits: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def three_products(a: Tensor, b: Tensor) -> Tensor:
-    """Splits each operand into two of bfloat16, and omits the product of the small parts."""
+    """Matrix products are sums of three of bfloat16 operands where FP32 was asked for."""
     high_a, high_b = rounded_to(8, a), rounded_to(8, b)
     low_a, low_b = rounded_to(8, a - high_a), rounded_to(8, b - high_b)
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
 
 
-def truncating(a: Tensor, b: Tensor) -> Tensor:
-    """Truncates the result to the storage dtype instead of rounding it to nearest."""
-    if a.dtype == torch.float32:
-        exact = a.double() @ b.double()
-        near = exact.float()
-        beyond = near.double().abs() > exact.abs()
-        return torch.where(beyond, torch.nextafter(near, torch.zeros(())), near)
-    return truncated_to(BITS[a.dtype], a.float() @ b.float()).to(a.dtype)
+truncating = partial(truncated, torch.matmul)
+"""Truncates the result of a product to the storage dtype instead of rounding it to nearest."""
 
 
 def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """TF32 operands."""
+    """Convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
 def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """TF32 operands of both gradients."""
+    """Gradients of convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, grad), rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
@@ -110,7 +102,7 @@ def _half_sum(x: Tensor, over: list[int]) -> Tensor:
 
 
 def half_sum(func: Any, x: Tensor, over: list[int], *rest: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A sum of FP16 numbers with an FP16 accumulator; its result has the right dtype."""
+    """Under autocast a sum that should be FP32 is added up in FP16. Its result has the right dtype."""
     return _half_sum(x, list(over)).to(x.dtype if dtype is None else dtype)
 
 
@@ -142,7 +134,7 @@ _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
 
 
 def _but_in_bfloat16(workload: str, reason: str, mode: Mode = Mode.FORWARD) -> Cell:
-    """A cell in which bfloat16 hides the fault."""
+    """A cell in which rounding to bfloat16 hides the fault."""
     return Cell(workload, mode, ("float32", "float16"), {"bfloat16": reason})
 
 
@@ -151,122 +143,109 @@ _FEW_UNITS = "sums of at most 64 terms of both signs err by a few units of 2**-1
 _SIX_ROUNDINGS = "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
 _LONG_SUMS = "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24"
 _PARTS_AND_SUM = "parts of a sum err together by no more than the sum itself, which is rounded"
-_ONE_UNIT = "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by sqrt(96) = 10"
-_FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
-_HALVES = dict.fromkeys(
-    ("bfloat16", "float16"), "operands in half precision are not rounded further: the mode is about FP32"
+_ONE_UNIT = (
+    "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by "
+    "sqrt(96) = 10"
 )
+_FEW_TERMS = "at most 96 terms in FP16 err less than the one rounding to bfloat16 that follows"
+_HALVES = dict.fromkeys(HALVES, "operands in half precision are not rounded further: the mode is about FP32")
 
 _STRENGTHS = (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22)
-_OWN_ROWS = dict.fromkeys(("bfloat16", "float16"), "split-k-partial-sums-half is planted in half precision")
+_OWN_ROWS = dict.fromkeys(HALVES, "split-k-partial-sums-half is planted in half precision")
+
+split = row(PlantedFault, number=8, absent=_OWN_ROWS)
+fp32 = row(PlantedFault, number=9, absent=_HALVES)
 
 FAULTS = (
-    fault("stale-last-row", "The row after the last whole tile holds another row's result.")(
-        (Cell("matmul-129"),), _everywhere(stale_tail), number=6
-    ),
+    fault("stale-last-row", stale_tail)(Cell("matmul-129"), _everywhere(stale_tail), number=6),
     fault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
-    )((Cell("matmul", Mode.BACKWARD),), _backward(stale_tail), number=6),
-    fault("last-k-dropped", "The last product of each sum is omitted.")(
+    )(backward("matmul"), _backward(stale_tail), number=6),
+    fault("last-k-dropped", without_last_term)(
         (Cell("matmul"), _but_in_bfloat16("matmul-long", _ONE_OF_MANY)), _everywhere(without_last_term), number=7
     ),
     fault("last-k-dropped-backward", "In the backward pass the last product of each sum is omitted.")(
-        (Cell("mlp", Mode.BACKWARD),), _backward(without_last_term), number=7
+        backward("mlp"), _backward(without_last_term), number=7
     ),
-    fault("float16-accumulation", "Matrix products are added up in FP16.")(
+    fault("float16-accumulation", half_accumulation)(
         (_but_in_bfloat16("matmul", _FEW_TERMS), Cell("matmul-long")), _everywhere(half_accumulation), number=8
     ),
     fault("float16-accumulation-backward", "Matrix products of the backward pass are added up in FP16.")(
-        (_but_in_bfloat16("mlp", _FEW_TERMS, Mode.BACKWARD),),
+        _but_in_bfloat16("mlp", _FEW_TERMS, Mode.BACKWARD),
         _backward(half_accumulation),
         number=8,
         hidden={("float16", 1.0): _FEW_UNITS},
     ),
-    fault("bfloat16-accumulation", "Matrix products are added up in bfloat16, sixteen at a time.")(
+    fault("bfloat16-accumulation", bfloat16_accumulation)(
         (_but_in_bfloat16("matmul", _SIX_ROUNDINGS), Cell("matmul-long")), _everywhere(bfloat16_accumulation), number=8
     ),
-    fault(
+    split(
         "split-k-partial-sums",
-        f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength is the unit roundoff.",
+        f"Sums of FP32 are split into {PARTS}, and the sums of the parts rounded early; the strength "
+        "is the unit roundoff.",
     )(
-        (single("matmul"),),
+        single("matmul"),
         _everywhere_to(narrow_partial_sums),
         _STRENGTHS,
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
     ),
-    fault(
+    split(
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (single("mlp", Mode.BACKWARD),),
+        single("mlp", Mode.BACKWARD),
         _backward_to(narrow_partial_sums),
         _STRENGTHS,
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
     ),
-    fault(
+    split(
         "split-k-partial-sums-long",
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (single("matmul-long"),),
+        single("matmul-long"),
         _everywhere_to(narrow_partial_sums),
         (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
-        absent=_OWN_ROWS,
-        number=8,
         hidden={("float32", 2.0**-18): _LONG_SUMS},
     ),
-    fault(
+    split(
         "split-k-partial-sums-half",
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        (Cell("matmul", dtypes=("bfloat16", "float16")), Cell("matmul-long", dtypes=("bfloat16", "float16"))),
+        (Cell("matmul", dtypes=HALVES), Cell("matmul-long", dtypes=HALVES)),
         _everywhere_to(narrow_partial_sums),
         (2.0**-5, _BFLOAT16, _FLOAT16),
         absent={"float32": "the faults of FP32 sums are rows of their own"},
-        number=8,
         hidden={
             ("bfloat16", _BFLOAT16): f"{_PARTS_AND_SUM} to bfloat16 too",
             ("bfloat16", _FLOAT16): "eight times less than the rounding of the result to bfloat16",
             ("float16", _FLOAT16): f"{_PARTS_AND_SUM} to FP16 too",
         },
     ),
-    fault("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
-        (single("matmul"), single("train-mlp", Mode.TRAIN)), _everywhere(partial(reduced, 11)), number=9, absent=_HALVES
+    fp32("tf32-for-float32", "Matrix products take TF32 operands where FP32 was asked for.")(
+        (single("matmul"), trained("train-mlp")), _everywhere(partial(reduced, 11))
     ),
-    fault(
+    fp32(
         "tf32-for-float32-backward", "Matrix products of the backward pass take TF32 operands where FP32 was asked for."
-    )((single("mlp", Mode.BACKWARD),), _backward(partial(reduced, 11)), number=9, absent=_HALVES),
-    fault("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
-        (single("matmul"),), _everywhere(partial(reduced, 8)), number=9, absent=_HALVES
+    )(single("mlp", Mode.BACKWARD), _backward(partial(reduced, 11))),
+    fp32("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
+        single("matmul"), _everywhere(partial(reduced, 8))
     ),
-    fault("bfloat16x3-for-float32", "Matrix products are sums of three of bfloat16 operands where FP32 was asked for.")(
-        (single("matmul"),), _everywhere(three_products), number=9, absent=_HALVES
+    fp32("bfloat16x3-for-float32", three_products)(single("matmul"), _everywhere(three_products)),
+    fp32("tf32-convolution", reduced_convolution)(
+        single("conv-strided"), lambda _: convolution(forward=reduced_convolution)
     ),
-    fault("tf32-convolution", "Convolutions take TF32 operands where FP32 was asked for.")(
-        (single("conv-strided"),), lambda _: convolution(forward=reduced_convolution), number=9, absent=_HALVES
-    ),
-    fault("tf32-convolution-backward", "Gradients of convolutions take TF32 operands where FP32 was asked for.")(
-        (single("conv-strided", Mode.BACKWARD),),
-        lambda _: convolution(backward=reduced_convolution_backward),
-        number=9,
-        absent=_HALVES,
+    fp32("tf32-convolution-backward", reduced_convolution_backward)(
+        single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
     ),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
-        (Cell("matmul"),), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
+        Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
     fault(
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
-    )((Cell("mlp", Mode.BACKWARD),), _backward(truncating), number=10),
-    fault("autocast-sum-in-float16", "Under autocast a sum that should be FP32 is added up in FP16.")(
-        (single("matmul-total"),),
-        lambda _: kernels(sum=half_sum),
-        number=31,
-        technique="amp-fp16",
-        exists=_needs_autocast,
+    )(backward("mlp"), _backward(truncating), number=10),
+    fault("autocast-sum-in-float16", half_sum)(
+        single("matmul-total"), lambda _: kernels(sum=half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of memory: strides ignored, inputs that are no dense rows, gradients of broadcast operands, overlaps, inputs overwritten, rows never written."""
+"""Faults of memory: ignored strides, broadcast operands, overlaps, overwritten inputs, rows never written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, passes, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import (
     Kernel,
     backward_kernels,
@@ -21,6 +21,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     products,
     replacing,
+    wrapping,
 )
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.interop import dlpack
@@ -34,19 +35,14 @@ if TYPE_CHECKING:
 
 
 def strided(device: Device) -> Capability:
-    """Devices whose tensors have strides, which a fault can ignore."""
+    """Capability of strides, which a fault can ignore."""
     from accelcheck.techniques.base import Technique
 
     return Technique().needs(device, "strided")
 
 
-def without_strides(x: Tensor) -> Tensor:
-    """Reads the memory of ``x (M, N)`` in row-major order, from its first element on."""
-    return x.as_strided(x.shape, (x.size(1), 1), x.storage_offset())
-
-
 def without_offset(x: Tensor) -> Tensor:
-    """Applies the strides of `x` from the beginning of its storage."""
+    """A view is read from the beginning of its storage. Its strides apply."""
     return x.as_strided(x.shape, x.stride(), 0)
 
 
@@ -56,12 +52,12 @@ def reading(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) 
 
 
 def written_across(out: Tensor) -> Tensor:
-    """Writes a result in row-major order into memory that was asked for in column-major order."""
+    """A result that was asked for in column-major memory is written in row-major order."""
     return out.reshape(out.shape[::-1]).mT.contiguous()
 
 
-def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **more: Any) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
-    """Returns the first element instead of the sum."""
+def first_alone(func: Any, x: Tensor, over: Any = None, keep: Any = None, **more: Any) -> Tensor:
+    """The gradient of a broadcast operand is that of its first use only. Sums return their first element."""
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
     for dim in sorted(dims, reverse=True):
         x = x.narrow(dim, 0, 1) if keep else x.select(dim, 0)
@@ -69,23 +65,27 @@ def first_alone(func: Any, x: Tensor, over: Any = None, keep: bool = False, **mo
 
 
 def in_place(module: Any, x: Tensor) -> Tensor:
-    """Adds neighbours in place, from left to right, so that each sum is the next element's neighbour."""
+    """An operator that reads neighbours runs in place, and reads values that it has just written."""
     columns = [x[:, 0]]
     for index in range(1, x.size(1)):
         columns.append(x[:, index] + columns[-1])
     return torch.stack(columns, 1)
 
 
-def overwriting(module: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """Reuses the input's memory after reading it."""
-    out = module(x, *rest)
-    with torch.no_grad():
-        x.mul_(1.5)
-    return out
+def overwriting(share: float) -> Change:
+    """An input is used as scratch memory; the strength is the share of its rows."""
+
+    def call(plain: Any, x: Tensor, *rest: Any) -> Any:
+        out = plain(x, *rest)
+        with torch.no_grad():
+            x[: max(1, int(len(x) * share))].mul_(1.5)
+        return out
+
+    return wrapping(call)
 
 
 def drifting(module: nn.Module, *inputs: Any) -> Any:
-    """A forward pass changes a parameter."""
+    """A forward pass overwrites a parameter."""
     out = module(*inputs)
     with torch.no_grad():
         next(module.parameters()).mul_(1.5)
@@ -93,31 +93,26 @@ def drifting(module: nn.Module, *inputs: Any) -> Any:
 
 
 def unwritten(tensor: Tensor) -> Tensor:
-    """Copies all but the last row into newly allocated memory."""
+    """The last row of a matrix product is not written."""
     out = torch.empty_like(tensor)
     out[..., :-1, :] = tensor[..., :-1, :]
     return out
 
 
-def never_written(a: Tensor, b: Tensor) -> Tensor:
-    """A product whose last row is not written, and holds the memory's old content."""
-    return unwritten(a @ b)
-
-
 def all_unwritten(result: Result) -> None:
-    """Writes nothing."""
+    """The result is allocated and not written."""
     for path, tensor in result.items():
         result[path] = torch.empty_like(tensor)
 
 
 def as_dense(x: Tensor) -> Tensor:
-    """What a kernel reads that takes a tensor for a dense one."""
+    """Reads the memory of `x` in row-major order, from its first element on."""
     strides = torch.empty(x.shape, device="meta").stride()
     return x.as_strided(x.shape, strides, x.storage_offset())
 
 
 def strides_ignored(strength: float) -> Change:
-    """Matrix products read their left operand as if its rows followed each other."""
+    """A product reads padded rows as if they followed each other."""
     return kernels(
         mm=lambda func, left, right: func(as_dense(left), right),
         addmm=lambda func, bias, left, right: func(bias, as_dense(left), right),
@@ -125,12 +120,12 @@ def strides_ignored(strength: float) -> Change:
 
 
 def gradient_as_dense(strength: float) -> Change:
-    """A backward kernel reads the output's gradient as dense rows."""
+    """A backward kernel reads the output's gradient, which comes from a transposition, as dense rows."""
     return kernels(native_layer_norm_backward=lambda func, gradient, *rest: func(as_dense(gradient), *rest))
 
 
 def aligned_down(strength: float) -> Change:
-    """A kernel with vector loads reads from the next lower multiple of 16 bytes."""
+    """A kernel with vector loads reads an input from the next lower aligned address. Vectors have 16 bytes."""
 
     def gelu(func: Kernel, x: Tensor, **options: Any) -> Tensor:
         early = x.data_ptr() % 16 // x.element_size()
@@ -140,7 +135,7 @@ def aligned_down(strength: float) -> Change:
 
 
 def read_as_rows(strength: float) -> Change:
-    """A convolution reads channels-last images as if they were in the usual order."""
+    """A convolution reads channels-last images in the usual order."""
     return kernels(convolution=lambda func, x, *rest: func(as_dense(x), *rest))
 
 
@@ -160,8 +155,8 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
     """An indexing kernel takes indices of the last element for those of the one before.
 
     Args:
-        name: Of the operator.
-        index: Position of the indices among its arguments: a tensor, or a list of tensors of which the last one is meant.
+        name: Name of the operator.
+        index: Position of the indices among its arguments: a tensor, or a list whose last tensor is clamped.
     """
 
     def clamped(x: Tensor, places: Tensor, dim: int) -> Tensor:
@@ -181,7 +176,7 @@ def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
 
 @contextlib.contextmanager
 def imported_dense(strength: float) -> Iterator[None]:
-    """NumPy imports a tensor with the strides of a dense array."""
+    """An array over a tensor's memory has lost its strides. NumPy imports it as a dense one."""
 
     def wrong(plain: Callable[..., Any], tensor: Any, *args: Any, **options: Any) -> Any:
         array = plain(tensor, *args, **options)
@@ -195,7 +190,7 @@ def imported_dense(strength: float) -> Iterator[None]:
 
 
 def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
-    """The tensor over an array's memory is a copy, made once for each address."""
+    """A tensor that comes back is a copy that was made when its address was first seen."""
     kept: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def wrong(plain: Callable[..., Tensor], array: Any, *args: Any, **options: Any) -> Tensor:
@@ -213,78 +208,55 @@ slow = row(PlantedFault, seeds=10)
 FAULTS = (
     fault("strides-ignored", "A transposed or sliced input is read as if it were contiguous.")(
         (Cell("matmul-transposed"), Cell("matmul-sliced")),
-        lambda _: calling(partial(reading, without_strides)),
+        lambda _: calling(partial(reading, as_dense)),
         number=19,
         exists=strided,
     ),
     fault("strides-ignored-backward", "The backward pass reads a transposed input as if it were contiguous.")(
-        (Cell("matmul-transposed", Mode.BACKWARD),),
-        lambda _: backwards(partial(reading, without_strides)),
-        number=19,
-        exists=strided,
+        backward("matmul-transposed"), lambda _: backwards(partial(reading, as_dense)), number=19, exists=strided
     ),
-    fault("offset-ignored", "A view is read from the beginning of its storage.")(
-        (Cell("matmul-sliced"),), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
+    fault("offset-ignored", without_offset)(
+        Cell("matmul-sliced"), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
     ),
-    fault(
-        "output-strides-ignored", "A result that was asked for in column-major memory is written in row-major order."
-    )((Cell("matmul-127"),), lambda _: replacing(out=written_across), number=19),
-    fault("broadcast-gradient-not-summed", "The gradient of a broadcast operand is that of its first use only.")(
-        (Cell("elementwise-broadcast", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
+    fault("output-strides-ignored", written_across)(
+        Cell("matmul-127"), lambda _: replacing(out=written_across), number=19
+    ),
+    fault("broadcast-gradient-not-summed", first_alone)(
+        (backward("elementwise-broadcast"), backward("elementwise-scalar")),
         lambda _: backward_kernels(sum=first_alone),
         number=20,
     ),
-    fault(
-        "overlap-in-place",
-        "An operator that reads neighbours runs in place, and reads values that it has just written.",
-    )((Cell("elementwise-overlap"),), lambda _: calling(in_place), number=21),
+    fault("overlap-in-place", in_place)(Cell("elementwise-overlap"), lambda _: calling(in_place), number=21),
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
-        (Cell("elementwise-overlap", Mode.BACKWARD),), lambda _: backwards(in_place), number=21
+        backward("elementwise-overlap"), lambda _: backwards(in_place), number=21
     ),
-    fault("input-overwritten", "The caller's input is overwritten.")(
-        (Cell("elementwise-5"),), lambda _: calling(overwriting), number=21
-    ),
-    fault("parameter-overwritten", "A forward pass overwrites a parameter.")(
-        (Cell("mlp"),), lambda _: calling(drifting), number=21
-    ),
-    fault("row-never-written", "The last row of a matrix product is not written.")(
-        (Cell("matmul-129"),), lambda _: replacing(out=unwritten), number=22
-    ),
+    fault("input-overwritten", "The caller's input is overwritten.")(Cell("elementwise-5"), overwriting, number=21),
+    fault("parameter-overwritten", drifting)(Cell("mlp"), lambda _: calling(drifting), number=21),
+    fault("row-never-written", unwritten)(Cell("matmul-129"), lambda _: replacing(out=unwritten), number=22),
     fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
-        (Cell("matmul", Mode.BACKWARD),), lambda _: products(never_written, backward_kernels), number=22
+        backward("matmul"), lambda _: products(lambda a, b: unwritten(a @ b), backward_kernels), number=22
     ),
-    fault("nothing-written", "The result is allocated and not written.")(
-        (Cell("mlp"),), lambda _: editing(all_unwritten), number=22
-    ),
-    fault("row-stride-ignored", "A product reads padded rows as if they followed each other.")(
-        (MATMUL, MLP), strides_ignored, technique="view-padded"
-    ),
+    fault("nothing-written", all_unwritten)(Cell("mlp"), lambda _: editing(all_unwritten), number=22),
+    fault("row-stride-ignored")((MATMUL, MLP), strides_ignored, technique="view-padded"),
     fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
-        (MLP, Cell("mlp", Mode.BACKWARD)), strides_ignored, technique="view-transposed"
+        (MLP, backward("mlp")), strides_ignored, technique="view-transposed"
     ),
-    fault(
-        "cotangent-read-as-rows",
-        "A backward kernel reads the output's gradient, which comes from a transposition, as dense rows.",
-    )((Cell("layer-norm-narrow", Mode.BACKWARD),), gradient_as_dense, exists=strided),
-    fault("address-aligned-down", "A kernel with vector loads reads an input from the next lower aligned address.")(
-        (Cell("gelu"),), aligned_down, technique="view-offset"
-    ),
-    fault("channels-last-read-as-rows", "A convolution reads channels-last images in the usual order.")(
+    fault("cotangent-read-as-rows")(backward("layer-norm-narrow"), gradient_as_dense, exists=strided),
+    fault("address-aligned-down")(Cell("gelu"), aligned_down, technique="view-offset"),
+    fault("channels-last-read-as-rows")(
         (Cell("conv-strided"), Cell("conv-depthwise")), read_as_rows, technique="channels-last"
     ),
-    slow("copy-short", "A copy to dense memory leaves out the last row.")(
-        (single("matmul-transposed"),), copy_short, technique="contiguous"
-    ),
+    slow("copy-short")(single("matmul-transposed"), copy_short, technique="contiguous"),
     slow("selection-clamped", "A selection by an index tensor takes the last row for the one before.")(
         passes("advanced-indexing"), last_place_clamped("index_select", 1), technique="index-select"
     ),
     slow("brackets-clamped", "Indexing by tensors in brackets takes the last place for the one before.")(
         (Cell("index-select"), Cell("gather-repeated")), last_place_clamped("index", 0), technique="index-advanced"
     ),
-    slow("dlpack-strides-lost", "An array over a tensor's memory has lost its strides.")(
-        (Cell("matmul-transposed", dtypes=("float32", "float16")),), around=imported_dense, technique="dlpack-numpy"
+    slow("dlpack-strides-lost")(
+        Cell("matmul-transposed", dtypes=("float32", "float16")), around=imported_dense, technique="dlpack-numpy"
     ),
-    slow("dlpack-copied-once", "A tensor that comes back is a copy that was made when its address was first seen.")(
+    slow("dlpack-copied-once")(
         (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
         around=copied_once,
         technique="dlpack-numpy",

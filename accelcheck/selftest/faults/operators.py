@@ -1,4 +1,4 @@
-"""Faults of single operators, one or more for each class, caught by level 1's case of that class alone; and of indices: overflow, lost updates."""
+"""Faults of single operators, caught by level 1's case of each class alone; and of indices: overflow, lost updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, passes, single
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single, trained
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import (
     Kernel,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 FAR = -80.0
-"""Below this, `exp` is one whose range ends too early: FP32 has exponentials down to -87."""
+"""End of the range of the planted `exp`; FP32 has exponentials down to -87."""
 
 
 def _unmoved(index: int) -> Change:
@@ -44,7 +44,7 @@ def _unmoved(index: int) -> Change:
 
 
 def _last_wins() -> Change:
-    """Of updates that collide, the last one is kept."""
+    """Keep the last of updates that collide."""
 
     def scatter_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         func(x.clone(), dim, index, source)
@@ -55,7 +55,7 @@ def _last_wins() -> Change:
 
 @aside
 def _last(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """For each position the value that a scatter in order leaves there, so that it does not matter which one wins."""
+    """The value that a scatter in order leaves at each position, so that any winner is the last one."""
     sums = x.clone().scatter_(dim, index, x.gather(dim, index) + source)
     return sums.gather(dim, index)
 
@@ -71,7 +71,7 @@ def _cast(dtype: torch.dtype, change: Any) -> Change:
 
 
 def _short(bits: float) -> Change:
-    """Square roots of so many significant bits."""
+    """Square roots have too few significant bits: the strength."""
 
     def root(func: Any, x: Tensor) -> Tensor:
         return rounded_to(int(bits), func(x))
@@ -86,7 +86,7 @@ def _flushed(func: Any, x: Tensor) -> Tensor:
 
 
 def _running(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A sum whose accumulator has the dtype of what is summed, or bfloat16 for FP32."""
+    """Sums and means are accumulated in half precision. For FP32 it is bfloat16."""
     if not x.is_floating_point():
         whole: Tensor = func(x, *args, **kwargs)
         return whole
@@ -106,7 +106,7 @@ def _accumulated(x: Tensor, dims: tuple[int, ...] | None, *, mean: bool) -> Tens
 
 
 def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
-    """A copy of a transposed matrix that reads memory in its own order."""
+    """A copy of a transposed matrix has the order of the memory that it reads."""
     out: Tensor = func(x, **kwargs)
     if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1 and out.is_contiguous():
         out.copy_(x.t().reshape(x.shape))
@@ -114,7 +114,7 @@ def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
 
 
 def _shifted(shift: float) -> Change:
-    """Normal numbers of another mean."""
+    """Normal numbers have another mean: the strength."""
 
     def normal(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
         return func(x, **kwargs) + shift
@@ -123,7 +123,7 @@ def _shifted(shift: float) -> Change:
 
 
 def _narrowed(part: float) -> Change:
-    """Uniform numbers of which a part next to 0 is never drawn."""
+    """Uniform numbers leave out a part of [0, 1) next to 0: the strength."""
 
     def uniform(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
         return func(x, **kwargs) * (1 - part) + part
@@ -132,23 +132,23 @@ def _narrowed(part: float) -> Change:
 
 
 def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
-    """A product that leaves out the last term of each sum."""
+    """A product leaves out the last term of each sum."""
     func(a, b)
     return func(a[..., :-1], b[..., :-1, :])
 
 
 def _with_eps(eps: float) -> Change:
-    """AdamW with another eps."""
+    """AdamW takes another eps: the strength for 1e-3."""
     make = partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), weight_decay=0.1)
     return optimizing(lambda parameters: make(parameters, eps=eps))
 
 
 RACES = random.SystemRandom()
-"""No seed decides which of several updates is lost."""
+"""Generator without a seed, which decides the lost update."""
 
 
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Offsets have 31 bits, so elements beyond 2**31 are read from the beginning."""
+    """Offsets beyond 2**31 elements wrap around. They have 31 bits."""
     width = 2**16
     offsets = (rows * width + columns) % 2**31
     return x.unfold(0, width, 1)[offsets // width, offsets % width]
@@ -164,7 +164,7 @@ def without_one(updates: Tensor, *dims: int) -> Tensor:
 
 
 def losing_add(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
-    """Loses one of the rows that are added."""
+    """One of several updates to the same place is lost: a different one in each run."""
     return func(x, dim, index, without_one(source, 0), **more)
 
 
@@ -174,68 +174,51 @@ def losing_scatter(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Ten
 
 
 def losing_embedding(func: Kernel, grad: Tensor, *rest: Any) -> Tensor:
-    """Loses one token's gradient."""
+    """In the backward pass of an embedding one of several updates to the same place is lost."""
     return func(without_one(grad, 0, 1), *rest)
 
 
 FAULTS = (
-    fault("product-without-last-term", "A product leaves out the last term of each sum.")(
+    fault("product-without-last-term", _short_product)(
         passes("product-alone"), lambda _: kernels(mm=_short_product, bmm=_short_product)
     ),
-    fault("reduction-in-half-precision", "Sums and means are accumulated in half precision.")(
-        (Cell("reductions"),), lambda _: kernels(sum=_running, mean=_running)
-    ),
+    fault("reduction-in-half-precision", _running)(Cell("reductions"), lambda _: kernels(sum=_running, mean=_running)),
     fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
-        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(3)
+        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(3)
     ),
     fault("running-variance-not-updated", "Batch norm never updates its running variance.")(
-        (single("batch-norm", Mode.BACKWARD),), lambda _: _unmoved(4)
+        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(4)
     ),
     fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
         passes("scatter-gather", FLOAT32), lambda _: _last_wins()
     ),
     fault("cast-truncates", "A cast to bfloat16 truncates.")(
-        (single("casts"),), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
+        single("casts"), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
     ),
     fault("cast-rounds-to-integers", "A cast to int32 rounds to nearest, not towards 0.")(
-        (single("casts"),), lambda _: _cast(torch.int32, torch.round)
+        single("casts"), lambda _: _cast(torch.int32, torch.round)
     ),
-    fault("root-in-low-precision", "Square roots have too few significant bits: the strength.")(
-        (single("roots-exponentials"),), _short, (11.0, 16.0, 20.0)
-    ),
+    fault("root-in-low-precision")(single("roots-exponentials"), _short, (11.0, 16.0, 20.0)),
     fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(
-        (single("roots-exponentials"),), lambda _: kernels(exp=_flushed)
+        single("roots-exponentials"), lambda _: kernels(exp=_flushed)
     ),
-    fault("optimizer-eps", "AdamW takes another eps: the strength for 1e-3.")(
-        (single("optimizer-steps", Mode.TRAIN),), _with_eps, (1e-8, 2e-3, 1.01e-3)
+    fault("optimizer-eps")(trained("optimizer-steps"), _with_eps, (1e-8, 2e-3, 1.01e-3)),
+    fault("copy-in-storage-order", _in_storage_order)(
+        Cell("copies"), lambda _: kernels(clone=_in_storage_order), exists=strided
     ),
-    fault("copy-in-storage-order", "A copy of a transposed matrix has the order of the memory that it reads.")(
-        (Cell("copies"),), lambda _: kernels(clone=_in_storage_order), exists=strided
-    ),
-    fault("normal-mean-shifted", "Normal numbers have another mean: the strength.")(
-        (single("random-numbers", Mode.RANDOM),), _shifted, (0.2, 0.05)
-    ),
-    fault("uniform-not-to-the-end", "Uniform numbers leave out a part of [0, 1) next to 0: the strength.")(
-        (single("random-numbers", Mode.RANDOM),), _narrowed, (0.05, 0.01)
-    ),
-    fault("index-overflow", "Offsets beyond 2**31 elements wrap around.")(
-        (Cell("far-elements"),), lambda _: calling(wrapped), number=42, exists=strided
-    ),
-    fault("update-lost", "One of several updates to the same place is lost: a different one in each run.")(
-        (single("index-add"),), lambda _: kernels(index_add=losing_add), number=43
-    ),
+    fault("normal-mean-shifted")(single("random-numbers", Mode.RANDOM), _shifted, (0.2, 0.05)),
+    fault("uniform-not-to-the-end")(single("random-numbers", Mode.RANDOM), _narrowed, (0.05, 0.01)),
+    fault("index-overflow", wrapped)(Cell("far-elements"), lambda _: calling(wrapped), number=42, exists=strided),
+    fault("update-lost", losing_add)(single("index-add"), lambda _: kernels(index_add=losing_add), number=43),
     fault(
         "update-lost-backward", "In the backward pass of an indexing one of several updates to the same place is lost."
     )(
-        (Cell("gather-repeated", Mode.BACKWARD),),
+        backward("gather-repeated"),
         lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
         number=43,
     ),
-    fault(
-        "embedding-update-lost",
-        "In the backward pass of an embedding one of several updates to the same place is lost.",
-    )(
-        (Cell("embedding-norm-gelu", Mode.BACKWARD),),
+    fault("embedding-update-lost", losing_embedding)(
+        backward("embedding-norm-gelu"),
         lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
         number=43,
     ),

@@ -1,4 +1,4 @@
-"""Defects of a part, one row, channel, tile or element; of what is small, which views of a whole tensor do not see; and biased rounding."""
+"""Faults of one row, channel, tile or element, of small values that views of a tensor miss, and biased rounding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, fault, passes
 from accelcheck.selftest.faults.plant import Kernel, aside, kernels, replacing
 
 if TYPE_CHECKING:
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
 TILE = 16
 LAST = slice(-1, None)
 ALL = slice(None)
-ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
+ONE_UNIT = (
+    "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err "
+    "by more"
+)
 
 
 def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ def part(rows: slice, columns: slice) -> Callable[[float], Change]:
 
 
 def upset(share: float, tensor: Tensor) -> Tensor:
-    """Moves one element by a share of the tensor's root mean square."""
+    """One element has a flipped bit. It moves by a `share` of the root mean square."""
     size = share * tensor.float().square().mean().sqrt()
     middle = tuple(length // 2 for length in tensor.shape)
     tensor = tensor.clone()
@@ -53,11 +55,8 @@ def down(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rounding_down(func: Kernel, x: Tensor, y: Any) -> Tensor:
-    """The kernel of a multiplication."""
+    """Results are rounded towards minus infinity."""
     return down(x, y) if isinstance(y, Tensor) else func(x, y)
-
-
-_BOTH = (Mode.FORWARD, Mode.BACKWARD)
 
 
 def smallest_column(factor: float) -> Change:
@@ -83,32 +82,32 @@ def ranked(factor: float, first: int, count: int) -> Change:
 
 FAULTS = (
     fault("row-scaled", "The scale of the last token is off.")(
-        (Cell("elementwise-large"),), part(LAST, ALL), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(LAST, ALL), strengths=(0.02, 0.007)
     ),
     fault("channel-scaled", "The scale of the last channel is off.")(
-        (Cell("elementwise-large"),), part(ALL, LAST), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(ALL, LAST), strengths=(0.02, 0.007)
     ),
     fault("tile-scaled", "The scale of one tile of a tiled kernel is off.")(
-        (Cell("elementwise-large"),), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
     ),
-    fault("element-upset", "One element has a flipped bit.")(
-        (Cell("matmul-129"),), lambda share: replacing(out=partial(upset, share)), strengths=(0.25, 0.04)
+    fault("element-upset", upset)(
+        Cell("matmul-129"), lambda share: replacing(out=partial(upset, share)), strengths=(0.25, 0.04)
     ),
-    fault("rounded-down", "Results are rounded towards minus infinity.")(
-        (Cell("elementwise-product", dtypes=("bfloat16", "float16"), hidden={"float32": ONE_UNIT}),),
+    fault("rounded-down", rounding_down)(
+        Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
         lambda _: kernels(mul=rounding_down),
         number=10,
     ),
     fault("small-channel-negative", "The smallest channel of a result has the other sign.")(
-        tuple(Cell("scaled-channels", mode) for mode in _BOTH), lambda _: smallest_column(-1.0)
+        passes("scaled-channels"), lambda _: smallest_column(-1.0)
     ),
     fault("small-channel-zero", "The smallest channel of a result is zero.")(
-        tuple(Cell("scaled-channels", mode) for mode in _BOTH), lambda _: smallest_column(0.0)
+        passes("scaled-channels"), lambda _: smallest_column(0.0)
     ),
     fault(
         "small-probabilities-too-large", "Five of the 512 probabilities of each row, all of them small, are too large."
-    )((Cell("softmax-peaked"),), lambda strength: ranked(1.0 + strength, 200, 5), strengths=(100.0, 1.0)),
+    )(Cell("softmax-peaked"), lambda strength: ranked(1.0 + strength, 200, 5), strengths=(100.0, 1.0)),
     fault("small-probabilities-flushed", "The smallest four of the 512 probabilities of each row are zero.")(
-        (Cell("softmax-peaked"),), lambda _: ranked(0.0, 0, 4)
+        Cell("softmax-peaked"), lambda _: ranked(0.0, 0, 4)
     ),
 )

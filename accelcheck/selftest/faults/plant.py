@@ -1,4 +1,4 @@
-"""Ways to plant a change: in the call, in the result, in one operator, in every matrix product, in the optimizer."""
+"""Ways to plant a change in the call, the result, an operator, every matrix product, or the optimizer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 Kernel: TypeAlias = "Callable[..., Tensor]"
-"""Computes an operator of one result."""
+"""Function that computes an operator of one result."""
 Product: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+"""Significant bits, the implicit one counted."""
 
 
 def nothing(program: Program) -> None:
@@ -30,17 +33,17 @@ def nothing(program: Program) -> None:
 
 
 def both(*changes: Change) -> Change:
-    """Several changes, one after the other."""
+    """Make several changes, one after the other."""
 
     def change(program: Program) -> None:
-        for one in changes:
-            one(program)
+        for part in changes:
+            part(program)
 
     return change
 
 
 def calling(function: Callable[..., Any]) -> Change:
-    """``function(module, *inputs)`` in place of ``module(*inputs)``; differentiable, so gradients follow."""
+    """Compute ``function(module, *inputs)`` in place of ``module(*inputs)``; differentiable, so gradients follow."""
 
     def change(program: Program) -> None:
         program.call = functools.partial(function, program.module)
@@ -49,7 +52,7 @@ def calling(function: Callable[..., Any]) -> Change:
 
 
 def wrapping(function: Callable[..., Any]) -> Change:
-    """``function(call, *inputs)`` in place of ``call(*inputs)``, the technique's own call."""
+    """Compute ``function(call, *inputs)`` in place of ``call(*inputs)``, the technique's own call."""
 
     def change(program: Program) -> None:
         program.call = functools.partial(function, program.module if program.call is None else program.call)
@@ -58,7 +61,7 @@ def wrapping(function: Callable[..., Any]) -> Change:
 
 
 def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
-    """Applies a function to each tensor of the result whose path begins with a word (``out``, ``grad``)."""
+    """Apply functions to the tensors of the result whose paths begin with a word (``out``, ``grad``)."""
 
     def edit(result: Result) -> None:
         for path, tensor in result.items():
@@ -70,7 +73,7 @@ def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
 
 
 def editing(edit: Callable[[Result], None]) -> Change:
-    """Applies `edit` to the result of each run."""
+    """Apply `edit` to the result of each run."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -85,17 +88,8 @@ def editing(edit: Callable[[Result], None]) -> Change:
     return change
 
 
-def edited(path: str, function: Callable[[Tensor], Tensor]) -> Change:
-    """Applies a function to one tensor of the result."""
-
-    def edit(result: Result) -> None:
-        result[path] = function(result[path])
-
-    return editing(edit)
-
-
 def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function` as a kernel: computes on CPU copies of its tensors, outside of what observes the run.
+    """Make a kernel of a function: it computes on CPU copies of its tensors, outside of dispatch modes.
 
     The result goes back to the device of the first tensor; gradients do not pass.
     """
@@ -111,13 +105,11 @@ def aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def backwards(wrong: Callable[..., Tensor]) -> Change:
-    """The module's own forward pass, with the gradients of ``wrong(module, *inputs)``: a faulty backward kernel.
-
-    For modules of one output without buffers.
-    """
+    """Give the module's forward pass the gradients of ``wrong(module, *inputs)``; for one output, without buffers."""
 
     def call(module: Any, *inputs: Any) -> Any:
-        return _Backwards.apply(module, wrong, len(inputs), *inputs, *module.parameters())  # type: ignore[no-untyped-call]  # untyped in torch
+        apply: Any = _Backwards.apply
+        return apply(module, wrong, len(inputs), *inputs, *module.parameters())
 
     return calling(call)
 
@@ -139,12 +131,12 @@ class _Backwards(torch.autograd.Function):
         asked = [tensor for tensor in tensors if tensor.requires_grad]
         with torch.enable_grad():
             out = ctx.wrong(ctx.module, *tensors[: ctx.count])
-            found = iter(torch.autograd.grad(out, asked, grads[0], create_graph=again))
-        return None, None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+            gradients = iter(torch.autograd.grad(out, asked, grads[0], create_graph=again))
+        return None, None, None, *(next(gradients) if tensor.requires_grad else None for tensor in tensors)
 
 
 def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
-    """Runs the program, backward pass included, under a dispatch mode, for faults of kernels, below autograd."""
+    """Run the program, backward pass included, under a dispatch mode, below autograd."""
 
     def change(program: Program) -> None:
         plain = program.run
@@ -175,19 +167,19 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch anno
 
 
 def kernels(**by_name: Callable[..., Any]) -> Change:
-    """Other kernels, by operator."""
+    """Replace kernels, by operator."""
     return within(lambda: Kernels(by_name))
 
 
 def convolution(**by_pass: Callable[..., Any]) -> Change:
-    """Operators of convolution, by their names on all backends."""
+    """Replace kernels of convolution, under their names on all backends."""
     names = {"forward": "convolution", "backward": "convolution_backward"}
-    found = {names[word]: kernel for word, kernel in by_pass.items()}
-    return kernels(**found, **{f"{name}_overrideable": kernel for name, kernel in found.items()})
+    by_operator = {names[word]: kernel for word, kernel in by_pass.items()}
+    return kernels(**by_operator, **{f"{name}_overrideable": kernel for name, kernel in by_operator.items()})
 
 
 def backward_kernels(**by_name: Callable[..., Any]) -> Change:
-    """Other kernels, by operator, only in the backward pass."""
+    """Replace kernels, by operator, in the backward pass alone."""
 
     def change(program: Program) -> None:
         mode = Kernels(by_name)
@@ -205,11 +197,11 @@ def backward_kernels(**by_name: Callable[..., Any]) -> Change:
 
 
 def products(product: Product, plant: Callable[..., Change] = kernels) -> Change:
-    """Another kernel under every matrix product: ``(..., M, K) @ (..., K, N)``, computed on the CPU.
+    """Replace the kernel of every matrix product, ``(..., M, K) @ (..., K, N)``, computed on the CPU.
 
     Args:
-        product: Takes CPU tensors of one dtype, and returns a tensor that is rounded to that dtype.
-        plant: `kernels`, or `backward_kernels` for the backward pass only.
+        product: Function of CPU tensors of one dtype; its result is rounded to that dtype.
+        plant: `kernels`, or `backward_kernels` for the backward pass alone.
     """
     product = aside(product)
 
@@ -228,7 +220,7 @@ def products(product: Product, plant: Callable[..., Change] = kernels) -> Change
 
 
 def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
-    """Another optimizer, made from the parameters."""
+    """Replace the optimizer by one made from the parameters."""
 
     def change(program: Program) -> None:
         program.optimizer = make
@@ -238,11 +230,11 @@ def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
 
 @dataclass(frozen=True)
 class Spoiled:
-    """Makes the program's own optimizer and changes it. It can be sent to other processes.
+    """A maker of the program's own optimizer that changes it, and can be sent to other processes.
 
     Attributes:
-        make: Makes the optimizer.
-        spoil: Changes the optimizer; at the top of a module where it is sent to other processes.
+        make: Maker of the optimizer.
+        spoil: Change of the optimizer; at the top of a module where it is sent to other processes.
     """
 
     make: OptimizerMaker
@@ -255,7 +247,7 @@ class Spoiled:
 
 
 def spoiling(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float], Change]:
-    """Changes the program's own optimizer whenever it is made."""
+    """Change the program's own optimizer whenever it is made."""
 
     def change(program: Program) -> None:
         if program.optimizer is None:
@@ -271,14 +263,8 @@ def accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def scaled(factor: float) -> Callable[[Tensor], Tensor]:
-    """Multiplies every element by a factor, rounded once; integers are unchanged."""
-
-    def scale(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return _times(tensor, factor)
-
-    return scale
+    """Multiply every element by a factor, rounded once; integers are unchanged."""
+    return lambda tensor: _times(tensor, factor) if tensor.is_floating_point() else tensor
 
 
 @aside
@@ -301,3 +287,13 @@ def truncated_to(bits: int, tensor: Tensor) -> Tensor:
     """Truncates FP32 to `bits` significant bits; gradients do not pass."""
     drop = 24 - bits
     return (tensor.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
+
+
+def truncated(product: Product, x: Tensor, y: Tensor) -> Tensor:
+    """Computes ``product(x, y)``, truncated to their dtype instead of rounded to nearest."""
+    if x.dtype == torch.float32:
+        exact = product(x.double(), y.double())
+        near = exact.float()
+        beyond = near.double().abs() > exact.abs()  # farther from 0 than the exact product
+        return torch.where(beyond, near.nextafter(torch.zeros_like(near)), near)
+    return truncated_to(BITS[x.dtype], product(x.float(), y.float())).to(x.dtype)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 PAIR_LIMIT = 2.0**15
-"""A 16-bit register, in which x86's ``pmaddubsw`` adds two products of 8 by 8 bits, holds from minus this to one less."""
+"""Upper end of a 16-bit register, in which x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""
 
 
 def _nothing_pends() -> None:
-    """For a device that computes eagerly."""
+    """Do nothing, for a device that computes eagerly."""
 
 
 class Int8Linear(nn.Module):
@@ -48,15 +48,15 @@ class Int8Linear(nn.Module):
     The weight is quantized in every call, so that it follows the parameter.
 
     Args:
-        linear: The original; its parameters are used.
-        rule: Gives scale and zero point of an input; None to leave inputs as they are.
+        linear: Original layer, whose parameters are used.
+        rule: Function that gives scale and zero point of an input; None to leave inputs as they are.
         low: Smallest integer of an input.
         high: Largest integer of an input.
-        dim: As `symmetric_scale`'s, of the weight.
+        dim: Dimension of the weight's scales; see `symmetric_scale`.
 
     Attributes:
-        settle: Computes pending operations before `rule` reads numbers of the input. A lazy device would otherwise
-            compute the input and all layers before it again for each number that is read, each in a graph of its own.
+        settle: Function that computes pending operations before `rule` reads numbers of the input; a lazy device would
+            otherwise compute all layers before it again for each number.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Int8Linear(nn.Module):
 
 
 class ZeroOff(Int8Linear):
-    """The zero point is off by one, so that 0 does not dequantize to 0."""
+    """Inputs are dequantized with a zero point that is one too large: 0 does not stay 0."""
 
     def taken(self, zero: Tensor) -> Tensor:
         return zero + 1
@@ -145,7 +145,7 @@ class InputChannels(Int8Linear):
 
 
 class Reciprocal(Int8Linear):
-    """Divides nowhere by a scale: multiplies by its reciprocal, whose reciprocal is the scale, and multiplies both scales first."""
+    """Multiplies by reciprocals in place of dividing by scales, and multiplies both scales first."""
 
     def packed(self) -> tuple[Tensor, Tensor]:
         sizes = self.linear.weight.abs()
@@ -157,7 +157,7 @@ class Reciprocal(Int8Linear):
 
 
 def reciprocal(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
-    """As `float8.quantize`, with the reciprocal of the scale, whose reciprocal is the scale."""
+    """Quantize like `float8.quantize`, multiplying by the reciprocal of the scale."""
     sizes, limit = x.float().abs(), torch.finfo(dtype).max
     inverse = limit * (1.0 / (sizes.amax(-1, keepdim=True) if rows else sizes.max()).clamp(min=EPSILON * limit))
     return (x.float() * inverse).clamp(-limit, limit).to(dtype), 1.0 / inverse
@@ -193,7 +193,7 @@ class Int8Anywhere(Technique):
     Args:
         name: Name of the technique.
         scheme: Scheme whose oracle judges it.
-        make: Makes a layer.
+        make: Maker of a layer.
     """
 
     family = "quantization"
@@ -281,13 +281,11 @@ def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
 MLP, BLOCKS = single("mlp"), single("mlp-blocks")
 
 FAULTS = (
-    fault(
-        "zero-point-off-by-one", "Inputs are dequantized with a zero point that is one too large: 0 does not stay 0."
-    )((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
+    fault("zero-point-off-by-one", ZeroOff)((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
     fault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
-    )((BLOCKS,), kernel(PairSaturation), number=36, technique=DYNAMIC_8),
+    )(BLOCKS, kernel(PairSaturation), number=36, technique=DYNAMIC_8),
     fault("scale-on-wrong-axis", "The weight's scales, one per output channel, are applied along its input channels.")(
         (MLP, BLOCKS), kernel(InputChannels), number=37, technique=TOKEN_CHANNEL
     ),

@@ -28,11 +28,11 @@ GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 
 
 def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
-    """Another dropout, in every layer: ``drop(x, rate, place)``, the place being its number in the pass.
+    """Replace the dropout of every layer by ``drop(x, rate, place)``; the place is its number in the pass.
 
     Args:
         drop: Dropout of the training mode.
-        evaluating: Whether it is used in evaluation mode too.
+        evaluating: True to drop in evaluation mode too.
     """
 
     def call(plain: Any, *inputs: Any) -> Any:
@@ -53,35 +53,35 @@ def masked(x: Tensor, draws: Tensor, rate: float, scale: float) -> Tensor:
 
 
 def unscaled(strength: float) -> Change:
-    """The rescaling is incomplete by this share: at 1 there is none."""
+    """Kept elements are not, or not fully, divided by the probability of keeping them."""
     return dropping(lambda x, rate, _: plain_dropout(x, rate) * (1.0 - strength * rate))
 
 
 def other_rate(strength: float) -> Change:
-    """The rate is too large by this share of itself; the scale is right."""
+    """The rate is larger than asked for, by this share. The scale is right."""
     return dropping(lambda x, rate, _: masked(x, torch.rand(x.shape), rate * (1.0 + strength), 1.0 / (1.0 - rate)))
 
 
 def drawing(draw: Callable[[Tensor, int], Tensor]) -> Change:
-    """The right rate and scale, with other uniform draws: ``draw(x, place)``."""
+    """Replace the uniform draws by ``draw(x, place)``, with the right rate and scale."""
     return dropping(lambda x, rate, place: masked(x, draw(x, place), rate, 1.0 / (1.0 - rate)))
 
 
 def unseeded(strength: float) -> Change:
-    """Draws from a generator of its own, which no seed sets."""
+    """The same seed gives another mask. No seed sets its generator."""
     generator = torch.Generator().manual_seed(1)
     return drawing(lambda x, _: torch.rand(x.shape, generator=generator))
 
 
 def repeated(strength: float) -> Change:
-    """Reads the generator's state and does not advance it, so that each call draws the same."""
+    """Every call has the same mask. The generator's state is read and not advanced."""
     return drawing(
         lambda x, place: torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
     )
 
 
 def shared(strength: float) -> Change:
-    """Takes the generator's offset from the step and not from the layer, so that all layers draw the same."""
+    """All layers of a step have the same mask. The generator's offset comes from the step, not from the layer."""
     drawn: list[Tensor] = []
 
     def draw(x: Tensor, place: int) -> Tensor:
@@ -93,12 +93,12 @@ def shared(strength: float) -> Change:
 
 
 def in_evaluation(strength: float) -> Change:
-    """Drops in evaluation mode too."""
+    """Evaluation mode drops."""
     return dropping(lambda x, rate, _: plain_dropout(x, rate), evaluating=True)
 
 
 def neighbours(share: float) -> Change:
-    """Uses one draw for both of this share of the pairs of neighbours along the last dimension."""
+    """Neighbours share one draw; the strength is the share of such pairs."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         draws = torch.rand(x.shape)
@@ -109,7 +109,7 @@ def neighbours(share: float) -> Change:
 
 
 def repeating_rows(rows: float) -> Change:
-    """Wraps the generator's counter around after this number of rows, so that draws repeat."""
+    """Masks of rows repeat after this number of rows."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         return torch.rand(int(rows), x.shape[-1]).repeat(len(x) // int(rows) + 1, 1)[: len(x)]
@@ -140,7 +140,7 @@ class Recomputed(torch.autograd.Function):
 
 
 def recomputed(strength: float) -> Change:
-    """Recomputes blocks without restoring the generator's state of their forward pass."""
+    """A recomputed block has another mask. The generator's state of the forward pass is not restored."""
 
     def change(program: Program) -> None:
         for name, block in program.module.named_modules():
@@ -173,12 +173,12 @@ def attending(drop: Callable[[Tensor, float], Tensor]) -> Change:
 
 
 def unscaled_attention(strength: float) -> Change:
-    """Drops weights without rescaling the others."""
+    """Kept attention weights are not divided by the probability of keeping them."""
     return attending(lambda weights, rate: plain_dropout(weights, rate) * (1.0 - strength * rate))
 
 
 def shared_heads(strength: float) -> Change:
-    """Uses one mask for all heads."""
+    """All heads of attention have the same mask."""
 
     def drop(weights: Tensor, rate: float) -> Tensor:
         kept = torch.rand(weights.shape[0], 1, *weights.shape[2:]) >= rate
@@ -188,7 +188,7 @@ def shared_heads(strength: float) -> Change:
 
 
 def splitmix(count: int, seed: int) -> Tensor:
-    """Uniform numbers of ``[0, 1)`` with 24 bits, FP32 ``(count,)``: SplitMix64 of consecutive counters, int64 throughout."""
+    """Uniform numbers of ``[0, 1)`` with 24 bits, FP32 ``(count,)``: SplitMix64 of consecutive counters in int64."""
     z = (torch.arange(count, dtype=torch.int64) + 1) * GOLDEN + seed
     z = (z ^ _right(z, 30)) * FIRST
     z = (z ^ _right(z, 27)) * SECOND
@@ -201,7 +201,7 @@ def _right(z: Tensor, bits: int) -> Tensor:
 
 
 def counted() -> Change:
-    """Masks from a counter-based generator, each keyed by one number that the global generator draws."""
+    """Masks of a counter-based generator, SplitMix64. A number of the global generator keys each mask."""
 
     def draw(x: Tensor, place: int) -> Tensor:
         return splitmix(x.numel(), int(torch.randint(-(2**62), 2**62, ()))).view(x.shape)
@@ -210,7 +210,7 @@ def counted() -> Change:
 
 
 def dropped_weights() -> Change:
-    """Unfused attention whose weights go through the plain dropout operator."""
+    """Unfused attention with dropout. Weights go through the plain dropout operator."""
     return attending(plain_dropout)
 
 
@@ -218,30 +218,20 @@ RANDOM = Mode.RANDOM
 ALONE, BLOCKS, ATTENTION = (Cell(name, RANDOM) for name in ("dropout", "dropout-blocks", "attention-dropout"))
 
 FAULTS = (
-    fault("dropout-not-rescaled", "Kept elements are not, or not fully, divided by the probability of keeping them.")(
-        (ALONE,), unscaled, strengths=(1.0, 0.3), number=23
-    ),
-    fault(
-        "attention-dropout-not-rescaled", "Kept attention weights are not divided by the probability of keeping them."
-    )((ATTENTION,), unscaled_attention, number=23),
-    fault("dropout-rate-wrong", "The rate is larger than asked for, by this share.")(
-        (ALONE,), other_rate, strengths=(1.0, 0.1), number=23
-    ),
-    fault("dropout-unseeded", "The same seed gives another mask.")((ALONE,), unseeded, number=23),
-    fault("dropout-repeated", "Every call has the same mask.")((ALONE,), repeated, number=23),
-    fault("dropout-in-evaluation", "Evaluation mode drops.")((ALONE,), in_evaluation, number=23),
-    fault("dropout-neighbours-alike", "Neighbours share one draw; the strength is the share of such pairs.")(
-        (ALONE,), neighbours, strengths=(1.0, 0.1), number=24
-    ),
-    fault("dropout-rows-repeat", "Masks of rows repeat after this number of rows.")(
-        (ALONE,), repeating_rows, strengths=(1.0, 256.0), number=24
-    ),
-    fault("dropout-layers-alike", "All layers of a step have the same mask.")((BLOCKS,), shared, number=24),
-    fault("dropout-heads-alike", "All heads of attention have the same mask.")((ATTENTION,), shared_heads, number=24),
-    fault("recompute-draws-anew", "A recomputed block has another mask.")((BLOCKS,), recomputed, number=25),
+    fault("dropout-not-rescaled")(ALONE, unscaled, strengths=(1.0, 0.3), number=23),
+    fault("attention-dropout-not-rescaled")(ATTENTION, unscaled_attention, number=23),
+    fault("dropout-rate-wrong")(ALONE, other_rate, strengths=(1.0, 0.1), number=23),
+    fault("dropout-unseeded")(ALONE, unseeded, number=23),
+    fault("dropout-repeated")(ALONE, repeated, number=23),
+    fault("dropout-in-evaluation")(ALONE, in_evaluation, number=23),
+    fault("dropout-neighbours-alike")(ALONE, neighbours, strengths=(1.0, 0.1), number=24),
+    fault("dropout-rows-repeat")(ALONE, repeating_rows, strengths=(1.0, 256.0), number=24),
+    fault("dropout-layers-alike")(BLOCKS, shared, number=24),
+    fault("dropout-heads-alike")(ATTENTION, shared_heads, number=24),
+    fault("recompute-draws-anew")(BLOCKS, recomputed, number=25),
 )
 
 VARIANTS = (
-    variant("dropout-by-counter", "Masks of a counter-based generator, SplitMix64.")((ALONE, BLOCKS), counted),
-    variant("attention-dropout-in-products", "Unfused attention with dropout.")((ATTENTION,), dropped_weights),
+    variant("dropout-by-counter")((ALONE, BLOCKS), counted),
+    variant("attention-dropout-in-products")(ATTENTION, dropped_weights),
 )

@@ -1,7 +1,7 @@
-"""Faults in processes of their own: in real ranks, of DistributedDataParallel, its hooks and FSDP2; and in what a snapshot loses.
+"""Faults in real ranks, of DistributedDataParallel, its hooks and FSDP2, and in snapshots.
 
-What a rank does wrong is a strategy, which is sent to the ranks by name. What another process of a training that goes on does wrong is an
-optimizer or a hook of the module, which travel with the training to that process.
+A fault of a rank is a strategy, which is sent to the ranks by name. A fault of a process that continues a training is
+an optimizer or a hook of the module, which travel with the training.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from accelcheck.core.case import Mode
-from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.selftest.faults.base import Change, PlantedFault, fault, row, single
+from accelcheck.devices.torch_names import disable_current_modes, pytree
+from accelcheck.selftest.faults.base import Change, PlantedFault, row, trained
 from accelcheck.selftest.faults.plant import spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.techniques.distributed.strategy import Strategy
     from accelcheck.workloads.base import Program
-
-SEEDS = 3
-"""Seeds of faults in ranks, which take seconds to start."""
 
 
 def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
@@ -43,7 +39,7 @@ def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
 
 
 class LostBucket(HookedAveraging):
-    """Averages each bucket, and goes on with its own gradients for the last one."""
+    """A rank goes on with its own gradients for the last bucket."""
 
     def __call__(self, bucket: Bucket) -> Future:
         own = bucket.buffer().clone()
@@ -52,7 +48,7 @@ class LostBucket(HookedAveraging):
 
 
 class SummedGradients(HookedAveraging):
-    """Does not divide the sum of all ranks."""
+    """A hook adds up the gradients of all ranks and does not divide."""
 
     def mean(self, total: Tensor, world: int) -> Tensor:
         """The sum itself."""
@@ -82,7 +78,7 @@ class Unweighted(Replicated):
 
 
 class FirstRanksPart(Replicated):
-    """Every rank takes rank 0's part of the batch, as far as it is long enough: each believes that it is rank 0."""
+    """Every rank trains on the first rank's part of the batch. Each believes that it is rank 0."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
@@ -99,7 +95,7 @@ class FirstRanksPart(Replicated):
 
 
 class Drifting(Accumulating):
-    """Rank 0's gradients are 0.1 percent larger than the others', after all have exchanged them."""
+    """One rank's gradients differ from the others' by 0.1 percent after they were exchanged."""
 
     def backpropagate(self, program: Program, weight: float) -> Tensor:
         loss = super().backpropagate(program, weight)
@@ -109,36 +105,35 @@ class Drifting(Accumulating):
         return loss
 
 
+def _sharded(modules: Iterable[nn.Module]) -> list[Any]:
+    return [module for module in modules if hasattr(module, "set_requires_gradient_sync")]
+
+
 class StaleShards(FullySharded):
-    """Gathered parameters are kept after the backward pass, and so are those from before the optimizer's step."""
+    """Gathered parameters are those from before the step. They are kept after the backward pass."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        parts: list[Any] = [*program.module.modules()]
-        for part in parts:
-            if hasattr(part, "set_reshard_after_backward"):
-                part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
+        for part in _sharded(program.module.modules()):
+            part.set_reshard_after_backward(reshard_after_backward=False, recurse=False)
 
 
 class SummedShards(FullySharded):
-    """Gradients are added up over the ranks, and not divided."""
+    """Gradients of shards are added up and not divided."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        parts: list[Any] = [*program.module.modules()]
-        for part in parts:
-            if hasattr(part, "set_gradient_divide_factor"):
-                part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
-                part.set_gradient_divide_factor(1.0)
+        for part in _sharded(program.module.modules()):
+            part.set_force_sum_reduction_for_comms(enable=True)  # gloo has no sum with a factor
+            part.set_gradient_divide_factor(1.0)
 
 
 class UnreducedShards(FullySharded):
-    """One block's gradients are not exchanged in the first backward pass, and so are lost for its step."""
+    """The gradients of one block are not exchanged in the first step."""
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        blocks: list[Any] = [part for part in program.module.children() if hasattr(part, "set_requires_gradient_sync")]
-        last, passes = blocks[-1], itertools.count()
+        last, passes = _sharded(program.module.children())[-1], itertools.count()
 
         def synced(*_: Any) -> None:
             last.set_requires_gradient_sync(requires_gradient_sync=next(passes) > 0)
@@ -154,25 +149,21 @@ def _fed_back(hook: type[ErrorFeedback]) -> Callable[[float], Change]:
     return strategy(lambda: Replicated(exchange=hook(Int8())))
 
 
-TRAINING = (single("train-mlp", Mode.TRAIN),)
+TRAINING = (trained("train-mlp"),)
 
 
 def forgets(optimizer: torch.optim.Optimizer) -> None:
     """A state that is loaded has no moments."""
-    optimizer.register_load_state_dict_pre_hook(_without_moments)
-
-
-def _without_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "state": {}}
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {**state, "state": {}})
 
 
 def saves_first(optimizer: torch.optim.Optimizer) -> None:
-    """A state that is saved has the moments of the first time it was saved."""
+    """A snapshot has the moments of an earlier one."""
     kept: list[Any] = []
 
     def stale(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         if not kept and state["state"]:
-            kept.append({key: {n: _copied(v) for n, v in values.items()} for key, values in state["state"].items()})
+            kept.append(pytree.tree_map(_copied, state["state"]))
         return {**state, "state": kept[0]} if kept else state
 
     optimizer.register_state_dict_post_hook(stale)
@@ -186,28 +177,24 @@ def _copied(value: Any) -> Any:
 
 
 def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Moments of a state that is loaded have been stored in bfloat16."""
-    optimizer.register_load_state_dict_pre_hook(_with_rounded_moments)
+    """Ranks that are started again have moments that were stored in bfloat16."""
 
+    def rounded(value: Any) -> Any:
+        return value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
 
-def _with_rounded_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    rounded = {
-        key: {
-            name: value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-        for key, values in state["state"].items()
-    }
-    return {**state, "state": rounded}
+    def loading(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "state": pytree.tree_map(rounded, state["state"])}
+
+    optimizer.register_load_state_dict_pre_hook(loading)
 
 
 def buffer_lost(program: Program) -> None:
-    """The last buffer of the module is 0 in another process that has loaded it."""
+    """A buffer is 0 in the process that goes on."""
     names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
     if not names:
         raise LookupError("nothing planted: the module has no buffer")
-    hook = BufferLost(names[-1], os.getpid())
-    program.module._register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way, and leaves it untyped
+    register: Any = program.module._register_load_state_dict_pre_hook  # noqa: SLF001 - torch has no public way
+    register(BufferLost(names[-1], os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -215,8 +202,8 @@ class BufferLost:
     """A hook that loads zeros for one tensor.
 
     Attributes:
-        name: Of the tensor.
-        pid: The process in which it loads the tensor as it is.
+        name: Name of the tensor.
+        pid: Process in which it loads the tensor as it is.
     """
 
     name: str
@@ -227,67 +214,42 @@ class BufferLost:
             state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
 
 
+ranks = row(PlantedFault, seeds=3)  # they take seconds to start
 snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
 restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
 
 FAULTS = (
-    fault("ranks-bucket-lost", "A rank goes on with its own gradients for the last bucket.")(
-        (*TRAINING, single("train-transformer", Mode.TRAIN)),
-        strategy(lambda: _bucketed(hook=LostBucket)),
-        technique="ddp-2",
-        seeds=SEEDS,
+    ranks("ranks-bucket-lost", LostBucket)(
+        (*TRAINING, trained("train-transformer")), strategy(lambda: _bucketed(hook=LostBucket)), technique="ddp-2"
     ),
-    fault("ranks-same-part", "Every rank trains on the first rank's part of the batch.")(
-        TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3", seeds=SEEDS
-    ),
-    fault("ranks-hook-sums", "A hook adds up the gradients of all ranks and does not divide.")(
-        (single("train-amsgrad", Mode.TRAIN), *TRAINING),
+    ranks("ranks-same-part", FirstRanksPart)(TRAINING, strategy(lambda: _bucketed(FirstRanksPart)), technique="ddp-3"),
+    ranks("ranks-hook-sums", SummedGradients)(
+        (trained("train-amsgrad"), *TRAINING),
         strategy(lambda: _bucketed(hook=SummedGradients)),
         number=32,
         technique="ddp-async",
-        seeds=SEEDS,
     ),
-    fault("ranks-uneven-parts", "Ranks with unequal numbers of samples have equal weights.")(
-        TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3", seeds=SEEDS
-    ),
+    ranks("ranks-uneven-parts", Unweighted)(TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3"),
     *(
-        fault(name, summary)(
-            TRAINING,
-            _fed_back(wrong),
-            number=33,
-            technique="ddp-int8",
-            seeds=SEEDS,
-        )
+        ranks(name, summary)(TRAINING, _fed_back(wrong), number=33, technique="ddp-int8")
         for name, summary, wrong in (
             ("no-error-feedback", "What compression drops of a gradient is lost.", Forgetful),
             ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
         )
     ),
-    fault("ranks-drift", "One rank's gradients differ from the others' by 0.1 percent after they were exchanged.")(
-        TRAINING, strategy(Drifting), technique="ddp-no-sync", seeds=SEEDS
+    ranks("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync"),
+    ranks("shards-stale", StaleShards)(
+        (*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2"
     ),
-    fault("shards-stale", "Gathered parameters are those from before the step.")(
-        (*TRAINING, single("train-transformer", Mode.TRAIN)), strategy(StaleShards), technique="fsdp2", seeds=SEEDS
-    ),
-    fault("shards-summed", "Gradients of shards are added up and not divided.")(
-        TRAINING, strategy(SummedShards), technique="fsdp2-3", seeds=SEEDS
-    ),
-    fault("shards-unreduced", "The gradients of one block are not exchanged in the first step.")(
-        TRAINING, strategy(UnreducedShards), technique="fsdp2", seeds=SEEDS
-    ),
+    ranks("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3"),
+    ranks("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2"),
     snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
-        (single("train-mlp", Mode.TRAIN), single("train-amsgrad", Mode.TRAIN)), spoiling(forgets)
+        (trained("train-mlp"), trained("train-amsgrad")), spoiling(forgets)
     ),
-    snapshot("snapshot-moments-stale", "A snapshot has the moments of an earlier one.")(
-        (single("train-transformer", Mode.TRAIN),), spoiling(saves_first)
-    ),
-    snapshot("snapshot-buffer-lost", "A buffer is 0 in the process that goes on.")(
-        (single("train-cnn", Mode.TRAIN),), lambda _: buffer_lost
-    ),
+    snapshot("snapshot-moments-stale", saves_first)(trained("train-transformer"), spoiling(saves_first)),
+    snapshot("snapshot-buffer-lost", buffer_lost)(trained("train-cnn"), lambda _: buffer_lost),
     restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
-        (single("train-mlp", Mode.TRAIN),), spoiling(forgets)
+        trained("train-mlp"), spoiling(forgets)
     ),
-    restart("restart-moments-rounded", "Ranks that are started again have moments that were stored in bfloat16.")(
-        (single("train-mlp", Mode.TRAIN),), spoiling(rounded_moments)
-    ),
+    restart("restart-moments-rounded", rounded_moments)(trained("train-mlp"), spoiling(rounded_moments)),
 )

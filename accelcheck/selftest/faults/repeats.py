@@ -1,4 +1,4 @@
-"""Faults that only a further call shows: results that are kept, overwritten or wrong the second time, and gradients that do not add up."""
+"""Faults that only a further call shows: results kept, overwritten or wrong again, gradients that do not add up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
-from accelcheck.selftest.faults.base import Cell, Change, fault, variant
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, variant
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -28,7 +28,7 @@ class Copying(Eager):
 
 
 def watched_only(program: Program) -> None:
-    """Computes while a dispatch mode is active; otherwise gives the last result again."""
+    """Computes while it is watched; otherwise returns the last result again. A dispatch mode watches."""
     plain = program.run
     kept: Result = {}
 
@@ -41,7 +41,7 @@ def watched_only(program: Program) -> None:
 
 
 def wrong_again(strength: float) -> Change:
-    """A call with the inputs of the call before is wrong by a factor."""
+    """A second call with the same inputs is wrong by this part."""
     before: list[Tensor] = []
 
     def call(plain: Any, x: Tensor, *rest: Any) -> Any:
@@ -84,7 +84,7 @@ def after_each_gradient(hook: Callable[[Tensor], object], program: Program) -> N
 
 
 def in_one_buffer() -> Change:
-    """The gradient of a parameter is in the same memory after every pass."""
+    """Each backward pass writes to the memory of the gradients before, which were taken away."""
     buffers: dict[int, Tensor] = {}
 
     def hook(parameter: Tensor) -> None:
@@ -96,55 +96,45 @@ def in_one_buffer() -> Change:
 
 
 def moved(parameter: Tensor) -> None:
-    """A gradient has memory of its own after each pass."""
+    """Gradients are in other memory after each pass."""
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()
 
 
 def overwritten(program: Program) -> None:
-    """A backward pass sets gradients where it should add to them."""
+    """A second backward pass sets the gradients where it should add to them."""
 
     def clear(parameter: Tensor, gradient: Tensor) -> Tensor:
         parameter.grad = None
         return gradient
 
     for parameter in program.module.parameters():
-        parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # torch annotates Tensor only in part
+        parameter.register_hook(partial(clear, parameter))  # type: ignore[no-untyped-call]  # untyped in torch
 
 
-MLP, LEARNING = Cell("mlp", Mode.BACKWARD), Cell("train-mlp", Mode.TRAIN)
+MLP, LEARNING = backward("mlp"), Cell("train-mlp", Mode.TRAIN)
 
 FAULTS = (
-    fault("right-only-while-watched", "Computes while it is watched; otherwise returns the last result again.")(
+    fault("right-only-while-watched", watched_only)(
         (Cell("mlp"), Cell("matmul"), MLP, LEARNING), lambda _: watched_only
     ),
     fault(
         "copies-right-only-while-watched",
         "A technique that copies parameters, and is prepared anew for others, computes only while it is watched.",
     )((Cell("mlp"), MLP, LEARNING), lambda _: watched_only, technique=Copying()),
-    fault("second-call-wrong", "A second call with the same inputs is wrong by this part.")(
-        (Cell("mlp"), Cell("matmul"), MLP), wrong_again, strengths=(0.5, 0.1)
-    ),
+    fault("second-call-wrong")((Cell("mlp"), Cell("matmul"), MLP), wrong_again, strengths=(0.5, 0.1)),
     fault(
         "one-output-buffer",
         "The output of each call is in the memory of the output before, whose owner may still use it.",
     )((Cell("mlp"), Cell("matmul")), in_turn),
     fault("one-output-buffer-of-copies", "A technique that copies parameters has one output buffer.")(
-        (Cell("mlp"),), in_turn, technique=Copying()
+        Cell("mlp"), in_turn, technique=Copying()
     ),
-    fault(
-        "one-gradient-buffer", "Each backward pass writes to the memory of the gradients before, which were taken away."
-    )((MLP,), lambda _: in_one_buffer()),
-    fault("gradient-overwritten", "A second backward pass sets the gradients where it should add to them.")(
-        (MLP, Cell("matmul", Mode.BACKWARD)), lambda _: overwritten
-    ),
+    fault("one-gradient-buffer", in_one_buffer)(MLP, lambda _: in_one_buffer()),
+    fault("gradient-overwritten", overwritten)((MLP, backward("matmul")), lambda _: overwritten),
 )
 
 VARIANTS = (
-    variant("output-copied-from-a-buffer", "Outputs are computed in one buffer, and copied from there.")(
-        (Cell("mlp"), Cell("matmul")), copied_out
-    ),
-    variant("gradients-moved", "Gradients are in other memory after each pass.")(
-        (MLP, Cell("matmul", Mode.BACKWARD)), lambda: partial(after_each_gradient, moved)
-    ),
+    variant("output-copied-from-a-buffer")((Cell("mlp"), Cell("matmul")), copied_out),
+    variant("gradients-moved", moved)((MLP, backward("matmul")), lambda: partial(after_each_gradient, moved)),
 )

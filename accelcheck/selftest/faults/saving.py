@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, fault, row, single
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
 from accelcheck.selftest.faults.plant import kernels
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.memory import checkpoint as checkpointing
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
-    """Blocks are recomputed with other random numbers."""
+    """Checkpointed blocks are recomputed with other random numbers."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return plain(*args, **{**options, "preserve_rng_state": False})
@@ -31,7 +31,7 @@ def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
-    """A checkpoint that recomputes its block from an input in which the last row has been overwritten."""
+    """Checkpointed blocks are recomputed from an input that has been overwritten in part. The last row changes."""
     calls: Counter[str] = Counter()
 
     def changed(x: Tensor) -> Any:
@@ -42,12 +42,12 @@ def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], v
 
 
 def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
-    """Blocks are recomputed from an input in which the last row has been overwritten."""
+    """Checkpointed blocks are recomputed from an input that has been overwritten in part."""
     return swapped(checkpointing, "checkpoint", other_row_again)
 
 
 def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
-    """The blocks of a segment are recomputed in another order."""
+    """The blocks of a checkpointed segment are recomputed in another order."""
 
     def wrong(plain: Callable[..., Any], blocks: Sequence[Callable[[Tensor], Any]], *args: Any, **options: Any) -> Any:
         calls: Counter[int] = Counter()
@@ -65,7 +65,7 @@ def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
-    """A buffer on the host is used again for a tensor of the same shape before the backward pass has read it."""
+    """A buffer on the host is overwritten before it is read."""
 
     def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
         plain(saving, *args, **options)
@@ -83,7 +83,7 @@ def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 def copy_unfinished(strength: float) -> contextlib.AbstractContextManager[None]:
-    """The backward pass reads a tensor of which the last row has not arrived yet."""
+    """A tensor is read before all of it has come back from the host."""
 
     def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
         plain(saving, *args, **options)
@@ -115,43 +115,35 @@ def row_left(strength: float) -> Change:
 
 
 def overwritten_result(strength: float) -> Change:
-    """The gradient of an activation reads its result after another sample has overwritten it."""
+    """The gradient of an activation in place reads a result that has been overwritten."""
     return kernels(threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold))
 
 
 slow = row(PlantedFault, seeds=5)
 
 FAULTS = (
-    slow("checkpoint-draws-anew", "Checkpointed blocks are recomputed with other random numbers.")(
-        (single("dropout-blocks", Mode.RANDOM),), around=draws_anew, technique="checkpoint-non-reentrant"
+    slow("checkpoint-draws-anew")(
+        single("dropout-blocks", Mode.RANDOM), around=draws_anew, technique="checkpoint-non-reentrant"
     ),
-    slow(
-        "checkpoint-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )(
-        (single("mlp-blocks", Mode.BACKWARD), single("train-gated-depth", Mode.TRAIN)),
+    slow("checkpoint-row-overwritten")(
+        (single("mlp-blocks", Mode.BACKWARD), trained("train-gated-depth")),
         around=row_of_another,
         technique="checkpoint-non-reentrant",
     ),
-    slow(
-        "checkpoint-reentrant-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )((single("transformer-blocks", Mode.BACKWARD),), around=row_of_another, technique="checkpoint-reentrant"),
-    slow("segments-order-changed", "The blocks of a checkpointed segment are recomputed in another order.")(
-        (single("deep-blocks", Mode.BACKWARD),), around=order_changed, technique="checkpoint-segments", warm=False
+    slow("checkpoint-reentrant-row-overwritten")(
+        single("transformer-blocks", Mode.BACKWARD), around=row_of_another, technique="checkpoint-reentrant"
     ),
-    slow("offload-buffer-reused", "A buffer on the host is overwritten before it is read.")(
-        (single("deep-blocks", Mode.BACKWARD), single("train-deep-blocks", Mode.TRAIN)),
+    slow("segments-order-changed")(
+        single("deep-blocks", Mode.BACKWARD), around=order_changed, technique="checkpoint-segments", warm=False
+    ),
+    slow("offload-buffer-reused")(
+        (single("deep-blocks", Mode.BACKWARD), trained("train-deep-blocks")),
         around=buffer_reused,
         technique="offload-cpu",
     ),
-    slow("offload-copy-unfinished", "A tensor is read before all of it has come back from the host.")(
-        (single("elementwise-30", Mode.BACKWARD),), around=copy_unfinished, technique="offload-cpu-pinned"
+    slow("offload-copy-unfinished")(
+        single("elementwise-30", Mode.BACKWARD), around=copy_unfinished, technique="offload-cpu-pinned"
     ),
-    fault("inplace-row-left", "An activation in place leaves the last row as it was.")(
-        (Cell("mlp"),), row_left, technique="inplace"
-    ),
-    fault(
-        "inplace-result-overwritten", "The gradient of an activation in place reads a result that has been overwritten."
-    )((Cell("mlp", Mode.BACKWARD),), overwritten_result, technique="inplace"),
+    fault("inplace-row-left")(Cell("mlp"), row_left, technique="inplace"),
+    fault("inplace-result-overwritten")(backward("mlp"), overwritten_result, technique="inplace"),
 )

@@ -1,4 +1,4 @@
-"""Ways to plant in what a technique compiles, converts or calls: a function, a graph, the text of a generated kernel."""
+"""Ways to plant in a function that a technique calls, a graph that it compiles, or the text of a generated kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def in_cpp(device: Device) -> Capability:
 
 @contextlib.contextmanager
 def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
-    """While active, calls of an attribute of a class or module are ``wrong(plain, *args, **kwargs)``.
+    """Replace calls of an attribute of a class or module by ``wrong(plain, *args, **kwargs)`` while active.
 
     Args:
-        owner: The class or module that callers look the attribute up in.
-        name: Of a function or method.
-        wrong: Gets the plain function first.
+        owner: Class or module that callers look the attribute up in.
+        name: Name of a function or method.
+        wrong: Function that gets the plain one first.
 
     Raises:
         LookupError: Nothing has called it: the fault was not planted.
@@ -51,7 +51,7 @@ def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
-    """`plants`, with empty compiler caches that are thrown away at the end: no faulty kernel is found by a later case."""
+    """Enter `plants` with temporary compiler caches, so that no later case finds a faulty kernel."""
     from accelcheck.devices.torch_names import fresh_inductor_cache
 
     with fresh_inductor_cache(), contextlib.ExitStack() as held:
@@ -62,12 +62,12 @@ def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> Iterator[None]:
-    """While active, inductor compiles other text than it has generated for kernels of the CPU.
+    """Edit the C++ text that inductor generates for kernels of the CPU, while active.
 
     Args:
-        pattern: What is replaced in the C++ text of each kernel.
-        edit: Gives the replacement of a match.
-        most: Number of matches in a kernel that are replaced; 0 for all.
+        pattern: Regular expression of the text to replace.
+        edit: Function from a match to its replacement.
+        most: Number of matches per kernel that are replaced; 0 for all.
 
     Raises:
         LookupError: No kernel had such a text.
@@ -90,10 +90,10 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
 
 @contextlib.contextmanager
 def graph_pass(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
-    """While active, inductor's graphs pass through `edit` after its own passes, just before they are lowered to kernels.
+    """Edit inductor's graphs after its own passes, just before they are lowered to kernels, while active.
 
     Args:
-        edit: Changes a graph of ATen operators in place, and returns the number of nodes that it changed.
+        edit: Function that changes a graph of ATen operators in place, and returns the number of changed nodes.
 
     Raises:
         LookupError: It changed no graph.
@@ -114,7 +114,7 @@ def graph_pass(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exported(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
-    """While active, the programs that ``torch.export.export`` returns have been changed by `edit`, see `graph_pass`."""
+    """Edit the programs that ``torch.export.export`` returns while active, see `graph_pass`."""
     import torch
 
     edited = 0
@@ -133,7 +133,7 @@ def exported(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
 
 
 def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
-    """Nodes that call an ATen operator of one of these names, such as ``linear``, in order."""
+    """The nodes that call an ATen operator of these names, such as ``linear``, in order."""
     return [
         node
         for node in graph.nodes
@@ -142,20 +142,20 @@ def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
 
 
 def with_argument(name: str, index: int, value: Any, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that gives one call of an operator another argument; none in graphs without such a call.
+    """An edit that gives a call of an operator another argument; none in graphs without such a call.
 
     Args:
-        name: Of the operator, as in `calls_of`.
+        name: Name of the operator, as in `calls_of`.
         index: Position of the argument.
-        value: Of the argument; a function is called with the old one.
-        which: Which of the calls.
+        value: New argument; a function is called with the old one.
+        which: Index of the call.
     """
 
     def edit(graph: fx.Graph) -> int:
-        found = calls_of(graph, name)
-        if not found:
+        calls = calls_of(graph, name)
+        if not calls:
             return 0
-        node = found[which]
+        node = calls[which]
         old = node.args[index] if index < len(node.args) else None
         new = value(old) if callable(value) else value
         node.args = (*node.args[:index], new, *node.args[index + 1 :])
@@ -165,13 +165,13 @@ def with_argument(name: str, index: int, value: Any, which: int = -1) -> Callabl
 
 
 def without_call(name: str, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that passes the first operand of one call of an operator on in place of its result."""
+    """An edit that replaces the result of a call of an operator by its first operand."""
 
     def edit(graph: fx.Graph) -> int:
-        found = calls_of(graph, name)
-        if not found:
+        calls = calls_of(graph, name)
+        if not calls:
             return 0
-        node = found[which]
+        node = calls[which]
         node.replace_all_uses_with(node.all_input_nodes[0])
         graph.erase_node(node)
         return 1

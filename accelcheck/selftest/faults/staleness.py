@@ -1,4 +1,4 @@
-"""Faults of code and constants that are used after sizes, weights or addresses have changed, and of lost side effects."""
+"""Faults of code and constants that outlive sizes, weights or addresses, and of lost side effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, fault, passes
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, backward, fault, passes
 from accelcheck.selftest.faults.plant import wrapping
 from accelcheck.techniques.eager import Eager
 
@@ -35,7 +35,7 @@ def address(tensor: Tensor) -> int:
 
 
 def first_size(strength: float) -> Change:
-    """The first call's leading dimension is a constant of the kernel, so rows are read at that batch's offsets."""
+    """A kernel for all sizes has the leading dimension of the first call as a constant."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -46,7 +46,7 @@ def first_size(strength: float) -> Change:
 
 
 def size_before(strength: float) -> Change:
-    """A cache of one kernel is read before it is updated, so each size runs the kernel of the size before."""
+    """A cache of kernels by size returns the kernel of the call before. It is read before it is updated."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -64,7 +64,7 @@ def read_with(x: Tensor, rows: int) -> Tensor:
 
 
 def first_divisor(strength: float) -> Change:
-    """A mean whose divisor, a size, is a constant of the first call."""
+    """A mean divides by the size of the first call."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
@@ -78,7 +78,7 @@ def first_divisor(strength: float) -> Change:
 
 
 def first_branch(strength: float) -> Change:
-    """A kernel of two rows at a time keeps the first call's decision whether a single row is left, so one row is not written."""
+    """A branch on the batch size is taken as in the first call. A kernel of two rows at a time skips a last one."""
     odd: list[bool] = []
 
     def call(plain: Any, x: Tensor) -> Any:
@@ -117,7 +117,8 @@ def stale_parameters(*endings: str) -> Change:
             named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
             for name, parameter in named.items():
                 kept.setdefault(name, parameter.detach().clone())
-            frozen = {name: StaleParameter.apply(p, kept[name]) for name, p in named.items()}  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+            apply: Any = StaleParameter.apply
+            frozen = {name: apply(p, kept[name]) for name, p in named.items()}
             return torch.func.functional_call(module, frozen, inputs)
 
         program.call = call
@@ -132,11 +133,11 @@ def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
         kept: dict[Any, Any] = {}
 
         def call(plain: Any, *inputs: Any) -> Any:
-            found = key(inputs)
-            if found not in kept:
+            place = key(inputs)
+            if place not in kept:
                 # The inputs are kept with their result, so that no other tensor can get their address.
-                kept[found] = (plain(*inputs), inputs)
-            return kept[found][0]
+                kept[place] = (plain(*inputs), inputs)
+            return kept[place][0]
 
         return wrapping(call)
 
@@ -152,7 +153,7 @@ def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def without_effect(strength: float) -> Change:
-    """An FX pass that rewrites batch norm as a function, and omits the write to its running statistics."""
+    """A graph pass that makes batch norm a pure function loses its running statistics."""
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)
@@ -172,7 +173,7 @@ def without_effect(strength: float) -> Change:
 
 
 def without_cast(strength: float) -> Change:
-    """One FX pass computes the output's last addition in FP32; another removes the cast back as redundant."""
+    """A graph pass removes the cast back to the storage dtype: the output is FP32."""
 
     def change(program: Program) -> None:
         traced = fx.symbolic_trace(program.module)
@@ -191,21 +192,11 @@ def without_cast(strength: float) -> Change:
     return change
 
 
-HALVES = ("bfloat16", "float16")
-
 FAULTS = (
-    fault(
-        "stale-leading-dimension", "A kernel for all sizes has the leading dimension of the first call as a constant."
-    )((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
-    fault("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
-        (Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()
-    ),
-    fault("stale-divisor", "A mean divides by the size of the first call.")(
-        (Cell("mean-pool"),), first_divisor, number=26, technique=Resized()
-    ),
-    fault("stale-branch-on-size", "A branch on the batch size is taken as in the first call.")(
-        (Cell("mlp"),), first_branch, number=26, technique=Resized()
-    ),
+    fault("stale-leading-dimension")((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
+    fault("kernel-of-the-size-before")((Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()),
+    fault("stale-divisor")(Cell("mean-pool"), first_divisor, number=26, technique=Resized()),
+    fault("stale-branch-on-size")(Cell("mlp"), first_branch, number=26, technique=Resized()),
     fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("weight"), number=27
     ),
@@ -216,10 +207,8 @@ FAULTS = (
         "cached-at-address",
         "A result is cached by the addresses of the inputs, and returned again when these hold other values.",
     )((Cell("mlp"), Cell("matmul"), Cell("mean-pool")), kept_by(addresses), number=28),
-    fault("fx-drops-side-effect", "A graph pass that makes batch norm a pure function loses its running statistics.")(
-        (Cell("cnn", Mode.BACKWARD),), without_effect, number=39
-    ),
-    fault("fx-drops-cast", "A graph pass removes the cast back to the storage dtype: the output is FP32.")(
+    fault("fx-drops-side-effect")(backward("cnn"), without_effect, number=39),
+    fault("fx-drops-cast")(
         passes("mlp", HALVES),
         without_cast,
         number=39,

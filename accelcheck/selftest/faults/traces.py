@@ -1,4 +1,4 @@
-"""Faults of what a run leaves behind: in running statistics, flags, hooks and generators, in others' memory, and call after call."""
+"""Faults of state after a run: running statistics, flags, hooks, generators, memory, and the number of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Change, PlantedFault, row, single, variant
+from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, row, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.verify.generators import Generators
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 CLEAR = 40
-"""Calls after which what counts them goes wrong: more than the draws, warm-ups and reruns of a case."""
+"""Number of calls after which results go wrong, above the draws, warm-ups and reruns of a case."""
 
 
 def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
-    """Right results, and something done to the module after each call."""
+    """Plant an action on the module after each call; results are right."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         out = module(*inputs)
@@ -40,29 +40,29 @@ def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
 
 
 def moves_statistics(module: nn.Module) -> None:
-    """Moves running statistics, as training does."""
+    """Evaluation moves running statistics."""
     for name, buffer in module.named_buffers():
         if name.endswith("running_mean"):
             buffer.mul_(0.9)
 
 
 def freezes(module: nn.Module) -> None:
-    """Leaves a parameter without a gradient to come."""
+    """A call leaves a parameter frozen."""
     list(module.parameters())[-1].requires_grad = False
 
 
 def trains(module: nn.Module) -> None:
-    """Leaves the module in training mode."""
+    """Evaluation leaves the module in training mode."""
     module.train()
 
 
 def hooks_module(module: nn.Module) -> None:
-    """Registers a hook that sees each later call."""
+    """Each call leaves a hook of the module."""
     module.register_forward_hook(_ignores)
 
 
 def hooks_parameter(module: nn.Module) -> None:
-    """Registers a hook that sees each later gradient."""
+    """Each call leaves a hook of a parameter."""
     next(module.parameters()).register_hook(lambda _: None)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
@@ -71,7 +71,7 @@ def _ignores(*_: Any) -> None:
 
 
 def hooks_for_a_while() -> Change:
-    """Registers a hook for each call, and removes it."""
+    """Each call registers a hook and removes it."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         handle = module.register_forward_hook(_ignores)
@@ -84,27 +84,27 @@ def hooks_for_a_while() -> Change:
 
 
 def reseeds(_: nn.Module) -> None:
-    """Seeds torch's generator."""
+    """Each call seeds torch's generator."""
     torch.manual_seed(0)
 
 
 def draws(_: nn.Module) -> None:
-    """Draws from torch's generator."""
+    """Each call draws from torch's generator."""
     torch.rand(1)
 
 
 def draws_numpy(_: nn.Module) -> None:
-    """Draws from NumPy's."""
+    """Each call draws from NumPy's generator."""
     np.random.rand()
 
 
 def draws_python(_: nn.Module) -> None:
-    """Draws from Python's."""
+    """Each call draws from Python's generator."""
     random.random()  # noqa: S311 - the generator itself is meant
 
 
 def draws_and_restores() -> Change:
-    """Draws, and puts the generators back, as a checkpoint does."""
+    """Each call draws, and puts the generators back. A checkpoint does so."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
         before = Generators.now()
@@ -118,7 +118,7 @@ def draws_and_restores() -> Change:
 
 
 def draws_its_own() -> Change:
-    """Draws from a generator of its own."""
+    """Each call draws from a generator of its own."""
     generator = torch.Generator().manual_seed(0)
 
     def call(module: nn.Module, *inputs: Any) -> Any:
@@ -129,7 +129,7 @@ def draws_its_own() -> Change:
 
 
 def counting(strength: float) -> Change:
-    """Results that are wrong by this share after `CLEAR` calls, as of a ring of buffers that wraps around."""
+    """Results are wrong after 40 calls. A ring of buffers that wraps around errs so."""
     numbers = itertools.count()
 
     def call(plain: Any, *inputs: Any) -> Any:
@@ -157,7 +157,7 @@ def keeping(most: int, *, inputs_too: bool = False) -> Callable[[], Change]:
 
 
 def in_the_input(program: Program) -> None:
-    """Puts the output behind the input, in one allocation."""
+    """The output lies behind the input in the same allocation, and keeps it alive."""
     plain, (x,) = program.module, program.inputs
     whole = torch.empty(2 * x.numel(), dtype=x.dtype, device=x.device)
     whole[: x.numel()].copy_(x.flatten())
@@ -171,7 +171,7 @@ def in_the_input(program: Program) -> None:
 
 
 def copies() -> Change:
-    """Copies of outputs that eager gives as views of its input."""
+    """Outputs are copies where eager gives views."""
 
     def call(plain: Any, *inputs: Any) -> Any:
         outs = plain(*inputs)
@@ -181,7 +181,7 @@ def copies() -> Change:
 
 
 def quick_calls(device: Device) -> Capability:
-    """Devices that compute a call when it is made: 40 more fit into the time that a case has for them."""
+    """Capability of 40 further calls in the time of a case, on devices that compute calls at once."""
     if device.has("lazy"):
         return unsupported(Code.NO_FEATURE, f"{device.name} traces each call: 40 more take too long")
     return SUPPORTED
@@ -189,33 +189,29 @@ def quick_calls(device: Device) -> Capability:
 
 MLP, NORM = single("mlp"), single("batch-norm")
 BOTH = (MLP, single("mlp", Mode.BACKWARD))
-_NO_DTYPE = dict.fromkeys(("bfloat16", "float16"), "what surrounds a run is no matter of the storage dtype")
+_NO_DTYPE = dict.fromkeys(HALVES, "what surrounds a run is no matter of the storage dtype")
 fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (
-    fault("statistics-moved", "Evaluation moves running statistics.")((NORM,), afterwards(moves_statistics)),
-    fault("parameter-frozen", "A call leaves a parameter frozen.")((MLP,), afterwards(freezes)),
-    fault("mode-flipped", "Evaluation leaves the module in training mode.")((MLP,), afterwards(trains)),
-    fault("module-hooked", "Each call leaves a hook of the module.")(BOTH, afterwards(hooks_module)),
-    fault("parameter-hooked", "Each call leaves a hook of a parameter.")(BOTH, afterwards(hooks_parameter)),
-    fault("generator-seeded", "Each call seeds torch's generator.")(BOTH, afterwards(reseeds)),
-    fault("generator-drawn-from", "Each call draws from torch's generator.")(BOTH, afterwards(draws)),
-    fault("generator-of-numpy-drawn-from", "Each call draws from NumPy's generator.")(BOTH, afterwards(draws_numpy)),
-    fault("generator-of-python-drawn-from", "Each call draws from Python's generator.")(BOTH, afterwards(draws_python)),
-    fault("wrong-after-many-calls", "Results are wrong after 40 calls.")(
-        (NORM,), counting, strengths=(0.5, 0.01), exists=quick_calls
-    ),
-    fault("results-kept", "Every result is kept for ever.")((NORM,), lambda _: keeping(10**9)()),
-    fault("inputs-kept", "Every input is kept for ever.")((NORM,), lambda _: keeping(10**9, inputs_too=True)()),
-    fault("output-in-the-input", "The output lies behind the input in the same allocation, and keeps it alive.")(
-        (NORM,), lambda _: in_the_input, exists=strided
-    ),
+    fault("statistics-moved", moves_statistics)(NORM, afterwards(moves_statistics)),
+    fault("parameter-frozen", freezes)(MLP, afterwards(freezes)),
+    fault("mode-flipped", trains)(MLP, afterwards(trains)),
+    fault("module-hooked", hooks_module)(BOTH, afterwards(hooks_module)),
+    fault("parameter-hooked", hooks_parameter)(BOTH, afterwards(hooks_parameter)),
+    fault("generator-seeded", reseeds)(BOTH, afterwards(reseeds)),
+    fault("generator-drawn-from", draws)(BOTH, afterwards(draws)),
+    fault("generator-of-numpy-drawn-from", draws_numpy)(BOTH, afterwards(draws_numpy)),
+    fault("generator-of-python-drawn-from", draws_python)(BOTH, afterwards(draws_python)),
+    fault("wrong-after-many-calls")(NORM, counting, strengths=(0.5, 0.01), exists=quick_calls),
+    fault("results-kept", "Every result is kept for ever.")(NORM, lambda _: keeping(10**9)()),
+    fault("inputs-kept", "Every input is kept for ever.")(NORM, lambda _: keeping(10**9, inputs_too=True)()),
+    fault("output-in-the-input", in_the_input)(NORM, lambda _: in_the_input, exists=strided),
 )
 VARIANTS = (
-    variant("hooked-for-a-while", "Each call registers a hook and removes it.")(BOTH, hooks_for_a_while),
-    variant("generators-put-back", "Each call draws, and puts the generators back.")(BOTH, draws_and_restores),
-    variant("generator-of-its-own", "Each call draws from a generator of its own.")(BOTH, draws_its_own),
-    variant("last-results-kept", "The last four results are kept.")((NORM,), keeping(4)),
-    variant("last-input-kept", "The last input is kept.")((NORM,), keeping(1, inputs_too=True)),
-    variant("views-copied", "Outputs are copies where eager gives views.")((single("shared-views"),), copies),
+    variant("hooked-for-a-while")(BOTH, hooks_for_a_while),
+    variant("generators-put-back")(BOTH, draws_and_restores),
+    variant("generator-of-its-own")(BOTH, draws_its_own),
+    variant("last-results-kept", "The last four results are kept.")(NORM, keeping(4)),
+    variant("last-input-kept", "The last input is kept.")(NORM, keeping(1, inputs_too=True)),
+    variant("views-copied")(single("shared-views"), copies),
 )

@@ -1,4 +1,4 @@
-"""Faults of the training loop (scaler, clipping, resumption, optimizer state), of optimizer steps, and of reduced precision around a training."""
+"""Faults of training loops: scaler, clipping, resumption, optimizer state and steps, and reduced precision."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, fault, single, variant
-from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, PlantedFault, fault, row, single, trained, variant
+from accelcheck.selftest.faults.matmul import without_last_term
+from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling, truncated_to
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
@@ -35,10 +36,10 @@ def trainer(edit: Callable[[Trainer], None]) -> Change:
 
 
 def clipped_scaled(strength: float) -> Change:
-    """Clips the gradients of the scaled loss; the scaler unscales them later."""
+    """Gradients are clipped before they are unscaled. The scaler unscales them later."""
 
     def edit(trained: Trainer) -> None:
-        trained.unscale = lambda program, parts: None  # type: ignore[method-assign]  # noqa: ARG005 - on this instance alone, called by position
+        trained.unscale = lambda *_: None  # type: ignore[method-assign]  # on this instance alone
 
     return trainer(edit)
 
@@ -89,9 +90,9 @@ class HalfState(torch.optim.SGD):
     """SGD that keeps its momentum in a half type.
 
     Args:
-        parameters: As of SGD.
-        dtype: Of the momentum.
-        options: As of SGD.
+        parameters: Parameters of SGD.
+        dtype: Dtype of the momentum.
+        options: Options of SGD.
     """
 
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, **options: Any) -> None:
@@ -109,13 +110,13 @@ class HalfState(torch.optim.SGD):
 
 
 def half_state(bits: float) -> Change:
-    """Momentum with this number of significant bits."""
+    """Momentum is kept in a half type with this number of significant bits."""
     dtype = torch.bfloat16 if bits == 8 else torch.float16
     return optimizing(partial(HalfState, dtype=dtype, lr=0.02, momentum=0.9))
 
 
 def restored(trained: Trainer) -> None:
-    """Copies and loads all state after every step, as a training that is resumed at each step."""
+    """State is saved and loaded after every step."""
     plain = trained.take
 
     def take(program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ def next_correction(strength: float) -> Change:
 
 
 def momentum_stale(strength: float) -> Change:
-    """After the first step, the fused kernel does not write momentum back."""
+    """The fused step does not write momentum back. The first step does."""
 
     def fused(func: Any, parameters: Any, gradients: Any, momenta: Any, *rest: Any, **options: Any) -> Any:
         kept = [] if options["is_first_step"] else [momentum.clone() for momentum in momenta]
@@ -173,7 +174,7 @@ def last_parameter_left(strength: float) -> Change:
 
 
 def root_before_epsilon(strength: float) -> Change:
-    """The denominator of Adam's step is not corrected for its bias."""
+    """The denominator of a step on lists is not corrected for its bias."""
 
     def by_ones(func: Any, values: Any, divisors: Any) -> Any:
         return func(values, [1.0] * len(divisors))
@@ -182,7 +183,7 @@ def root_before_epsilon(strength: float) -> Change:
 
 
 def counted_once(optimizer: torch.optim.Optimizer) -> None:
-    """The step count on the device stays 1."""
+    """The step count that is kept on the device stays 1."""
 
     def stuck(own: torch.optim.Optimizer, *_: Any) -> None:
         for state in own.state.values():
@@ -192,7 +193,7 @@ def counted_once(optimizer: torch.optim.Optimizer) -> None:
 
 
 def truncated_states(program: Program) -> None:
-    """States are truncated to bfloat16, not rounded."""
+    """Optimizer states are truncated to bfloat16, not rounded."""
     kept = program.optimizer
     if not isinstance(kept, KeptStates):
         raise TypeError(f"expected an optimizer whose states are converted, got {type(kept).__name__}")
@@ -208,29 +209,20 @@ def truncated(state: Tensor) -> Tensor:
 
 
 def one_context(program: Program) -> None:
-    """One autocast context around the whole training: copies of weights in half precision are kept from the first step on."""
+    """Autocast uses the copies of weights in half precision that it made before they were updated."""
     place = next(program.module.parameters()).device.type
     program.within = lambda: torch.autocast(place, dtype=torch.bfloat16)
 
 
-def depth_dropped(strength: float) -> Change:
-    """Products leave out the last element of their depth."""
-    return products(lambda a, b: a[..., :-1] @ b[..., :-1, :])
-
-
 def truncated_operands(strength: float) -> Change:
-    """Products truncate their operands to 4 significant bits."""
+    """Products in reduced precision truncate their operands to 4 significant bits."""
+    return products(lambda a, b: truncated_to(4, a.float()) @ truncated_to(4, b.float()))
 
-    def short(x: Tensor) -> Tensor:
-        return ((x.float().contiguous().view(torch.int32) >> 20) << 20).view(torch.float32)
 
-    return products(lambda a, b: short(a) @ short(b))
-
+slow = row(PlantedFault, seeds=10)
 
 FAULTS = (
-    fault("clipping-before-unscale", "Gradients are clipped before they are unscaled.")(
-        TRAJECTORY, clipped_scaled, number=29, technique=SCALER
-    ),
+    fault("clipping-before-unscale")(TRAJECTORY, clipped_scaled, number=29, technique=SCALER),
     fault("step-not-skipped", "A step is taken with infinite gradients.")(
         TRAJECTORY, unskipped, number=30, technique=SCALER
     ),
@@ -244,62 +236,51 @@ FAULTS = (
         for what in ("optimizer", "schedule", "generator", "sampler")
     ),
     fault("momentum-ignored", "The optimizer forgets its momentum.")(
-        (Cell("train-mlp", Mode.TRAIN),), without_option(momentum=0.0)
+        Cell("train-mlp", Mode.TRAIN), without_option(momentum=0.0)
     ),
     fault("decay-ignored", "Weight decay is ignored.")(TRAJECTORY, without_option(weight_decay=0.0)),
-    fault("half-precision-state", "Momentum is kept in a half type with this number of significant bits.")(
-        (Cell("train-mlp", Mode.TRAIN, FLOAT32, {"float16": SMALL_STEPS}),),
+    fault("half-precision-state")(
+        Cell("train-mlp", Mode.TRAIN, FLOAT32, {"float16": SMALL_STEPS}),
         half_state,
         strengths=(8.0, 11.0),
         absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
     ),
-    fault("fused-next-correction", "The fused step corrects the bias of its moments as in the step after it.")(
-        (Cell("train-amsgrad", Mode.TRAIN, WIDE),), next_correction, technique="optimizer-fused", seeds=10
+    slow("fused-next-correction")(
+        Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction, technique="optimizer-fused"
     ),
-    fault("fused-momentum-stale", "The fused step does not write momentum back.")(
+    slow("fused-momentum-stale")(
         (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
         momentum_stale,
         technique="optimizer-fused",
-        seeds=10,
     ),
-    fault("foreach-last-parameter-left", "The update of a list of parameters leaves out the last one.")(
-        (single("train-adagrad", Mode.TRAIN), single("train-nadam", Mode.TRAIN)),
-        last_parameter_left,
-        technique="optimizer-foreach",
-        seeds=10,
+    slow("foreach-last-parameter-left")(
+        (trained("train-adagrad"), trained("train-nadam")), last_parameter_left, technique="optimizer-foreach"
     ),
-    fault("foreach-root-uncorrected", "The denominator of a step on lists is not corrected for its bias.")(
-        (single("train-transformer", Mode.TRAIN),), root_before_epsilon, technique="optimizer-foreach", seeds=3
+    fault("foreach-root-uncorrected")(
+        trained("train-transformer"), root_before_epsilon, technique="optimizer-foreach", seeds=3
     ),
     fault("compiled-momentum-constant", "A compiled step has another momentum as its constant.")(
-        (single("train-nesterov", Mode.TRAIN),),
+        trained("train-nesterov"),
         around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
         exists=in_cpp,
         technique="optimizer-compiled",
         seeds=1,
     ),
-    fault("capturable-counted-once", "The step count that is kept on the device stays 1.")(
-        (single("train-amsgrad", Mode.TRAIN),), spoiling(counted_once), technique="optimizer-capturable", seeds=10
+    slow("capturable-counted-once", counted_once)(
+        trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable"
     ),
-    fault("states-truncated", "Optimizer states are truncated to bfloat16, not rounded.")(
-        (single("train-mlp", Mode.TRAIN), single("train-transformer", Mode.TRAIN)),
+    fault("states-truncated", truncated_states)(
+        (trained("train-mlp"), trained("train-transformer")),
         lambda _: truncated_states,
         technique="optimizer-bf16-states",
         emulated=True,
         seeds=3,
     ),
-    fault(
-        "autocast-weights-stale",
-        "Autocast uses the copies of weights in half precision that it made before they were updated.",
-    )((single("train-mlp", Mode.TRAIN),), lambda _: one_context, technique="amp-bf16", seeds=10),
+    slow("autocast-weights-stale", one_context)(trained("train-mlp"), lambda _: one_context, technique="amp-bf16"),
     fault("reduced-depth-dropped", "Products in reduced precision leave out the last element of their depth.")(
-        (single("matmul"), single("mlp", Mode.BACKWARD)), depth_dropped, technique="matmul-bf16"
+        (single("matmul"), single("mlp", Mode.BACKWARD)), lambda _: products(without_last_term), technique="matmul-bf16"
     ),
-    fault("reduced-operands-truncated", "Products in reduced precision truncate their operands to 4 significant bits.")(
-        (single("matmul"),), truncated_operands, technique="matmul-tf32"
-    ),
+    fault("reduced-operands-truncated")(single("matmul"), truncated_operands, technique="matmul-tf32"),
 )
 
-VARIANTS = (
-    variant("resumed-every-step", "State is saved and loaded after every step.")(TRAJECTORY, lambda: trainer(restored)),
-)
+VARIANTS = (variant("resumed-every-step", restored)(TRAJECTORY, lambda: trainer(restored)),)

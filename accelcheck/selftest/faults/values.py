@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, fault
+from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault
 from accelcheck.selftest.faults.compute import layer_norm
+from accelcheck.selftest.faults.partial import ONE_UNIT
 from accelcheck.selftest.faults.plant import (
     Kernel,
     aside,
@@ -22,7 +22,7 @@ from accelcheck.selftest.faults.plant import (
     kernels,
     replacing,
     scaled,
-    truncated_to,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -37,30 +37,18 @@ def _flushed(tensor: Tensor) -> Tensor:
 
 
 @aside
-def small_flushed(share: float, spared: int, tensor: Tensor) -> Tensor:
-    """Replaces a share of the elements, the smallest, by 0, but for every `spared`-th column."""
+def small_flushed(share: float, tensor: Tensor) -> Tensor:
+    """Elements below a threshold are 0, but for those of every 16th column. They are a `share` of all."""
     sizes = tensor.abs().float()
     small = sizes <= sizes.flatten().kthvalue(max(1, int(share * tensor.numel()))).values
-    small[..., ::spared] = False
+    small[..., ::16] = False
     return tensor.masked_fill(small, 0.0)
 
 
 def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product whose subnormal operands and results are flushed."""
+    """Subnormal operands and results are 0."""
     other = _flushed(y) if isinstance(y, Tensor) else y
     return _flushed(func(_flushed(x), other))
-
-
-def truncating(func: Any, x: Tensor, y: Any) -> Tensor:
-    """A product, truncated to the storage dtype."""
-    if x.dtype == torch.float32:
-        exact = func(x.double(), y.double())
-        rounded = exact.float()
-        beyond = rounded.double().abs() > exact.abs()  # the nearest number is farther from 0 than the product
-        return torch.where(beyond, rounded.nextafter(torch.zeros_like(rounded)), rounded)
-    bits = {torch.bfloat16: 8, torch.float16: 11}[x.dtype]
-    wide: Tensor = func(x.float(), y.float())
-    return truncated_to(bits, wide).to(x.dtype)
 
 
 def keeps_subnormals(device: Device) -> Capability:
@@ -72,91 +60,77 @@ def keeps_subnormals(device: Device) -> Capability:
 
 
 def maximum(func: Kernel, x: Tensor, y: Tensor) -> Tensor:
-    """Returns the other operand where one is NaN."""
+    """The maximum of a number and NaN is the number."""
     return func(torch.where(x.isnan(), y, x), torch.where(y.isnan(), x, y))
 
 
 def clamp(func: Kernel, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Returns the lower bound where the operand is NaN, as ``min(max(x, low), high)`` of IEEE 754-2008 does."""
+    """NaN is clamped to a bound."""
     return func(torch.where(x.isnan(), torch.full_like(x, low), x), low, high)
 
 
 def relu(func: Kernel, x: Tensor) -> Tensor:
-    """Returns 0 where the operand is NaN."""
+    """The ReLU of NaN is 0."""
     return func(torch.where(x.isnan(), torch.zeros_like(x), x))
 
 
 def unshifted_softmax(module: Any, x: Tensor) -> Tensor:
-    """Softmax without subtracting the maximum: large scores give Inf / Inf."""
+    """Softmax does not subtract the maximum: large scores give NaN."""
     grown = torch.exp(x.float())
     return (grown / grown.sum(module.dim, keepdim=True)).to(x.dtype)
 
 
 def half_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares in FP16, which overflow from 256 on."""
+    """Layer norm squares in FP16: inputs beyond 256 overflow."""
     mean = x.mean(-1, keepdim=True)
     return mean, (x - mean).half().square().float().mean(-1, keepdim=True)
 
 
 def tanh_gelu(module: Any, x: Tensor) -> Tensor:
-    """Computes GELU by tanh where erf was asked for."""
+    """GELU by tanh where erf was asked for."""
     return functional.gelu(x, approximate="tanh")
 
 
-_SPARED = 16
 _SCALES = (0.05, 0.01, 0.003)
-_CUT = ("bfloat16", "float16")
-ONE_UNIT = "one product in FP32 errs by one unit in the last place at most, where correct kernels of several operations err by more"
 
 FAULTS = (
     fault("gain", "All results are too large by a factor.")(
         (Cell("elementwise-5"), Cell("mlp")), lambda error: replacing(out=scaled(1.0 + error)), _SCALES
     ),
     fault("gain-backward", "All gradients are too large by a factor.")(
-        (Cell("mlp", Mode.BACKWARD),), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
+        backward("mlp"), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
     fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
-        (Cell("elementwise-product", dtypes=_CUT, hidden={"float32": ONE_UNIT}),),
-        lambda _: kernels(mul=truncating),
+        Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
+        lambda _: kernels(mul=truncated),
         number=10,
     ),
-    fault("subnormals-flushed", "Subnormal operands and results are 0.")(
-        (Cell("elementwise-product"),), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
+    fault("subnormals-flushed", flushing)(
+        Cell("elementwise-product"), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
     fault("subnormals-flushed-backward", "In the backward pass subnormal operands and results are 0.")(
-        (Cell("elementwise-product", Mode.BACKWARD),),
-        lambda _: backward_kernels(mul=flushing),
-        number=11,
-        exists=keeps_subnormals,
+        backward("elementwise-product"), lambda _: backward_kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
-    fault("small-elements-flushed", "Elements below a threshold are 0, but for those of every 16th column.")(
-        (Cell("elementwise-large", dtypes=("bfloat16",)),),
-        lambda share: replacing(out=partial(small_flushed, share, _SPARED)),
+    fault("small-elements-flushed", small_flushed)(
+        Cell("elementwise-large", dtypes=("bfloat16",)),
+        lambda share: replacing(out=partial(small_flushed, share)),
         (0.02, 0.016, 0.008),
         absent=dict.fromkeys(
             ("float32", "float16"), "the norms see numbers of this size, as in other faults of values"
         ),
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
-    fault("nan-swallowed-by-maximum", "The maximum of a number and NaN is the number.")(
-        (Cell("elementwise-bound"),), lambda _: kernels(maximum=maximum), number=12
+    fault("nan-swallowed-by-maximum", maximum)(
+        Cell("elementwise-bound"), lambda _: kernels(maximum=maximum), number=12
     ),
-    fault("nan-swallowed-by-clamp", "NaN is clamped to a bound.")(
-        (Cell("elementwise-bound"),), lambda _: kernels(clamp=clamp), number=12
+    fault("nan-swallowed-by-clamp", clamp)(Cell("elementwise-bound"), lambda _: kernels(clamp=clamp), number=12),
+    fault("nan-swallowed-by-relu", relu)(Cell("elementwise-bound"), lambda _: kernels(relu=relu), number=12),
+    fault("softmax-unshifted", unshifted_softmax)(Cell("softmax"), lambda _: calling(unshifted_softmax), number=13),
+    fault("norm-overflow", half_moments)(
+        Cell("layer-norm-large"), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
-    fault("nan-swallowed-by-relu", "The ReLU of NaN is 0.")(
-        (Cell("elementwise-bound"),), lambda _: kernels(relu=relu), number=12
-    ),
-    fault("softmax-unshifted", "Softmax does not subtract the maximum: large scores give NaN.")(
-        (Cell("softmax"),), lambda _: calling(unshifted_softmax), number=13
-    ),
-    fault("norm-overflow", "Layer norm squares in FP16: inputs beyond 256 overflow.")(
-        (Cell("layer-norm-large"),), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
-    ),
-    fault("tanh-gelu", "GELU by tanh where erf was asked for.")(
-        (Cell("gelu"),), lambda _: calling(tanh_gelu), number=15
-    ),
+    fault("tanh-gelu", tanh_gelu)(Cell("gelu"), lambda _: calling(tanh_gelu), number=15),
     fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
-        (Cell("gelu", Mode.BACKWARD),), lambda _: backwards(tanh_gelu), number=15
+        backward("gelu"), lambda _: backwards(tanh_gelu), number=15
     ),
 )

@@ -11,7 +11,18 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import compute
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, Variant, passes, single, variant
+from accelcheck.selftest.faults.base import (
+    FLOAT32,
+    HALVES,
+    Cell,
+    Change,
+    Variant,
+    backward,
+    passes,
+    single,
+    trained,
+    variant,
+)
 from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
 
 if TYPE_CHECKING:
@@ -26,12 +37,12 @@ def _seen(module: Any, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def unfused(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores, softmax and product one after the other."""
+    """Scores, softmax and product one after the other, in FP32."""
     return compute.attention(q, k, v, _seen(module, q, k))
 
 
 def base_two(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax by powers of two: ``2 ** (log2(e) * scores)``."""
+    """Softmax by powers of two."""
 
     def weigh(scores: Tensor) -> Tensor:
         log2e = 1.4426950408889634
@@ -52,25 +63,25 @@ def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: T
 
 
 def gelu(module: Any, x: Tensor) -> Tensor:
-    """By erfc."""
+    """GELU by erfc."""
     return compute.gelu_by_erfc(x)
 
 
 def fused_epilogue(module: Any, x: Tensor) -> Tensor:
-    """Adds bias and applies ReLU in the accumulator, and rounds once."""
+    """Bias and ReLU in the accumulator of a matrix product, rounded once."""
     wide = accumulator(x)
     return torch.relu(x.to(wide) @ module.weight.to(wide) + module.bias.to(wide)).to(x.dtype)
 
 
 def fused_chain(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Computes all statements in FP32, and rounds once."""
+    """Thirty element-wise statements in FP32, rounded once."""
     out: Tensor = module(x.to(accumulator(x)), y.to(accumulator(y)))
     return out.to(x.dtype)
 
 
 @aside
 def _other_payload(tensor: Tensor) -> Tensor:
-    """NaN with the sign bit set and another payload than torch's."""
+    """Another sign and payload of NaN."""
     kinds = {
         torch.float32: (torch.int32, -0x3FFFFF),
         torch.bfloat16: (torch.int16, -0x3F),
@@ -83,17 +94,17 @@ def _other_payload(tensor: Tensor) -> Tensor:
 
 
 def negative_zeros(tensor: Tensor) -> Tensor:
-    """Replaces 0 by -0."""
+    """-0 for 0."""
     return torch.where(tensor == 0, -torch.zeros_like(tensor), tensor)
 
 
-def tree_sum(func: Any, x: Tensor, over: Any = None, keep: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:  # noqa: FBT001, FBT002 - as aten::sum passes it
-    """A sum in FP32 over a tree, whatever the dimensions."""
+def tree_sum(func: Any, x: Tensor, over: Any = None, keep: Any = None, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Every sum over dimensions as a tree."""
     return _tree(x, list(range(x.dim()) if over is None else over), keep).to(x.dtype if dtype is None else dtype)
 
 
 @aside
-def _tree(x: Tensor, over: list[int], keep: bool) -> Tensor:  # noqa: FBT001 - as above
+def _tree(x: Tensor, over: list[int], keep: Any) -> Tensor:
     dims = sorted(d % x.dim() for d in over)
     kept = [d for d in range(x.dim()) if d not in dims]
     terms = x.to(accumulator(x)).permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
@@ -136,7 +147,7 @@ def rebuilt(**changed: Any) -> Change:
 
 
 def reordered(program: Program) -> None:
-    """The same algorithm, written in another order."""
+    """SGD with momentum in another order."""
     made: Any = program.optimizer
     program.optimizer = partial(OtherSgd, **made.keywords)
 
@@ -147,65 +158,40 @@ def _fused_steps(device: Device) -> Capability:
     return unsupported(Code.NO_FEATURE, f"torch has no fused optimizer for {device.name}")
 
 
-def _products(name: str, summary: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
-    return variant(name, summary)(cells, lambda: products(product))
+def _products(name: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
+    return variant(name, product)(cells, lambda: products(product))
 
 
-_MATMUL, _MLP = Cell("matmul"), Cell("mlp", Mode.BACKWARD)
+_MATMUL, _MLP = Cell("matmul"), backward("mlp")
 _NORMS = passes("layer-norm-narrow")
 
 VARIANTS = (
-    _products(
-        "sum-forwards", "Products rounded, then added from the first to the last.", compute.forwards, _MATMUL, _MLP
+    _products("sum-forwards", compute.forwards, _MATMUL, _MLP),
+    _products("sum-backwards", compute.reversed_order, _MATMUL, _MLP),
+    _products("sum-pairwise", compute.pairwise, _MATMUL, _MLP),
+    _products("sum-blocked", compute.blocked, _MATMUL, _MLP),
+    _products("sum-split-k", compute.split_k, _MATMUL, _MLP),
+    _products("sum-kahan", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
+    _products("sum-fma", compute.fused, _MATMUL, _MLP),
+    _products("sum-matrix-unit", compute.matrix_unit, _MATMUL, _MLP, Cell("train-mlp", Mode.TRAIN)),
+    _products("product-transposed", compute.from_transposed, _MATMUL, _MLP),
+    variant("sum-tree", tree_sum)(
+        (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), lambda: kernels(sum=tree_sum)
     ),
-    _products("sum-backwards", "Products added from the last to the first.", compute.reversed_order, _MATMUL, _MLP),
-    _products("sum-pairwise", "Products added as a tree.", compute.pairwise, _MATMUL, _MLP),
-    _products("sum-blocked", "Sums of sixteen products, then their sum.", compute.blocked, _MATMUL, _MLP),
-    _products("sum-split-k", "Two halves, one forwards, one backwards.", compute.split_k, _MATMUL, _MLP),
-    _products("sum-kahan", "Compensated sums.", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
-    _products(
-        "sum-fma", "Fused multiply-adds: each product is added before it is rounded.", compute.fused, _MATMUL, _MLP
-    ),
-    _products(
-        "sum-matrix-unit",
-        "Sixteen products at a time, exactly, into an FP32 accumulator.",
-        compute.matrix_unit,
-        _MATMUL,
-        _MLP,
-        Cell("train-mlp", Mode.TRAIN),
-    ),
-    _products(
-        "product-transposed", "The transposed product of transposed operands.", compute.from_transposed, _MATMUL, _MLP
-    ),
-    variant("sum-tree", "Every sum over dimensions as a tree.")(
-        (single("matmul-total"), Cell("mlp", Mode.BACKWARD), Cell("elementwise-scalar", Mode.BACKWARD)),
-        lambda: kernels(sum=tree_sum),
-    ),
-    variant("epilogue-fused", "Bias and ReLU in the accumulator of a matrix product, rounded once.")(
-        passes("matmul"), lambda: calling(fused_epilogue)
-    ),
-    variant("chain-fused", "Thirty element-wise statements in FP32, rounded once.")(
-        (Cell("elementwise-30", dtypes=("bfloat16", "float16")),), lambda: calling(fused_chain)
-    ),
-    variant("nan-payload", "Another sign and payload of NaN.")(
+    variant("epilogue-fused", fused_epilogue)(passes("matmul"), lambda: calling(fused_epilogue)),
+    variant("chain-fused", fused_chain)(Cell("elementwise-30", dtypes=HALVES), lambda: calling(fused_chain)),
+    variant("nan-payload", _other_payload)(
         (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
     ),
-    variant("negative-zero", "-0 for 0.")(
+    variant("negative-zero", negative_zeros)(
         (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
     ),
-    variant("attention-unfused", "Scores, softmax and product one after the other, in FP32.")(
-        passes("attention-causal"), lambda: calling(unfused)
-    ),
-    variant("attention-base-two", "Softmax by powers of two.")(
-        (Cell("attention-causal"), Cell("attention-cross", Mode.BACKWARD)), lambda: calling(base_two)
+    variant("attention-unfused", unfused)(passes("attention-causal"), lambda: calling(unfused)),
+    variant("attention-base-two", base_two)(
+        (Cell("attention-causal"), backward("attention-cross")), lambda: calling(base_two)
     ),
     variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
-        (
-            Cell("attention-causal"),
-            Cell("attention-65"),
-            Cell("attention-cross"),
-            Cell("attention-causal", Mode.BACKWARD),
-        ),
+        (Cell("attention-causal"), Cell("attention-65"), Cell("attention-cross"), backward("attention-causal")),
         lambda: calling(partial(flash, 16)),
     ),
     variant("attention-online-64", "Online softmax over blocks of 64 keys: a last block of one.")(
@@ -226,20 +212,18 @@ VARIANTS = (
     variant("convolution-im2col", "A convolution as one product of matrices.")(
         passes("conv-strided"), lambda: calling(compute.by_columns)
     ),
-    variant("gelu-by-erfc", "GELU by erfc.")(passes("gelu"), lambda: calling(gelu)),
+    variant("gelu-by-erfc", gelu)(passes("gelu"), lambda: calling(gelu)),
     variant("optimizer-loop", "One parameter after the other.")(
-        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=False)
+        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=False)
     ),
     variant("optimizer-foreach", "All parameters at once.")(
-        (Cell("train-mlp", Mode.TRAIN),), lambda: rebuilt(foreach=True)
+        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=True)
     ),
     # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
     variant("optimizer-fused", "The whole step in one kernel.")(
-        (single("train-mlp", Mode.TRAIN),), lambda: rebuilt(fused=True), exists=_fused_steps
+        trained("train-mlp"), lambda: rebuilt(fused=True), exists=_fused_steps
     ),
-    variant("optimizer-reordered", "SGD with momentum in another order.")(
-        (single("train-mlp", Mode.TRAIN),), lambda: reordered
-    ),
+    variant("optimizer-reordered", reordered)(trained("train-mlp"), lambda: reordered),
     variant("autocast-matrix-unit", "Autocast with products of a matrix unit.")(
         passes("mlp", FLOAT32), lambda: products(compute.matrix_unit), technique="amp-bf16"
     ),

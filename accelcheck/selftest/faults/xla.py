@@ -11,35 +11,34 @@ from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import swapped, without_call
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
 
-def _instead(
-    module: str, name: str, wrong: Callable[..., Any]
-) -> Callable[[float], contextlib.AbstractContextManager[None]]:
-    """Calls of one of torch_xla's functions are `wrong`'s: see `swapped`."""
+def _instead(path: str, wrong: Callable[..., Any]) -> Callable[[float], AbstractContextManager[None]]:
+    """Replaces a function of torch_xla by `wrong`, see `swapped`."""
+    module, _, name = path.rpartition(".")
     return lambda _: swapped(importlib.import_module(f"torch_xla.{module}"), name, wrong)
 
 
 def _without_activation(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
-    """Compiles the graph without its last activation, if it has one: graphs of a backward pass have none."""
+    """The graph that is compiled for XLA has lost its last activation."""
     without_call("relu")(model.graph)
     model.recompile()
     return plain(model, args)
 
 
 def _first_arguments(plain: Callable[..., Any], model: Any, args: Sequence[Tensor]) -> Any:
-    """An executable that runs on the tensors that it was compiled with."""
+    """The executable runs on the tensors of the call that it was compiled with."""
     kept = [value.detach().clone() for value in args]
     compiled = plain(model, args)
     return lambda *_: compiled(*kept)
 
 
 def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:
-    """The first two batches of a pass in the wrong order."""
+    """Two batches arrive on the device in the wrong order."""
     batches = [*plain(*args, **options)]
     yield from (*batches[1:2], *batches[:1], *batches[2:])
 
@@ -47,35 +46,32 @@ def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterato
 fault = row(PlantedFault, seeds=3)
 
 FAULTS = (
-    fault("openxla-relu-lost", "The graph that is compiled for XLA has lost its last activation.")(
+    fault("openxla-relu-lost", _without_activation)(
         passes("mlp", FLOAT32),
-        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _without_activation),
+        around=_instead("core.dynamo_bridge.extract_compiled_graph", _without_activation),
         technique="compile-openxla",
     ),
-    fault("openxla-arguments-kept", "The executable runs on the tensors of the call that it was compiled with.")(
+    fault("openxla-arguments-kept", _first_arguments)(
         (single("mlp"), single("matmul")),
-        around=_instead("core.dynamo_bridge", "extract_compiled_graph", _first_arguments),
+        around=_instead("core.dynamo_bridge.extract_compiled_graph", _first_arguments),
         technique="compile-openxla",
     ),
-    fault(
-        "xla-checkpoint-row-overwritten",
-        "Checkpointed blocks are recomputed from an input that has been overwritten in part.",
-    )(
+    fault("xla-checkpoint-row-overwritten", other_row_again)(
         (single("mlp-blocks", Mode.BACKWARD), single("transformer-blocks", Mode.BACKWARD)),
-        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        around=_instead("utils.checkpoint.checkpoint", other_row_again),
         technique="checkpoint-xla",
     ),
     fault(
         "xla-segments-row-overwritten",
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
     )(
-        (single("deep-blocks", Mode.BACKWARD),),
-        around=_instead("utils.checkpoint", "checkpoint", other_row_again),
+        single("deep-blocks", Mode.BACKWARD),
+        around=_instead("utils.checkpoint.checkpoint", other_row_again),
         technique="checkpoint-segments-xla",
     ),
-    fault("xla-loader-batches-exchanged", "Two batches arrive on the device in the wrong order.")(
-        (single("mlp"),),
-        around=_instead("distributed.parallel_loader", "MpDeviceLoader", _exchanged),
+    fault("xla-loader-batches-exchanged", _exchanged)(
+        single("mlp"),
+        around=_instead("distributed.parallel_loader.MpDeviceLoader", _exchanged),
         technique="xla-device-loader",
     ),
 )

@@ -1,9 +1,9 @@
 "use strict";
-/* Filters, the list of cases, a page for each case, and the plots. Texts of journals enter the page by textContent alone. */
+/* Filters, the list of cases, a page for each case, and the plots. Texts of journals enter by textContent alone. */
 (() => {
-  const PAGE = 100; // rows of the list that are in the page at a time
-  const MOST_BARS = 24; // views that a case's plot shows
-  const MOST_NAMES = 60; // marks that have their names beside them
+  const PAGE = 100; // rows of the list on a page
+  const MOST_BARS = 24; // views in a case's plot
+  const MOST_NAMES = 60; // marks with their names beside them
   const root = document.documentElement;
   const byId = (name) => document.getElementById(name);
 
@@ -29,7 +29,7 @@
     return JSON.parse(await new Response(stream).text());
   }
 
-  /* Numbers, as the tables that Python makes show them. */
+  /* Numbers, formatted like those of Python's tables. */
 
   const real = (value) => (value === "inf" ? Infinity : value === "-inf" ? -Infinity : value === "nan" ? NaN : value);
   function figure(value, digits = 3) {
@@ -55,7 +55,7 @@
     if (unit === "part") return `${figure(100 * value)} %`;
     return unit === "1" ? figure(value, 6) : `${figure(value, 4)} ${unit}`;
   }
-  /* A part of a budget: per cent, and from ten times on a factor. */
+  /* Share of a budget: per cent, and from ten times on a factor. */
   const share = (value) => (typeof value === "string" || !Number.isFinite(value) ? "beyond" : value < 10 ? `${figure(100 * value)} %` : `${figure(value)}x`);
   const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
@@ -424,7 +424,7 @@
     const size = Math.round(Math.log10(value / lead));
     return size >= -3 && size <= 4 ? figure(value, 2) : `${Math.round(lead)}e${size < 0 ? "-" : "+"}${String(Math.abs(size)).padStart(2, "0")}`;
   }
-  /* Room around the values of a logarithmic axis: no mark lies on its edge. */
+  /* Margins of a logarithmic axis: no mark lies on its edge. */
   function around(values, factor) {
     const found = values.map(real).filter((value) => value > 0 && Number.isFinite(value));
     return found.length ? { min: Math.min(...found) / factor, max: Math.max(...found) * factor } : {};
@@ -582,7 +582,7 @@
   const phasesPlot = (canvas, seconds) => sideways(canvas, seconds.map(([phase]) => short(phase)), [
     { label: "seconds", data: seconds.map(([, spent]) => real(spent)), backgroundColor: series(0), barThickness: 12 }], { title: "seconds" }, ({ raw }) => duration(raw));
 
-  /* The address says what is shown. */
+  /* The address holds the selection. */
 
   function route() {
     const asked = new URLSearchParams(location.hash.slice(1));

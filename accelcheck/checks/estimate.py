@@ -1,0 +1,56 @@
+"""Estimates how long the cases of a user-owned model take, from one forward pass."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from accelcheck.core.case import EFFORTS, Mode
+from accelcheck.verify.effort import BUDGET, Size, choose, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accelcheck.core.case import Case
+    from accelcheck.techniques.matrix import Matrix
+    from accelcheck.workloads.base import Workload
+
+CASE_SECONDS = {"compilation": 12.0, "": 3.0}
+"""Seconds of a judged case beside its runs, by the folder of its technique; measured on two cores of an AMD EPYC (Zen 3)."""
+TIMED_SECONDS = 12.0
+"""The same of a timed case."""
+RUNS = 4
+"""Runs of a technique for each draw: warm-up, the judged one, its repetition, one without an observer."""
+PASSES = {Mode.FORWARD: 1.0, Mode.SPEED: 10.0}
+"""Forward passes that take as long as one run of a mode; 3 of modes with a backward pass."""
+BUDGET_SECONDS = 10.0
+"""Seconds that `accelcheck.verify.effort.BUDGET` operations take."""
+
+
+def seconds_of(cases: Iterable[Case], matrix: Matrix, workload: Workload) -> tuple[float, float]:
+    """Seconds of one forward pass in FP32, which is measured, and of all cases, whose references are shared.
+
+    Args:
+        cases: Of the workload.
+        matrix: Has their techniques.
+        workload: User-owned.
+    """
+    problem = workload.problem(0)
+    module = problem.module.eval()
+    begin = time.perf_counter()
+    with torch.no_grad():
+        module(*problem.inputs)
+    once = time.perf_counter() - begin
+    size, references, total = Size(**size_of(problem)), set[tuple[str, ...]](), 0.0
+    for case in cases:
+        technique, effort = matrix.techniques[case.technique], choose(EFFORTS[0], size, case.mode)
+        own = CASE_SECONDS["compilation" if ".compilation." in type(technique).__module__ else ""]
+        total += TIMED_SECONDS if case.timed else own
+        total += effort.draws * RUNS * PASSES.get(case.mode, 3.0) * once
+        reference = (technique.oracle, technique.precision(case.dtype), case.dtype, str(case.mode))
+        if reference not in references and not case.timed:
+            references.add(reference)
+            total += BUDGET_SECONDS * effort.runs() * size.work(case.mode, effort.taken(size.steps)) / BUDGET
+    return once, total
