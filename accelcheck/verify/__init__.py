@@ -1,4 +1,4 @@
-"""How a verdict is reached: oracle, views, budgets, metadata.
+"""Verification: oracle, views, budgets, metadata.
 
 Pure functions of tensors: nothing here knows pytest, a device or a clock.
 """

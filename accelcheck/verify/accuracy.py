@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 CONFIDENCE = 0.975
-"""One-sided, of every bound: what ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) asks of a trial that is to
-show non-inferiority. A technique that costs just as much as it may passes in 1 of 40 trials, one that costs more in fewer."""
+"""One-sided confidence of every bound, from ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) for trials
+of non-inferiority. A technique that costs exactly the limit passes in 1 of 40 trials, one that costs more in fewer."""
 
 _PRECISION = 1e-9
-"""Precision of a bound, as a part of all samples: of 10**6 samples, a thousandth of one."""
+"""Precision of a bound, as a part of all samples: a thousandth of one sample of 10**6."""
 
 
 class UndecidedError(RuntimeError):
-    """There are too few samples to decide. The case is an `error`: neither a failure nor a pass."""
+    """Too few samples to decide. The case is an `error`: neither a failure nor a pass."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The same samples classified twice.
+    """Samples classified twice.
 
     Attributes:
-        samples: How many there are.
-        lost: Those that the reference has right and the candidate wrong.
-        won: Those that the candidate has right and the reference wrong.
+        samples: Number of samples.
+        lost: Samples that only the reference has right.
+        won: Samples that only the candidate has right.
     """
 
     samples: int
@@ -38,10 +38,10 @@ class Pairs:
 
     @classmethod
     def of(cls, reference: Sequence[bool], candidate: Sequence[bool]) -> Pairs:
-        """Count, sample by sample, who was right.
+        """Counts lost and won samples.
 
         Raises:
-            ValueError: They are not equally many.
+            ValueError: The lengths differ.
         """
         both = list(zip(reference, candidate, strict=True))
         return cls(len(both), sum(a and not b for a, b in both), sum(b and not a for a, b in both))
@@ -52,7 +52,7 @@ class Pairs:
         return (self.lost - self.won) / self.samples
 
     def enough(self, limit: float) -> int:
-        """The least multiple of these samples, alike in losses and wins, whose bound is within a limit above their drop."""
+        """Least multiple of these samples, alike in losses and wins, whose bound is within a limit above their drop."""
 
         def decided(times: int) -> bool:
             return upper_bound(Pairs(self.samples * times, self.lost * times, self.won * times)) <= limit
@@ -99,18 +99,17 @@ def upper_bound(pairs: Pairs, confidence: float = CONFIDENCE) -> float:
 
 
 def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """What the mean drop is at most, over the seeds of a training, from its spread over them: Student's t.
+    """Upper bound of the mean drop over the seeds of a training, from its spread over them: Student's t.
 
-    A training ends elsewhere for every seed, by more than its samples' number says: seeds are the replicates, and
-    samples are but how each is measured (X. Bouthillier et al., Accounting for variance in machine learning benchmarks,
-    MLSys 2021).
+    Trainings of other seeds differ by more than the number of samples explains: seeds are the replicates, and samples
+    only measure each (X. Bouthillier et al., Accounting for variance in machine learning benchmarks, MLSys 2021).
 
     Args:
-        drops: One a seed, of reference and candidate trained from it.
-        confidence: One-sided.
+        drops: Drops between reference and candidate, one for each seed that both are trained from.
+        confidence: One-sided confidence of the bound.
 
     Raises:
-        ValueError: Fewer than two drops have no spread.
+            ValueError: There are fewer than two drops, which have no spread.
     """
     if len(drops) < 2:
         raise ValueError(f"a spread needs two seeds or more, got {len(drops)}")
@@ -120,19 +119,19 @@ def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def learning_bound(replicates: Sequence[Pairs], confidence: float = CONFIDENCE) -> float:
-    """Upper bound of the accuracy that training costs: the larger of `replicated_bound` over seeds and `upper_bound` over all samples.
+    """Upper bound of the accuracy that training costs: the larger of `replicated_bound` and `upper_bound`.
 
-    The first knows what seeds do, but sees no spread where none of the few seeds happened to differ; the second knows
-    how little a sample says, but takes samples of one seed for independent. Neither alone is a bound.
+    The first covers the effect of seeds, but sees no spread where none of the few seeds happened to differ; the second
+    covers the uncertainty of samples, but takes those of one seed for independent. Neither alone is a bound.
     """
     spread = replicated_bound([pairs.drop for pairs in replicates], confidence)
     return max(spread, upper_bound(pooled(replicates), confidence))
 
 
 def fewest(limit: float, confidence: float = CONFIDENCE) -> int:
-    """The least number of samples that can decide: with no discordant pair among them, the bound is within the limit.
+    """Least number of samples that can decide: without a discordant pair, the bound is within the limit.
 
-    From z**2 / (n + z**2) <= limit. 381 for 1 %.
+    Follows from z**2 / (n + z**2) <= limit; 381 for 1 %.
 
     Raises:
         ValueError: The limit is not between 0 and 1: no number of samples shows a drop of nothing.
@@ -144,9 +143,9 @@ def fewest(limit: float, confidence: float = CONFIDENCE) -> int:
 
 
 def _score(pairs: Pairs, drop: float) -> float:
-    """Tango's statistic for a given true drop: standard normal under it."""
+    """Tango's statistic for a true drop, under which it is standard normal."""
     n, lost, won = pairs.samples, pairs.lost, pairs.won
-    # Probability of a won sample that is the most likely one under this drop: the larger root of 2n q**2 + b q + c = 0.
+    # Most likely probability of a won sample under this drop: the larger root of 2n q**2 + b q + c = 0.
     b = (2 * n - lost + won) * drop - lost - won
     c = -won * drop * (1.0 - drop)
     likely = (math.sqrt(max(b * b - 8.0 * n * c, 0.0)) - b) / (4.0 * n)

@@ -1,10 +1,11 @@
-"""Classes of fast algorithms that libraries choose for convolutions and matrix products: correct, with errors of their own.
+"""Fast algorithms that libraries choose for convolutions and matrix products, by class, with errors of their own.
 
-They err norm-wise: each element by the size of the operands of its whole tile or image, where a plain sum errs by the size of its own terms;
-and NaN and infinities spread over that tile or image. Bounds: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
-theorem 23.3 (Strassen) and 24.2 (FFT); B. Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for Deep
-Neural Networks, ACM TOMS 46(4), 2020. What they bound in the worst case, a class's samples show for the numbers at hand: each is the FP64 oracle
-computed by that algorithm, with rounding errors in each of its steps. A class has no budget beyond the caps of `accelcheck.verify.few`.
+They err norm-wise: each element by the size of the operands of its whole tile or image, where a plain sum errs by the
+size of its own terms. NaN and infinities spread over that tile or image. Bounds: N. J. Higham, Accuracy and Stability
+of Numerical Algorithms, 2nd ed., theorems 23.3 (Strassen) and 24.2 (FFT); B. Barabasz et al., Error Analysis and
+Improving the Accuracy of Winograd Convolution for Deep Neural Networks, ACM TOMS 46(4), 2020. They bound the worst
+case; a class's samples show the numbers at hand: each is the FP64 oracle by that algorithm, with rounding errors in
+each of its steps. No class has a budget beyond the caps of `accelcheck.verify.few`.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ _TRANSFORMS: Mapping[int, tuple[Any, Any, Any]] = MappingProxyType(
         ),
     }
 )
-"""Matrices of input, weight and output of F(m, 3), by m: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016."""
+"""Matrices of input, weight and output of F(m, 3), by m (Lavin, Gray: Fast Algorithms for Convolutional Neural
+Networks, 2016)."""
 _KERNEL = 3
-"""Side of the weights that `_TRANSFORMS` are for."""
+"""Side of the weights in `_TRANSFORMS`."""
 
 
 def winograd(side: int, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
-    """A convolution of ``(N, C, H, W)`` with ``(O, C, 3, 3)`` by tiles of `side` x `side` results."""
+    """Convolves ``(N, C, H, W)`` with ``(O, C, 3, 3)`` by tiles of `side` x `side` results."""
     into, of_weight, out = (torch.tensor(rows, dtype=x.dtype, device=x.device) for rows in _TRANSFORMS[side])
     height, width = (x.shape[2 + i] + 2 * padding[i] - _KERNEL + 1 for i in (0, 1))
     right, below = -width % side, -height % side
@@ -72,12 +74,12 @@ def winograd(side: int, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> 
     spread = (into @ tiles @ into.t()).permute(4, 5, 0, 2, 3, 1).reshape((side + 2) ** 2, -1, channels)
     factors = (of_weight @ weight @ of_weight.t()).permute(2, 3, 1, 0).reshape((side + 2) ** 2, channels, -1)
     products = (spread @ factors).reshape(side + 2, side + 2, count, rows, columns, -1).permute(2, 5, 3, 4, 0, 1)
-    found = out @ products @ out.t()  # (N, O, rows, columns, side, side)
-    return found.transpose(3, 4).reshape(count, -1, rows * side, columns * side)[:, :, :height, :width]
+    computed = out @ products @ out.t()  # (N, O, rows, columns, side, side)
+    return computed.transpose(3, 4).reshape(count, -1, rows * side, columns * side)[:, :, :height, :width]
 
 
 def by_fft(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
-    """A convolution of ``(N, C, H, W)`` with ``(O, C, h, w)`` as a product of spectra."""
+    """Convolves ``(N, C, H, W)`` with ``(O, C, h, w)`` as a product of spectra."""
     sides = [x.shape[2 + i] + 2 * padding[i] for i in (0, 1)]
     held = pad(x, (padding[1], padding[1], padding[0], padding[0]))
     stages = math.ceil(math.log2(max(2, math.prod(sides))))
@@ -88,7 +90,7 @@ def by_fft(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
 
 
 def _rounded(spectrum: Tensor, stages: int) -> Tensor:
-    """The same numbers, whose parts are rounded once for each stage of a transform where rounding is simulated: it sees no complex numbers."""
+    """Rounds real and imaginary parts once per stage of a transform: simulated rounding sees no complex numbers."""
     parts = torch.view_as_real(spectrum.resolve_conj())
     for _ in range(stages):
         parts = parts * 1.0
@@ -96,7 +98,7 @@ def _rounded(spectrum: Tensor, stages: int) -> Tensor:
 
 
 def strassen(a: Tensor, b: Tensor) -> Tensor:
-    """``(..., M, K) @ (..., K, N)`` of even sides by seven products of a quarter."""
+    """Multiplies ``(..., M, K) @ (..., K, N)`` of even sides by seven products of a quarter."""
     (a11, a12), (a21, a22) = (half.chunk(2, -1) for half in a.chunk(2, -2))
     (b11, b12), (b21, b22) = (half.chunk(2, -1) for half in b.chunk(2, -2))
     first, second = (a11 + a22) @ (b11 + b22), (a21 + a22) @ b11
@@ -107,7 +109,7 @@ def strassen(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Algorithm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Within it, operators are computed by a fast algorithm wherever it applies to their sizes.
+    """Computes operators by a fast algorithm wherever it applies to their sizes.
 
     Args:
         name: A key of `ALGORITHMS`.
@@ -117,15 +119,15 @@ class Algorithm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._kernels = ALGORITHMS[name]
         self.used = 0
-        """Operators that it computed."""
+        """Operators computed by the algorithm."""
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kernel = None if kwargs else self._kernels.get(facts(func).name)
-        found = None if kernel is None else kernel(func, *args)
-        self.used += found is not None
-        return func(*args, **(kwargs or {})) if found is None else found
+        result = None if kernel is None else kernel(func, *args)
+        self.used += result is not None
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
 def _convolution(convolve: Convolution, only: int, func: Any, *args: Any) -> Tensor | None:
@@ -133,24 +135,24 @@ def _convolution(convolve: Convolution, only: int, func: Any, *args: Any) -> Ten
     if not _plain(x, weight, stride, dilation, transposed, groups, only):
         return None
     del func
-    found = convolve(x, weight, tuple(padding)).contiguous()
-    return found if bias is None else found + bias.reshape(-1, 1, 1)
+    result = convolve(x, weight, tuple(padding)).contiguous()
+    return result if bias is None else result + bias.reshape(-1, 1, 1)
 
 
 def _convolution_backward(convolve: Convolution, only: int, func: Any, *args: Any) -> tuple[Any, ...] | None:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     if not _plain(x, weight, stride, dilation, transposed, groups, only):
         return None
-    found = [*func(*args)]
+    gradients = [*func(*args)]
     if mask[0]:
         beyond = tuple(size - 1 - padded for size, padded in zip(weight.shape[2:], padding, strict=True))
-        found[0] = convolve(grad, weight.flip(2, 3).transpose(0, 1), beyond)
+        gradients[0] = convolve(grad, weight.flip(2, 3).transpose(0, 1), beyond)
     if mask[1] and not only:  # its kernel is the gradient, of any size
-        found[1] = convolve(x.transpose(0, 1), grad.transpose(0, 1), tuple(padding)).transpose(0, 1)
-    return tuple(found)
+        gradients[1] = convolve(x.transpose(0, 1), grad.transpose(0, 1), tuple(padding)).transpose(0, 1)
+    return tuple(gradients)
 
 
-def _plain(x: Tensor, weight: Tensor, stride: Any, dilation: Any, transposed: bool, groups: int, only: int) -> bool:  # noqa: FBT001 - as aten::convolution has it
+def _plain(x: Tensor, weight: Tensor, stride: Any, dilation: Any, transposed: Any, groups: int, only: int) -> bool:
     sides = set(weight.shape[2:])
     return x.dim() == 4 and {*stride, *dilation, groups} == {1} and not transposed and (not only or sides == {only})
 
@@ -161,8 +163,8 @@ def _mm(func: Any, a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def _addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
-    found = _mm(func, a, b)
-    return None if found is None else found + bias
+    product = _mm(func, a, b)
+    return None if product is None else product + bias
 
 
 def _convolutions(convolve: Convolution, only: int) -> Mapping[str, Callable[..., Any]]:
@@ -182,16 +184,16 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "fast matrix product (Strassen, one level)": MappingProxyType({"mm": _mm, "bmm": _mm, "addmm": _addmm}),
     }
 )
-"""Kernels by operator, by class; those of the smaller errors first. A kernel gives None where its algorithm does not apply."""
+"""Kernels by operator, by class; smaller errors first. A kernel gives None where its algorithm does not apply."""
 
 
 def admitted(result: Result, truth: Result, spread: Result) -> Result:
-    """A result in which NaN and infinities that a class spreads from the truth's are what the truth is.
+    """A result with the truth's values where a class spreads NaN and infinities.
 
     Args:
-        result: On the CPU.
-        truth: The oracle's.
-        spread: By path, where the class computes no finite numbers.
+        result: The candidate's result, on the CPU.
+        truth: The oracle's result.
+        spread: Masks by path, True where the class computes no finite numbers.
     """
     return {
         path: torch.where(spread[path] & ~torch.isfinite(tensor), truth[path].to(tensor.dtype), tensor)

@@ -1,4 +1,4 @@
-"""Values that are computed once for all processes of a run, in a clean process, and stored in the run's own folder."""
+"""Values computed once for all processes of a run, in a clean process, and stored in the run's own folder."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ if TYPE_CHECKING:
 
 
 THREADS_BEGIN = 3.0
-"""Seconds that a clean process has to compute something with several threads: it takes 0.1 s, or hangs where this process has threads
-that `accelcheck.core.forking` cannot end."""
+"""Time limit in seconds of a first computation with several threads: it takes 0.1 s, or hangs where this process has
+threads that `accelcheck.core.forking` cannot end."""
 
 
 MAPPED = 2**20
-"""Bytes from which on a stored value is mapped; smaller ones are read sooner than mapped."""
+"""Least bytes of a stored value that is mapped; smaller ones are read faster than mapped."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Computes values once, and remembers them in a folder.
+    """Computes values once, and stores them in a folder.
 
     Attributes:
-        folder: Private to the run and trusted; removed with it.
-        clean: Where values are computed: a process that runs no technique. None for this process.
+        folder: Trusted folder, private to the run and removed with it.
+        clean: Process that computes the values and runs no technique; None for this process.
     """
 
     folder: Path
     clean: CleanProcess | None = None
 
     def once(self, key: str, make: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        """The value of ``make(*arguments)``, read from the folder if it was made before under this key.
+        """Value of ``make(*arguments)``, read from the folder if it is stored under this key.
 
         Args:
-            key: Names everything that the value depends on.
+            key: Text that names everything that the value depends on.
             make: Returns tensors, numbers, text, and lists and dicts of them. If it raises, nothing is stored.
-            *arguments: Sent to the clean process: see `accelcheck.core.clean_process.CleanProcess`.
+            *arguments: Values sent to the clean process: see `accelcheck.core.clean_process.CleanProcess`.
 
         Raises:
             CleanProcessError: The clean process died, or something cannot be sent there.
-            KnownAnswerError: Its operators are wrong.
+            KnownAnswerError: The clean process has wrong operators.
         """
         path = self.folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.pt"
-        # A slow maker holds the lock: another worker waits for it rather than computing the same.
+        # Another worker waits for a slow maker's lock rather than computing the same.
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 if self.clean is None:
                     _make(path, make, *arguments)
                 else:
                     self.clean.call(_make, path, make, *arguments)
-            # Mapped, not read: all processes then share what they use of it, and the system can take that back.
+            # Mapped pages are shared by all processes, and the system can take them back.
             loaded: dict[str, Any] = torch.load(path, weights_only=True, mmap=path.stat().st_size >= MAPPED)
             return loaded
 
 
 def clean_process(known: Iterable[object]) -> CleanProcess:
-    """A clean process that computes with torch. Call it before anything is run that may change how this process computes.
+    """Clean process that computes with torch. Call it before anything runs that may change how this process computes.
 
     Args:
-        known: What `Cache.once` is called with and cannot be pickled: techniques, workloads, their makers.
+        known: Arguments of `Cache.once` that cannot be pickled: techniques, workloads, their makers.
     """
     alone = (_without_threads, 60.0)
     return CleanProcess(known, (alone,) if torch.get_num_threads() == 1 else ((compute, THREADS_BEGIN), alone))
@@ -93,7 +93,7 @@ class LeftChangedError(RuntimeError):
 
 
 def compute() -> None:
-    """Compute something with all threads. A fork hangs here that has inherited a pool of threads."""
+    """Computes something with all threads; hangs in a fork that has inherited a pool of threads."""
     size = 64 * 1024
     torch.ones(size).exp().sum()
     torch.ones(512, 512).mm(torch.ones(512, 512))

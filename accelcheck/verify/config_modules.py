@@ -1,4 +1,4 @@
-"""Modules of settings that torch's compilers read, such as ``torch._dynamo.config``: what differs from torch's defaults."""
+"""Settings of torch's compilers that differ from torch's defaults, by module, such as ``torch._dynamo.config``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONFIGS = (
     "torch.compiler.config",
     "torch.fx.experimental._config",
 )
-"""Modules that are looked at, once something has imported them."""
+"""Modules that are compared once something has imported them."""
 _NOTES = frozenset({"aot_inductor.metadata"})
-"""Settings in which torch itself notes what it has compiled."""
+"""Settings in which torch itself records compilations."""
 
 
 class Copied:
-    """A value that is equal to no copy of itself, as a pass of a compiler: here it equals each of its class."""
+    """Wraps a value that equals no copy of itself, such as a compiler's pass: equal to each of its class."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -39,7 +39,7 @@ class Copied:
 
 
 def changed(name: str) -> tuple[tuple[str, Any], ...]:
-    """The settings of a module that differ from torch's defaults, with their values; none where it is not imported."""
+    """Settings of a module that differ from torch's defaults, with their values; none before it is imported."""
     if name not in sys.modules:
         return ()
     now, usual = sys.modules[name].get_config_copy(), _defaults(name)
@@ -47,7 +47,7 @@ def changed(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
-    """Set what `changed` returned, and all else to torch's defaults."""
+    """Restores the settings that `changed` returned, and torch's defaults elsewhere."""
     wanted = _defaults(name) | dict(values)
     for key, _ in (*changed(name), *values):
         value = wanted[key]
@@ -55,7 +55,7 @@ def change(name: str, values: tuple[tuple[str, Any], ...]) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    # Its module gives deep copies.
+    # Config modules give deep copies.
     compares: Any = type(value).__eq__
     return Copied(value) if compares is object.__eq__ and copy.deepcopy(value) is not value else value
 
@@ -69,5 +69,5 @@ def _defaults(name: str) -> dict[str, Any]:
 
 
 def _from_environment(entry: Any) -> bool:
-    # In place of a value that no variable gives there is a bare object.
+    # A bare object stands for a value that no variable gives.
     return any(type(getattr(entry, f"env_value_{kind}")) is not object for kind in ("force", "default"))

@@ -1,8 +1,8 @@
-"""How much is computed to judge a case: all that is usual, or, of somebody's own large model, what its size allows.
+"""Effort for judging a case: the full one, or less for a large user-owned model.
 
-The oracle of a case runs once exactly and some times with simulated rounding errors, for each draw. Of a model with 25 million parameters a
-sample of two training steps takes ten seconds: 6 samples of 4 draws would take minutes, and most of what they show is shown by the first.
-The effort follows from the size of the problem alone, never from the speed of a machine, so that a case is judged alike everywhere.
+The oracle of a case runs for each draw, once exactly and several times with simulated rounding errors. A sample of two
+training steps of 25 million parameters takes ten seconds: 6 samples of 4 draws would take minutes, and the first shows
+most of it. The effort follows from the size of the problem alone, never from speed, so that every machine judges alike.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 
 AUTO, FULL_WORD, LEAST_WORD = EFFORTS
 LEAST_DRAWS = 3
-"""Fewer point the same way by chance too often: 1 of 4 times for two draws, given that both are beyond their budget."""
+"""Least draws that are judged together: two beyond their budgets have the same sign by chance in 1 of 4 cases."""
 SAMPLES = 6
-"""Runs of the oracle with random rounding errors. The largest of 6 is exceeded by a seventh in 1 of 7 cases, by a factor
-of 2 practically never: see `accelcheck.verify.precision.SLACK`."""
+"""Runs of the oracle with random rounding errors. A seventh exceeds the largest of 6 in 1 of 7 cases, by a factor of 2
+practically never: see `accelcheck.verify.precision.SLACK`."""
 PROBE_SAMPLES = 3
-"""The same for structured inputs, whose faults show by orders of magnitude."""
+"""The same for structured inputs, whose faults exceed budgets by orders of magnitude."""
 CAREFUL = (32, 128)
-"""Numbers of samples when a candidate exceeds its budget slightly: the second where it still does with the first. A number that
-spreads as the samples do exceeds twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution); a
-run judges thousands of numbers."""
+"""Samples of the first and second closer look at a candidate that exceeds its budget slightly. A number that spreads as
+the samples do exceeds twice the largest of 4 in 4 % of cases, of 7 in 1 %, of 33 in 0.02 % (normal distribution); a run
+judges thousands of numbers."""
 ELEMENT = 256.0
-"""Floating-point operations of a contraction in FP64 that take as long as the simulated rounding of one element of a result: on a core with
-AVX-512, 40 in a nanosecond against 6 ns."""
+"""Floating-point operations of an FP64 contraction that take as long as simulating the rounding of one element: on a
+core with AVX-512, 40 in a nanosecond against 6 ns."""
 RESET = 40.0
-"""The same of one parameter that is copied before each run."""
+"""The same for one parameter that is copied before each run."""
 BUDGET = 4e11
-"""Operations that the oracle of a case may take, about 10 s of one such core."""
+"""Operations allowed for the oracle of a case, about 10 s of one such core."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How often what is computed for a case.
+    """Draws, samples and steps computed per case.
 
     Attributes:
         name: Part of the keys of stored references.
-        draws: Random draws, `accelcheck.verify.oracle.FIRST` first; fewer than three say nothing together.
+        draws: Random draws, `accelcheck.verify.oracle.FIRST` first; fewer than three are not judged together.
         samples: Runs of the oracle with rounding errors for each draw.
-        careful: Runs for a closer look at what exceeds its budget, and for a second one.
-        steps: Most optimizer steps of a training; 0 for as many as the problem has.
-        probes: Whether structured inputs are run too.
+        careful: Samples of the first and the second closer look.
+        steps: Most optimizer steps of a training; 0 for the problem's own number.
+        probes: True to run structured inputs too.
     """
 
     name: str
@@ -69,25 +69,25 @@ class Effort:
 
     @property
     def reduced(self) -> bool:
-        """Whether it is less than what is usual."""
+        """True for less than the full effort."""
         return self != FULL
 
     def taken(self, steps: int) -> int:
-        """How many of a problem's optimizer steps are taken."""
+        """Number of a problem's optimizer steps to take."""
         return min(steps, self.steps) if self.steps else steps
 
     def chosen(self, draws: Iterable[Draw]) -> list[Draw]:
-        """Those of all draws of a case that are run."""
+        """Draws of a case to run."""
         return [draw for draw in draws if draw.number < self.draws and (self.probes or not draw.probe)]
 
     def count(self, draw: Draw, careful: int) -> int:
-        """Samples of a draw; from `careful` 1 on for the first closer look, and so on."""
+        """Samples of a draw; `careful` is 0 without a closer look, 1 for the first, 2 for the second."""
         if careful:
             return self.careful[careful - 1]
         return min(self.samples, PROBE_SAMPLES) if draw.probe else self.samples
 
     def tidy(self, *, cycles: bool = False) -> None:
-        """Give freed memory back to the system, where a model is large; with `cycles`, a model that refers to itself is freed first, in 0.2 s."""
+        """Returns freed memory to the system where a model is large; `cycles` collects garbage before, in 0.2 s."""
         if not self.reduced:
             return
         if cycles:
@@ -95,7 +95,7 @@ class Effort:
         give_back()
 
     def runs(self) -> float:
-        """Passes of the oracle: for each draw the exact one, one that rounds to nearest, and samples, which take two each."""
+        """Passes of the oracle: per draw one exact, one rounded to nearest, and two for each sample."""
         return self.draws * (2 + 2.0 * self.samples)
 
 
@@ -106,11 +106,11 @@ LEAST = Effort("least", draws=2, samples=2, careful=(8, 24), steps=2, probes=Fal
 
 @dataclass(frozen=True)
 class Size:
-    """Of a problem.
+    """Size of a problem.
 
     Attributes:
         parameters: Elements of the parameters.
-        operations: Floating-point operations of the contractions of a forward pass, as ``torch.utils.flop_counter`` counts them.
+        operations: Floating-point operations of a forward pass's contractions, by ``torch.utils.flop_counter``.
         elements: Elements of all results of its operators.
         steps: Optimizer steps.
     """
@@ -121,23 +121,24 @@ class Size:
     steps: int
 
     def work(self, mode: Mode, steps: int) -> float:
-        """Of one run, in operations: a backward pass has twice the work of a forward pass, a step of an optimizer four operators."""
+        """Operations of one run: a backward pass counts as two forward passes, an optimizer step as four operators."""
         once = self.operations + ELEMENT * self.elements + RESET * self.parameters
         if mode is Mode.TRAIN:
             return steps * (3 * once + 4 * ELEMENT * self.parameters)
         return 3 * once if mode is Mode.BACKWARD else once
 
     def __str__(self) -> str:
-        return f"{_short(self.parameters)} parameters, {_short(self.operations)} operations and {_short(self.elements)} elements a pass"
+        parameters, operations, elements = map(_short, (self.parameters, self.operations, self.elements))
+        return f"{parameters} parameters, {operations} operations and {elements} elements a pass"
 
 
 def choose(word: str, size: Size, mode: Mode) -> Effort:
-    """The effort for a problem of somebody's own model.
+    """Effort for a problem of a user-owned model.
 
     Args:
         word: One of `accelcheck.core.case.EFFORTS`.
-        size: Of the problem.
-        mode: Of the case.
+        size: Size of the problem.
+        mode: Mode of the case.
     """
     if word == FULL_WORD:
         return FULL
@@ -150,7 +151,7 @@ def choose(word: str, size: Size, mode: Mode) -> Effort:
 
 
 def told(effort: Effort, size: Size, mode: Mode, word: str) -> str:
-    """What was reduced, for people; empty where nothing was."""
+    """Reductions in words; empty for the full effort."""
     if not effort.reduced:
         return ""
     parts = [f"{effort.draws} of {FULL.draws} draws"] if effort.draws < FULL.draws else []
@@ -166,20 +167,20 @@ def told(effort: Effort, size: Size, mode: Mode, word: str) -> str:
 
 
 def size_of(problem: Problem) -> dict[str, Any]:
-    """The fields of `Size`, of a problem, which it may change."""
+    """Fields of `Size` of a problem, which may be changed."""
     from torch.utils.flop_counter import FlopCounterMode
 
     module = quieted(problem).module.eval()
     elements, flops = _Elements(), FlopCounterMode(display=False)
     with torch.no_grad(), flops, elements:
         module(*problem.inputs)
-    found = Size(
+    size = Size(
         sum(parameter.numel() for parameter in module.parameters()),
         float(flops.get_total_flops()),
         elements.count,
         problem.steps,
     )
-    return dataclasses.asdict(found)
+    return dataclasses.asdict(size)
 
 
 def sized(workload: Workload, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The trainings that a candidate's is compared with: FP64, FP64 with rounding errors, FP32 eager, other seeds."""
+"""Trainings that a candidate's is compared with: FP64, FP64 with rounding errors, FP32 eager, other seeds."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
-"""Number of trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each tensor
-has many elements: four are enough for either, and a training costs more than a pass."""
+"""Trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each
+tensor has many elements: four suffice for both, and a training costs more than a pass."""
 
 
 def course(cache: Cache, case: Case, technique: EmulatedTechnique, workload: Workload) -> tuple[Course, float]:
-    """The course of a case, computed once for all processes of a run; and how much more eager errs than the samples.
+    """Course of a case, computed once for all processes of a run, and the ratio of eager's error to the samples'.
 
     Args:
         cache: Cache of the run.
-        case: In trajectory mode.
-        technique: Gives precision and oracle.
-        workload: Has a recipe.
+        case: Case in trajectory mode.
+        technique: Source of precision and oracle.
+        workload: Workload with a recipe.
 
     Raises:
         OracleError: A training failed or diverged, or eager does not agree with FP64.
@@ -56,44 +56,50 @@ def _others(workload: Workload, case: Case) -> dict[str, Result]:
     return {str(number): _other(workload, case, number) for number in range(SEEDS)}
 
 
-def _computed(workload: Workload, arithmetic: Arithmetic, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
-    return _plain(*_compute(workload, arithmetic, case, arithmetic.arithmetic, seeds))
-
-
-def _compute(
-    workload: Workload, technique: Arithmetic, case: Case, precision: str, seeds: Sequence[Result]
-) -> tuple[Course, float]:
+def _computed(workload: Workload, technique: Arithmetic, case: Case, seeds: Sequence[Result]) -> dict[str, Any]:
+    """Fields of the `Course`, in types that `torch.load` accepts with ``weights_only``, and eager's excess."""
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
     with unfused():
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
-        samples = [_sample(workload, technique, case, precision, index) for index in range(SAMPLES)]
+        samples = [_sample(workload, technique, case, index) for index in range(SAMPLES)]
     try:
-        found = chart(truth, start, samples, seeds)
+        course = chart(truth, start, samples, seeds)
     except ValueError as error:
         raise OracleError(f"{workload.name}: {error}") from error
-    if technique.oracle != "float64" or precision != case.dtype:
-        return found, 0.0
-    judgement = judge(seeds[0], found)
-    by_step = [figure for figure in judgement.figures if figure.path in found.allowed]
+    comparable = technique.oracle == "float64" and technique.arithmetic == case.dtype
+    return {
+        "truth": truth,
+        "start": start,
+        "allowed": dict(course.allowed),
+        "horizons": dict(course.horizons),
+        "late": {kind: list(pair) for kind, pair in course.late.items()},
+        "eager_excess": _excess(workload, course, seeds[0]) if comparable else 0.0,
+    }
+
+
+def _excess(workload: Workload, course: Course, eager: Result) -> float:
+    judgement = judge(eager, course)
+    by_step = [figure for figure in judgement.figures if figure.path in course.allowed]
     excess = max((SLACK * figure.used for figure in by_step), default=math.inf)
     if not excess <= TRUST:
         raise OracleError(
             f"{workload.name}: eager on the CPU is {excess:.3g} times further from FP64 than rounding explains (limit "
             f"{TRUST:g}): {'; '.join(map(str, judgement.faults))}"
         )
-    return found, excess
+    return excess
 
 
 def _exactly(workload: Workload, technique: Arithmetic, case: Case) -> Program:
-    """In FP64, from parameters and data as the storage dtype rounds them."""
+    """Program in FP64, from parameters and data as the storage dtype rounds them."""
     program = Program.of(workload.problem(case.seed), dtype=getattr(torch, case.dtype), seed=case.seed).widened()
     program.module = technique.emulate(program.module, program.inputs)
     return program
 
 
-def _sample(workload: Workload, technique: Arithmetic, case: Case, precision: str, index: int) -> Result:
-    rounding = Rounding(precision, case.dtype, torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index))
+def _sample(workload: Workload, technique: Arithmetic, case: Case, index: int) -> Result:
+    generator = torch.Generator().manual_seed((case.seed + 1) * SAMPLES + index)
+    rounding = Rounding(technique.arithmetic, case.dtype, generator)
     program = _exactly(workload, technique, case)
     program.update = lambda: rounding.at(case.dtype)
     with rounding:
@@ -101,7 +107,7 @@ def _sample(workload: Workload, technique: Arithmetic, case: Case, precision: st
 
 
 def _other(workload: Workload, case: Case, number: int) -> Result:
-    """Eager from another seed, 0 being the case's own: other parameters and order, the same data."""
+    """Trains eager from another seed: other parameters and order, the same data. Number 0 is the case's own seed."""
     dtype: torch.dtype = getattr(torch, case.dtype)
     own = Program.of(workload.problem(case.seed), dtype=dtype, seed=case.seed)
     if number:
@@ -120,14 +126,3 @@ def _trained(who: str, program: Program, seed: int) -> Result:
     if lost := [path for path, tensor in result.items() if not bool(tensor.isfinite().all())]:
         raise OracleError(f"{who}: the training is not finite at {lost[0]}")
     return result
-
-
-def _plain(found: Course, excess: float) -> dict[str, Any]:
-    return {
-        "truth": found.truth,
-        "start": found.start,
-        "allowed": dict(found.allowed),
-        "horizons": dict(found.horizons),
-        "late": {kind: list(pair) for kind, pair in found.late.items()},
-        "eager_excess": excess,
-    }

@@ -1,16 +1,18 @@
-"""Budgets from few rounding samples: what the samples at hand cannot know is granted, so that a correct result does not fail.
+"""Budgets from small samples: what few samples cannot show is granted, so that a correct result passes.
 
-The error of a whole tensor hardly varies between samples, since it is the norm of many; what exceeds twice the largest of two is a fault. Two kinds
-of readings vary more, as 61 to 200 samples of small networks show (MLP, vision transformer and ResNet, forward and training):
+The error of a whole tensor, a norm of many, hardly varies between samples: more than twice the largest of two is a
+fault. Two kinds of readings vary more, as 61 to 200 samples of small networks show (MLP, vision transformer and
+ResNet, forward and training):
 
-- Those of few numbers: a gain, whatever the tensor's size, and all views of tensors with a few elements, such as losses. A correct one
-  exceeds twice the largest of two samples in one case of three. They are held to Student's t of the samples' root mean square.
-- Those of a model in whose pass a rounding decides something, such as whether a ReLU passes a gradient: where that happens in one sample and not
-  in another, the error of a tensor may be a thousand times larger, and the next result may have it in a tensor where no sample did. The largest ratio
-  of two samples of the same tensor, over all tensors, is granted to each.
+- Single numbers: a gain, whatever the tensor's size, and all views of tensors with a few elements, such as losses. A
+  correct one exceeds twice the largest of two samples in one case of three. They are held to Student's t of the
+  samples' root mean square.
+- Tensors of a pass in which a rounding decides something, such as whether a ReLU passes a gradient. A sample with
+  another decision may err a thousand times more, and the next result may do so in a tensor where no sample did. Each
+  tensor is granted the largest ratio of two samples of one tensor, over all tensors.
 
-With closer looks at 8 and 24 samples no verdict of 14,000 drawn from those samples was wrong without such decisions, 1 in 200 of a ResNet's training of which
-every sixth sample had one.
+With closer looks at 8 and 24 samples no verdict of 14,000 drawn from those samples was wrong without such decisions,
+and 1 in 200 was of a ResNet's training in which every sixth sample had one.
 """
 
 from __future__ import annotations
@@ -31,25 +33,25 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 UNITS: Mapping[str, float] = MappingProxyType({"row": 512.0, "column": 1024.0, "block": 512.0, "element": 1024.0})
-"""Caps in unit roundoffs; a column of a vector is one element. Rounding errors of a few units are magnified by the condition of a workload: all built-in ones
-together show 50 to 150 at most for attention and layer norm, up to 400 for gradients behind several batch norms."""
+"""Caps in unit roundoffs; a column of a vector is one element. The condition of a workload magnifies rounding errors:
+built-in ones show 50 to 150 units for attention and layer norm, 400 for gradients behind several batch norms."""
 ACCUMULATED = 4.0
-"""Times as many in the accumulator's own precision, in which every sum adds the square root of its length."""
+"""Factor of the caps in the accumulator's own precision, where a sum adds the square root of its length."""
 SHARES: Mapping[str, float] = MappingProxyType({"row": 0.65, "block": 0.65, "gain": 0.3})
-"""Caps whatever the precision. A result of zeros is 0.71 in its worst row and block, and has a gain of -1."""
+"""Precision-independent caps. A result of zeros is 0.71 in its worst row and block, and has a gain of -1."""
 SHORT = 16
-"""Elements of a row from which on its share is capped: fewer, such as the three of a kernel, are small by chance; blocks hold them."""
+"""Least elements of a row with a capped share: fewer (a kernel has three) are small by chance, and blocks hold them."""
 FEWEST = 2
-"""Elements of a tensor that caps apply to: one number is small by chance in one draw of four, and not in all of them."""
+"""Least elements of a tensor with caps: a single number is small by chance in one draw of four, but not in all."""
 
 
 def cap(view: str, unit: float, shape: Sequence[int]) -> float:
-    """The largest budget of a view that decides anything; infinite for views without a cap (ULP views), and for single numbers.
+    """Largest budget of a view that decides anything; infinite for views without a cap and for single numbers.
 
     Args:
         view: One of `accelcheck.verify.views.VIEWS`.
         unit: Unit roundoff of the arithmetic precision.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
     """
     if math.prod(shape) < FEWEST:
         return math.inf
@@ -58,14 +60,14 @@ def cap(view: str, unit: float, shape: Sequence[int]) -> float:
 
 
 def share(view: str, shape: Sequence[int]) -> float:
-    """The same whatever the precision: what a result of zeros exceeds."""
+    """Precision-independent cap of a view; a result of zeros exceeds it."""
     if math.prod(shape) < FEWEST or (view == "row" and shape[-1] < SHORT):
         return math.inf
     return SHARES.get(view, math.inf)
 
 
 def beyond(budgets: Mapping[str, float], unit: float, shape: Sequence[int]) -> str:
-    """A sentence about the first budget of a tensor that is beyond its cap; empty where none is."""
+    """Describes the first budget of a tensor that is beyond its cap; empty where none is."""
     for view, budget in budgets.items():
         limit = cap(view, unit, shape)
         if budget > limit:
@@ -81,29 +83,29 @@ def beyond(budgets: Mapping[str, float], unit: float, shape: Sequence[int]) -> s
 ERROR = 1e-4
 """Probability that a single number of a correct result is beyond its quantile, in one look."""
 RARE = 1e-9
-"""The same in the last look, where samples are many: a run judges thousands of numbers."""
+"""The same probability in the last look, where samples are many: a run judges thousands of numbers."""
 RARE_TOGETHER = 5e-8
-"""The same of a mean over all draws, of which a case has a few, and whose signs agree by chance in 1 of 8 cases."""
+"""The same for a mean over all draws: a case has a few of them, whose signs agree by chance in 1 of 8 cases."""
 FEW = 16
 """Elements of a tensor below which all its views count as single numbers."""
 CALM = 4.0
-"""Ratio of two samples' errors of one tensor up to which no decision differs: without, 2.3 was the largest of ten in the median case."""
+"""Largest ratio of two samples' errors of one tensor where no decision differs; among ten samples 2.3 in the median."""
 _NORMS = ("row", "column", "block", "element")
 
 
 def quantile(sizes: Sequence[float], error: float = ERROR) -> float:
-    """Size that one more number exceeds with a probability, given others of the same normal distribution around 0: Student's t of their root mean square."""
+    """Size that one more number exceeds with a probability: Student's t of the root mean square of `sizes`, mean 0."""
     root_mean_square = math.sqrt(sum(size**2 for size in sizes) / len(sizes))
     return float(stdtrit(len(sizes), 1 - error / 2)) * root_mean_square
 
 
 def single(view: str, shape: Sequence[int]) -> bool:
-    """Whether a view of a tensor is a single number, which varies as no norm of many does."""
+    """True for a view that is a single number, which varies more than a norm of many elements."""
     return view == "gain" or math.prod(shape) < FEW
 
 
 def spread(readings: Mapping[str, Sequence[Reading]], truth: Result) -> float:
-    """The largest ratio of two samples' errors of a tensor, over all tensors with `FEW` elements and more, and their norms."""
+    """Largest ratio of two samples' errors of one tensor, over tensors of at least `FEW` elements and their norms."""
     ratios = [1.0]
     for path, samples in readings.items():
         if truth[path].numel() >= FEW:
@@ -121,11 +123,11 @@ def widened(
     unit: float,
     ratio: float,
 ) -> dict[str, dict[str, float]]:
-    """Budgets by path and view, none smaller than given.
+    """Budgets by path and view, none smaller than before.
 
     Args:
-        budgets: From the samples alone.
-        readings: Of the samples, by path.
+        budgets: Budgets from the samples alone.
+        readings: The samples' readings, by path.
         truth: The oracle's result.
         unit: Unit roundoff of the arithmetic precision.
         ratio: `spread` of the samples, and of eager where it is one more.
@@ -138,7 +140,7 @@ def widened(
 def _widened(
     budgets: Mapping[str, float], samples: Sequence[Reading], shape: tuple[int, ...], unit: float, ratio: float
 ) -> dict[str, float]:
-    found = dict(budgets)
+    wider = dict(budgets)
     for view in VIEWS:
         sizes = [abs(sample[view]) for sample in samples]
         granted = 0.0
@@ -146,7 +148,7 @@ def _widened(
             granted = quantile(sizes)
         if ratio > CALM and view != "bias":
             granted = max(granted, SLACK * ratio * min(sizes))
-        # What is granted without being seen never lets a whole tensor of zeros pass.
+        # A grant beyond what samples show must not let a whole tensor of zeros pass.
         limit = cap(view, unit, shape) if ratio <= CALM else share(view, shape)
-        found[view] = max(found[view], min(granted, limit))
-    return found
+        wider[view] = max(wider[view], min(granted, limit))
+    return wider

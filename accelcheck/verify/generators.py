@@ -1,4 +1,4 @@
-"""The generators that random numbers come from in this process: their states, read, compared and put back."""
+"""States of the random number generators in this process: read, compared and restored."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Generators:
     """States of generators at one moment.
 
     Attributes:
-        states: By the generator's name; two of one generator are equal if it draws the same from both.
+        states: States by the generator's name; equal states draw the same numbers.
     """
 
     states: Mapping[str, Any]
 
     @classmethod
     def now(cls, device: torch.device | None = None) -> Generators:
-        """The present states.
+        """Reads the present states.
 
         Args:
-            device: A device whose own generator is read too, where torch can.
+            device: Device whose own generator is read too, where torch can.
         """
         states = {name: read() for name, (read, _) in _GENERATORS.items()}
         own = None if device is None else _own(device)
         return cls(states if own is None or device is None else {**states, f"generator of {device.type}": own})
 
     def moved(self, after: Generators) -> list[str]:
-        """Names of the generators that have another state after these."""
+        """Names of the generators with another state in `after`."""
         return [name for name, state in self.states.items() if after.states.get(name, state) != state]
 
     def restore(self) -> None:
-        """Put the states back, except a device's own."""
+        """Restores the states, except a device's own."""
         now = Generators.now()
         for name in now.moved(self):
             _GENERATORS[name][1](self.states[name])
@@ -49,7 +49,7 @@ class Generators:
 def _own(device: torch.device) -> bytes | None:
     try:
         state: bytes = torch.get_device_module(device).get_rng_state().cpu().numpy().tobytes()
-    except Exception:  # noqa: BLE001 - a backend has no such function, or may raise anything in it: its generator is not looked at
+    except Exception:  # noqa: BLE001 - a backend without such a function may raise anything: its generator is left out
         return None
     return state
 

@@ -1,4 +1,4 @@
-"""The global state that decides what torch computes in this process: read, compared, and put back.
+"""Global state that decides what torch computes in this process: read, compared, and restored.
 
 A case that leaves it changed would change every later case: they would pass, or fail, on other numbers.
 """
@@ -28,19 +28,19 @@ from accelcheck.verify import config_modules
 from accelcheck.verify.generators import Generators
 
 AUTOCAST = ("cpu", "cuda", "xla")
-"""Device types whose autocast is looked at."""
+"""Device types whose autocast state is read."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 MOST = 5
-"""Changed functions or variables that a line names."""
+"""Most changed functions or variables named in a line."""
 
 
 Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
-"""A global setting: its name, how it is read, and how a value that was read is put back."""
+"""Global setting: its name, its reader, and its writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One part of the state that is not as it was: the fault, and what makes it as it was and as it is."""
+    """Changed part of the state: its fault, and functions that restore the former and the present value."""
 
     fault: Fault
     undo: Callable[[], object]
@@ -49,16 +49,16 @@ class _Change:
 
 @dataclass(frozen=True, eq=False)
 class GlobalState:
-    """The global state of this process and thread at one moment.
+    """Global state of this process and thread at one moment.
 
     Attributes:
-        values: Of each setting, in the order of `_SETTINGS`.
-        functions: For each namespace of torch and NumPy what it holds, by name.
-        environment: The variables.
-        folder: The working folder; None where it does not exist any more.
-        dispatch_modes, function_modes: The active ones, the innermost last.
-        kernels: Names of those that Python code has registered for operators.
-        generators: Of random numbers. They are put back in silence: most cases seed them.
+        values: Value of each setting, in the order of `_SETTINGS`.
+        functions: Functions of torch's and NumPy's namespaces, by name.
+        environment: Environment variables.
+        folder: Working folder; None where it does not exist any more.
+        dispatch_modes, function_modes: Active modes, the innermost last.
+        kernels: Names of the kernels that Python code has registered for operators.
+        generators: Random number generators, restored without a fault: most cases seed them.
     """
 
     values: tuple[Any, ...]
@@ -72,7 +72,7 @@ class GlobalState:
 
     @classmethod
     def now(cls) -> GlobalState:
-        """Read everything; takes about 1 ms."""
+        """Reads everything, in about 1 ms."""
         return cls(
             tuple(read() for _, read, _ in _SETTINGS),
             tuple(dict(vars(space)) for _, space in _spaces()),
@@ -85,9 +85,9 @@ class GlobalState:
         )
 
     def restore(self) -> list[Fault]:
-        """Put back what differs. Returns a fault for each such part.
+        """Restores all that differs, and returns a fault for each such part.
 
-        Names that were only added to a namespace, as an import does, count for nothing.
+        Names only added to a namespace, as by an import, give no fault.
         """
         faults = []
         for change in self._changes():
@@ -97,12 +97,12 @@ class GlobalState:
         return faults
 
     def differences(self) -> list[Fault]:
-        """A fault for each part that differs; nothing is put back."""
+        """Faults of all parts that differ; restores nothing."""
         return [change.fault for change in self._changes()]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """A context in which what decides the result of FP64 on the CPU is as it was then; afterwards it is again as it is now."""
+        """Restores the state that decides FP64 results on the CPU inside a context, and the present state after it."""
         changes = []
         for change in self._changes(whole=False):
             changes.append(change)
@@ -114,7 +114,7 @@ class GlobalState:
                 change.redo()
 
     def _changes(self, *, whole: bool = True) -> Iterator[_Change]:
-        """What differs now, one part after the other: the former one has been undone when the next is looked at."""
+        """Yields changes one after the other: the previous one is undone before the next is looked for."""
         yield from _moded("dispatch modes", self.dispatch_modes, _dispatch_modes(), _set_dispatch_modes)
         for (name, read, write), was in zip(_SETTINGS, self.values, strict=True):
             if whole or name not in _NOT_JUDGING:
@@ -136,7 +136,7 @@ class GlobalState:
             yield from self._registered()
 
     def _registered(self) -> Iterator[_Change]:
-        """Kernels that are new for operators of torch. None is put in place again: a library does not keep its functions."""
+        """Yields new kernels of torch's operators, without redoing them: a library does not keep its functions."""
         new = {name for name in torch_names.python_kernels - self.kernels if name.startswith("aten/")}
         if new and (others := new - _own_kernels()):
             fault = _fault("kernels of torch.library", "torch's own", f"others for {_listed(sorted(others))}")
@@ -163,19 +163,19 @@ class GlobalState:
             )
 
     def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
-        """Title, namespace, name, former value and present value of each function that is another one now, or is gone."""
+        """Title, namespace, name, former value and present value of each function that was replaced or removed."""
         spaces = _spaces()[: None if whole else len(_CALLED)]
         for (title, space), was in zip(spaces, self.functions, strict=False):
-            found = vars(space)
-            if found == was:  # compares by identity first
+            present = vars(space)
+            if present == was:  # compares by identity first
                 continue
             for name, value in was.items():
-                now = found.get(name, _ABSENT)
+                now = present.get(name, _ABSENT)
                 if now is not value and _computes(value) and not _own(value, now):
                     yield title, space, name, value, now
-            for name in found.keys() - was.keys():
-                if _computes(found[name]) and _hides(space, name, found[name]):
-                    yield title, space, name, _ABSENT, found[name]
+            for name in present.keys() - was.keys():
+                if _computes(present[name]) and _hides(space, name, present[name]):
+                    yield title, space, name, _ABSENT, present[name]
 
 
 _OWN = frozenset(
@@ -188,16 +188,16 @@ _OWN = frozenset(
 )
 """Variables that pytest, torch and torch_xla set while they run."""
 _AT_LOAD = ("KMP_",)
-"""What begins so is read when an OpenMP library is loaded; packages set it when they are imported first, scikit-learn for one."""
+"""Prefix of variables that an OpenMP library reads when loaded; packages, such as scikit-learn, set them on import."""
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/mutation_guard.py")
-"""Files of the functions that dynamo, when it is used first, puts around some of torch's: they compute nothing."""
+"""Files of wrappers that dynamo puts around torch's functions on first use: they compute nothing."""
 _AROUND = ("torch/_dynamo/eval_frame.py", "torch/optim/optimizer.py")
-"""Files of the functions that dynamo puts around optimizers when it is used first, and torch around `step` when the first one is made."""
+"""Files of wrappers that dynamo puts around optimizers on first use, and torch around the first optimizer's `step`."""
 _ABSENT = object()
-"""In place of a function that a namespace does not hold: a method that is inherited, or one that was deleted."""
+"""Placeholder for a function that a namespace does not hold: an inherited or deleted one."""
 _PRODUCTS = "precision of products"
 _NOT_JUDGING = frozenset({_PRODUCTS, *config_modules.CONFIGS})
-"""Settings that are slow to read, and no matter for FP64."""
+"""Settings that are slow to read, and irrelevant to FP64."""
 
 
 def _fault(name: str, expected: str, got: str) -> Fault:
@@ -208,7 +208,7 @@ def _moded(
     name: str, was: tuple[Any, ...], now: tuple[Any, ...], write: Callable[[tuple[Any, ...]], object]
 ) -> Iterator[_Change]:
     if len(was) != len(now) or any(a is not b for a, b in zip(was, now, strict=True)):
-        names = (", ".join(type(mode).__name__ for mode in found) or "none" for found in (was, now))
+        names = (", ".join(type(mode).__name__ for mode in modes) or "none" for modes in (was, now))
         yield _Change(_fault(name, *names), functools.partial(write, was), functools.partial(write, now))
 
 
@@ -226,13 +226,13 @@ def _set_dispatch_modes(value: tuple[Any, ...]) -> None:
 
 
 def _dispatch_flags() -> dict[str, bool]:
-    # Kept beside the stack, by a mode's `with`: while they are set, dynamo compiles nothing and says nothing.
+    # A mode's `with` sets them beside the stack: while they are set, dynamo silently compiles nothing.
     return {name: value for name, value in vars(torch_names.python_dispatch).items() if name.startswith("_is_in_")}
 
 
 def _set_dispatch_flags(value: Mapping[str, bool]) -> None:
-    for name, one in value.items():
-        setattr(torch_names.python_dispatch, name, one)
+    for name, flag in value.items():
+        setattr(torch_names.python_dispatch, name, flag)
 
 
 def _function_modes() -> tuple[Any, ...]:
@@ -269,7 +269,7 @@ def _default_device() -> Any:
 
 
 def _leave_inference(value: bool) -> None:  # noqa: FBT001 - as it was read
-    # There is no setter: a guard sets the mode as long as it lives.
+    # There is no setter: a guard sets the mode while it lives.
     _GUARDS.append(torch_names.InferenceMode(value))
 
 
@@ -277,7 +277,7 @@ _GUARDS: list[Any] = []
 
 
 def _flushes() -> bool:
-    # There is a setter alone. NumPy's scalars compute in this thread, whatever modes of torch are active.
+    # torch has only a setter. NumPy's scalars compute in this thread, whatever modes of torch are active.
     return float(np.float64(2.0**-1060) * np.float64(0.5)) == 0.0
 
 
@@ -296,7 +296,7 @@ def _nesting() -> int:
 
 
 def _set_nesting(value: int) -> None:
-    # Weights that were cast are kept until the outermost autocast ends: with one that never does, they become stale.
+    # Cast weights are cached until the outermost autocast ends: with one that never does, they become stale.
     while _nesting() > value:
         torch.autocast_decrement_nesting()
     while _nesting() < value:
@@ -340,8 +340,8 @@ def _cudnn() -> tuple[bool, ...]:
 
 
 def _set_cudnn(value: tuple[bool, ...]) -> None:
-    for name, one in zip(_CUDNN, value, strict=True):
-        setattr(torch.backends.cudnn, name, one)
+    for name, setting in zip(_CUDNN, value, strict=True):
+        setattr(torch.backends.cudnn, name, setting)
 
 
 def _hooks() -> tuple[dict[Any, Any], ...]:
@@ -374,7 +374,7 @@ def _set_saved_hooks(value: Any) -> None:
 
 
 def _own_kernels() -> set[str]:
-    """Names of the kernels that torch's modules register when they are imported, which many are when something is compiled."""
+    """Names of the kernels that torch's modules register on import, many of them during a compilation."""
     spaces = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("torch.")]
     libraries = (value for space in spaces for value in space.values() if type(value) is torch.library.Library)
     return {name for library in libraries for name in vars(library)["_op_impls"]}
@@ -382,9 +382,9 @@ def _own_kernels() -> set[str]:
 
 def _unregister(kernels: set[str]) -> None:
     # Nothing lists the libraries, and each unregisters all that it has registered.
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.library.Library) and kernels & vars(one)["_op_impls"]:
-            one._destroy()  # noqa: SLF001 - torch lets go of a library in no other way
+    for instance in gc.get_objects():
+        if issubclass(type(instance), torch.library.Library) and kernels & vars(instance)["_op_impls"]:
+            instance._destroy()  # noqa: SLF001 - torch releases a library in no other way
 
 
 def _rounding_mode() -> int:
@@ -396,7 +396,7 @@ def _set_rounding_mode(value: int) -> None:
 
 
 def _set_interop(value: int) -> None:
-    with contextlib.suppress(RuntimeError):  # once the threads run, their number is what it is
+    with contextlib.suppress(RuntimeError):  # running threads cannot change their number
         torch.set_num_interop_threads(value)
 
 
@@ -446,12 +446,12 @@ _CALLED: Mapping[str, Any] = {
 }
 """Namespaces of functions that a judge calls."""
 _FAMILIES = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.amp.", "torch.cpu.amp.", "torch.cuda.amp.")
-"""What the names of further modules begin with: their functions may be patched, and the methods of their classes."""
+"""Prefixes of further modules: their functions, and the methods of their classes, may be patched."""
 
 
 @functools.cache
 def _spaces() -> tuple[tuple[str, Any], ...]:
-    """Namespaces in which functions may be patched, by title; those of `_CALLED` come first."""
+    """Namespaces with functions that may be patched, by title; those of `_CALLED` come first."""
     modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(_FAMILIES)}
     classes = {
         f"{value.__module__}.{value.__qualname__}": value
@@ -463,12 +463,12 @@ def _spaces() -> tuple[tuple[str, Any], ...]:
 
 
 def _computes(value: Any) -> bool:
-    """Whether it is a function, method or class, and not state that a namespace holds."""
+    """True for a function, method or class, False for state in a namespace."""
     return callable(value) or isinstance(value, (types.GetSetDescriptorType, property, staticmethod, classmethod))
 
 
 def _hides(space: Any, name: str, value: Any) -> bool:
-    """Whether a function that was added is used in place of an inherited one, or of an operator of torch."""
+    """True if an added function replaces an inherited one, or an operator of torch."""
     if space is torch.ops.aten:  # it adds operators when they are asked for
         return not isinstance(value, torch_names.OpOverloadPacket)
     bases = space.__mro__[1:] if isinstance(space, type) else ()
@@ -477,12 +477,12 @@ def _hides(space: Any, name: str, value: Any) -> bool:
 
 
 def _own(was: Any, now: Any) -> bool:
-    """Whether torch itself has put another one there: a default dtype's storage, and what dynamo is not to trace."""
+    """True if torch itself replaced a function: a default dtype's storage, or one that dynamo must not trace."""
     return was is torch.FloatStorage or _file(now).endswith(_WRAPPERS) or _within(now) is _within(was)
 
 
 def _within(value: Any) -> Any:
-    """The function that torch has put another one around, if it has."""
+    """Innermost function below torch's wrappers."""
     while _file(value).endswith(_AROUND):
         inner = getattr(value, "_torchdynamo_orig_callable", None) or getattr(value, "__wrapped__", None)
         if inner is None:
@@ -496,7 +496,7 @@ def _file(value: Any) -> str:
 
 
 def _differing(was: Any, now: Any) -> tuple[Any, Any]:
-    """The parts of two values that differ."""
+    """Differing parts of two values."""
     if is_dataclass(was) and type(was) is type(now):
         was, now = astuple(was), astuple(now)  # type: ignore[arg-type]  # instances, as both are of the type
     if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
@@ -507,7 +507,7 @@ def _differing(was: Any, now: Any) -> tuple[Any, Any]:
 
 def _folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 - as it was given
+        return os.getcwd()  # noqa: PTH109 - text, as os.chdir had it
     except OSError:
         return None
 

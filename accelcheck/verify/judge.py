@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 CLOSE = (4.0, 1.5)
-"""A candidate that exceeds its budget by at most this factor is judged again with a budget from more samples, and once more where
-it then exceeds that one by at most the second: three times the largest of 33 samples is no chance."""
+"""Largest excess of a candidate's budget that gets a closer look: factors before the first and the second one. Three
+times the largest of 33 samples is no chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Faults found (none: the candidate is right), all figures, readings by path, and how many elements were compared, by `kind` of tensor."""
+    """Faults (none for a right candidate), all figures, readings by path, and compared elements by `kind`."""
 
     faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
@@ -42,17 +42,17 @@ class Judgement:
     compared: Mapping[str, int] = field(default_factory=dict)
 
     def near(self, careful: int, reference: Reference | None = None, *, divisible: bool = False) -> frozenset[str]:
-        """The paths to look at more closely: of views beyond their budgets by at most `CLOSE`, where nothing else is wrong.
+        """Paths that need a closer look: views beyond their budgets by at most `CLOSE`, where nothing else is wrong.
 
-        After `careful` - 1 closer looks the limit is lower. Results that are independent of each other (`divisible`) are
-        looked at each by itself.
+        The limit is lower after the first of `careful` looks. Independent results (`divisible`) are chosen separately.
 
-        Where a reduced `reference` was asked, whatever is beyond its budget is looked at once more, and again where roundings decide
-        something: with so few samples the candidate may be the first to show it. So is a tensor of fewer than `FEW` elements, whose
-        views are single numbers: a correct one exceeds eight times the largest of four samples in 2.8e-4 of draws.
+        With a reduced `reference`, all that is beyond its budget gets one closer look, and another where roundings
+        decide something: the candidate may be the first of so few samples to show it. So does a tensor of fewer than
+        `FEW` elements, whose views are single numbers: a correct one exceeds eight times the largest of four samples in
+        2.8e-4 of draws.
         """
         beyond = [figure for figure in self.figures if figure.gates and not figure.within]
-        steep = own.OWN if careful == 1 else ()  # few samples know their error at one place badly
+        steep = own.OWN if careful == 1 else ()  # small samples know their error at one place badly
         limit = CLOSE[careful - 1]
         small = set[str]()
         if reference is not None:
@@ -69,7 +69,7 @@ class Judgement:
         return frozenset(path for path, _ in near if path not in wrong) if divisible or not wrong else frozenset()
 
     def amended(self, other: Judgement, paths: Collection[str]) -> Judgement:
-        """The same with what another judgement says of the tensors at some paths."""
+        """Judgement with another one's faults, figures and readings of some paths."""
         faults = [*(fault for fault in self.faults if fault.path not in paths), *other.faults]
         figures = [*(figure for figure in self.figures if figure.path not in paths), *other.figures]
         return Judgement(
@@ -82,13 +82,13 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The metadata that a candidate must have.
+    """Metadata required of a candidate.
 
     Attributes:
         device_type: `torch.device` type that every tensor must be on.
-        strides: Whether outputs must have eager's strides.
+        strides: True where outputs must have eager's strides.
         dtypes: Dtypes besides eager's own that outputs and losses may have (autocast's).
-        eager_strides: Eager's strides on the device, by path; those of the CPU hold for other paths.
+        eager_strides: Eager's strides on the device, by path; other paths have those of the CPU.
     """
 
     device_type: str
@@ -98,16 +98,16 @@ class Contract:
 
 
 EXACT = "exact"
-"""Kind of integers that are beside floating-point tensors of their own kind."""
+"""Kind of integers beside floating-point tensors of their own kind."""
 
 
 def kind(path: str) -> str:
-    """Kind of the tensor at a path: its first word, such as ``out``, ``grad``, ``loss``, ``parameter`` or ``buffer``."""
+    """Kind of the tensor at a path: its first word, such as ``out``, ``grad`` or ``parameter``."""
     return re.split(r"\W", path, maxsplit=1)[0]
 
 
 def check_metadata(result: Result, reference: Reference, contract: Contract) -> Iterator[Fault]:
-    """Structure, device, dtype, shape and strides, on the device: before anything is moved or read."""
+    """Yields faults of structure, device, dtype, shape and strides, on the device, before anything is moved or read."""
     for path in sorted(reference.truth.keys() - result.keys()):
         yield _metadata(path, "missing", "a tensor", "nothing")
     for path in sorted(result.keys() - reference.truth.keys()):
@@ -129,7 +129,7 @@ def check_metadata(result: Result, reference: Reference, contract: Contract) -> 
 
 
 def judge(result: Result, reference: Reference) -> Judgement:
-    """Judge the values of a result's tensors, on the CPU, whose metadata is right; `check_metadata` reports missing ones."""
+    """Judges the values of a result's tensors on the CPU, after `check_metadata`, which reports missing ones."""
     faults: list[Fault] = []
     figures: list[Figure] = []
     readings: dict[str, Reading] = {}
@@ -137,7 +137,7 @@ def judge(result: Result, reference: Reference) -> Judgement:
     compared: Counter[str] = Counter()
     for path in sorted(reference.judged & result.keys()):
         candidate, truth = result[path], reference.truth[path]
-        # Integers beside numbers do not stand for these: an index is right whatever the logits are.
+        # Integers beside floating-point numbers do not stand for them: an index is right whatever the logits are.
         exact = not truth.is_floating_point() and kind(path) in numbers
         compared[EXACT if exact else kind(path)] += truth.numel()
         if not truth.is_floating_point():
@@ -168,15 +168,15 @@ def judge(result: Result, reference: Reference) -> Judgement:
 
 
 def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, careful: bool = False) -> Judgement:
-    """Judge the signed views over all draws: errors that point one way with a mean that no rounding sample has.
+    """Judges the signed views over all draws: errors of one sign with a mean that no rounding sample has.
 
     A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
-    `SLACK` times the largest of the samples' means. A path that one draw has no reading of is left out; fewer than
-    three draws say nothing.
+    `SLACK` times the largest of the samples' means. A path without a reading in one draw is left out; fewer than three
+    draws give an empty judgement.
 
     Args:
         draws: Readings of the random draws and their references.
-        careful: Whether the samples are those of the last look, whose means are held to a quantile.
+        careful: True for the samples of the last look, whose means are held to a quantile.
     """
     faults: list[Fault] = []
     figures: list[Figure] = []
@@ -205,19 +205,14 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
 
 
 def beyond(figure: Figure) -> Fault:
-    """The fault of a figure that is beyond its budget."""
+    """Fault of a figure beyond its budget."""
     return Fault(
-        FaultKind.VIEW,
-        figure.path,
-        figure.view,
-        measured=figure.measured,
-        allowed=figure.allowed,
-        place=figure.where,
+        FaultKind.VIEW, figure.path, figure.view, measured=figure.measured, allowed=figure.allowed, place=figure.where
     )
 
 
 def may_be_algorithmic(fault: Fault, shape: Sequence[int]) -> bool:
-    """Whether a class of fast algorithms may explain a fault of an FP32 tensor: one of NaN and infinities, or an error within the caps."""
+    """True where fast algorithms may explain a fault of an FP32 tensor: NaN, infinities or an error within the caps."""
     if fault.kind is FaultKind.PATTERN:
         return True
     measured = math.inf if fault.measured is None else fault.measured
@@ -225,7 +220,7 @@ def may_be_algorithmic(fault: Fault, shape: Sequence[int]) -> bool:
 
 
 def value_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault:
-    """The fault of a tensor of exact values: its first element that differs."""
+    """Fault of a tensor of exact values: its first element that differs."""
     where = tuple((candidate != truth).nonzero()[0].tolist())
     expected, got = truth[where].item(), candidate[where].item()
     place = str(list(where)) if where else ""
@@ -239,21 +234,21 @@ def _metadata(path: str, part: str, expected: str, got: str) -> Fault:
 
 
 def _unexplained(path: str, reference: Reference) -> Iterator[Figure]:
-    """What eager on the CPU shows beyond the rounding samples: for people to see, and in no budget."""
+    """Yields eager's errors on the CPU beyond the rounding samples: information, in no budget."""
     for view, value in reference.eager.get(path, {}).items():
         if view in GATES and not abs(value) <= reference.alone[path][view]:
             yield Figure(path, f"eager's {view}", abs(value), reference.alone[path][view], "", gates=False)
 
 
 def _leaning_of_eager(path: str, view: str, references: Sequence[Reference], explained: float) -> float:
-    """Eager's own mean over the draws, where the samples explain it; 0 otherwise, or where a draw has no eager."""
+    """Eager's mean over the draws where the samples explain it; 0 otherwise, or where a draw has no eager."""
     own = [reference.eager[path][view] for reference in references if path in reference.eager]
     mean = abs(sum(own)) / len(own) if len(own) == len(references) else 0.0
     return mean if mean <= explained else 0.0
 
 
 def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
-    """NaN, +Inf and -Inf must stand where the oracle has them and nowhere else: NaN is never a wildcard."""
+    """Fault of NaN, +Inf or -Inf that stands elsewhere than in the oracle: NaN is never a wildcard."""
     kinds: dict[str, Callable[[Tensor], Tensor]] = {"NaN": torch.isnan, "+Inf": torch.isposinf, "-Inf": torch.isneginf}
     for kind, where in kinds.items():
         expected, got = where(truth), where(candidate)
@@ -272,7 +267,7 @@ def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
 
 
 def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
-    """Equal where it matters: strides of dimensions of size 1, and of empty tensors, mean nothing."""
+    """Compares strides where they matter: not in dimensions of size 1 or empty tensors."""
     return tensor.numel() == 0 or all(
         size == 1 or own == expected for size, own, expected in zip(tensor.shape, tensor.stride(), stride, strict=True)
     )
@@ -281,11 +276,11 @@ def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
 def apart(one: Result, other: Result) -> dict[str, float]:
     """Relative Frobenius distance by path: 0 for the same bits, infinite for other shapes, dtypes or NaN patterns.
 
-    Only NaN payloads and the sign of zero may differ: no operation promises them.
+    NaN payloads and the sign of zero may differ: no operation promises them. Paths of one run are infinitely apart.
 
     Args:
-        one: Of the first run, on the CPU.
-        other: Of the second, on the CPU; paths that only one has are infinitely apart.
+        one: Tensors of the first run, on the CPU.
+        other: Tensors of the second run, on the CPU.
     """
     return {
         path: _distance(one[path], other[path]) if path in one and path in other else math.inf

@@ -1,4 +1,4 @@
-"""Known answers: the operators that the judge itself computes with, on the CPU, on numbers whose results are known.
+"""Known answers of the operators that the judge itself computes with, on the CPU.
 
 A judge whose own products or sums are wrong finds anything right. All answers follow from integers or from symmetry.
 """
@@ -23,7 +23,7 @@ _NEAR = 2.0**-50
 
 
 class KnownAnswerError(RuntimeError):
-    """An operator that the judge computes with is wrong, so that nothing can be judged; the message names it."""
+    """Wrong operator of the judge's own, so that nothing can be judged; the message names it."""
 
 
 def _made(*values: Any) -> Tensor:
@@ -75,11 +75,11 @@ _ANSWERS: tuple[tuple[str, Callable[[], Tensor], Any], ...] = (
     ("a cast to float32", lambda: _made(1 + 2.0**-30, 2.0**-140).float().double(), [1.0, 2.0**-140]),
     ("a cast to bfloat16", lambda: _made(1 + 2.0**-9, 1 + 3 * 2.0**-8).bfloat16().double(), [1.0, 1 + 2.0**-6]),
 )
-"""Name, computation, and answer."""
+"""Known answers: name, computation, and result."""
 
 
 def check() -> None:
-    """Compute everything and compare it with the answers. Takes less than 1 ms.
+    """Compares all known answers, in less than 1 ms.
 
     Raises:
         KnownAnswerError: A result is wrong, or an operator raised.
@@ -94,10 +94,10 @@ def check() -> None:
 
 
 def check_views() -> None:
-    """The same of the views, through NumPy and through torch: of ones, one element of which is wrong by 1/2.
+    """Compares the views of ones with one element wrong by 1/2, through NumPy and through torch.
 
     Raises:
-        KnownAnswerError: As `check`.
+        KnownAnswerError: See `check`.
     """
     for stick, candidate, answer in _sticks():
         reading = stick.read(candidate)
@@ -110,7 +110,7 @@ _STICKS: list[tuple[Yardstick, Tensor, list[float]]] = []
 
 def _sticks() -> list[tuple[Yardstick, Tensor, list[float]]]:
     if not _STICKS:
-        for rows, columns in ((4, 8), (96, 128)):  # the second is larger than what goes through NumPy
+        for rows, columns in ((4, 8), (96, 128)):  # through NumPy, and through torch
             truth = torch.ones(rows, columns, dtype=_DOUBLE)
             candidate = truth.clone()
             candidate[1, 2] += 0.5
@@ -132,4 +132,4 @@ def _compare(name: str, got: Any, answer: Any) -> None:
 
 
 def _flat(value: Any) -> list[float]:
-    return [number for one in value for number in _flat(one)] if isinstance(value, (list, tuple)) else [float(value)]
+    return [number for item in value for number in _flat(item)] if isinstance(value, (list, tuple)) else [float(value)]

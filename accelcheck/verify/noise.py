@@ -1,6 +1,6 @@
-"""The random numbers and errors of `accelcheck.verify.rounding` for large tensors, in chunks that stay in a processor's cache.
+"""Random numbers and errors of `accelcheck.verify.rounding` for large tensors, in chunks that stay in processor caches.
 
-Every number has the bits that it has when whole tensors are computed with: each operation is of single elements.
+Each operation is element-wise, so that every number has the bits of a computation with whole tensors.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 2**17
-"""Elements of a chunk: the five buffers of 1 MiB in FP64 stay in the caches of the cores that share them. Of 12 million elements each takes
-6 ns with one thread, where whole tensors take 76, most of which goes into fresh memory for every operation."""
-_TINY = 2.0**-1022
-_FRACTION = 2**52 - 1
-_HALF = 1022 << 52
-"""Of FP64: the smallest normal number, the bits of the fraction, and those of 0.5."""
+"""Elements of a chunk: five buffers of 1 MiB in FP64 stay in the caches of the cores that share them. With one thread,
+each of 12 million elements takes 6 ns; whole tensors take 76, mostly for fresh memory in every operation."""
+TINY = 2.0**-1022
+FRACTION = 2**52 - 1
+HALF = 1022 << 52
+"""Smallest normal number of FP64, the bits of the fraction, and those of 0.5."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Some sums, and what decides the errors of adding them up.
+    """Sums, and the quantities that decide the errors of adding them up.
 
     Adding up K terms one after the other, each partial sum s_k is rounded: the error's variance is the sum of the
     variances u^2 s_k^2 / 3 (errors of rounding are uniform and independent; N. J. Higham and T. Mary, SIAM J. Sci.
     Comput. 41(5), 2019). If the order has nothing to do with the values, the terms of s_k are k drawn from K without
+    Comput. 41(5), 2019). If the order is independent of the values, the terms of s_k are k drawn from K without
     replacement, whose sum has the mean k S / K and the variance k (K - k) / (K (K - 1)) (Q - S^2 / K), with S the sum
-    of all and Q that of their squares. Summed over k, leaving out what is smaller by a factor K,
 
         variance = u^2 K (2 S^2 + Q) / 18
 
     For terms of both signs S^2 is about Q, the deviation sqrt(K / 6) u |S|; for terms of one sign S^2 is up to K Q, the
-    deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy (``tests/verify/test_rounding.py``),
-    sequential sums in FP32 show 0.65 to 0.8 of this deviation in every order that has nothing to do with the values, since
-    numbers lie all over a binade; sums in blocks and trees less, down to 0.03 for K = 4096. For terms that repeat see
-    `accelcheck.verify.sequential`.
+    deviation sqrt(K) / 3 u |S|; where the sum cancels, Q remains. Measured with NumPy
+    (``tests/verify/test_rounding.py``), sequential sums in FP32 show 0.65 to 0.8 of this deviation in every order that
+    is independent of the values, since numbers lie all over a binade; sums in blocks and trees less, down to 0.03 for K
+    = 4096. For terms that repeat see `accelcheck.verify.sequential`.
 
     Attributes:
-        scale: ``u^2 / 12``: 1 / K of the variance above, for either of two uniform numbers in [-1, 1). With one no error would
-            be larger than 1.7 deviations, and of a million correct sums some err by 5.
-        length: K, one for all or one for each.
-        squares: Q, one for each, or of all (0-D).
-        common: S, one for all (0-D), where an operator does not show what it sums (norms, softmax): S^2 and Q are then the
+        scale: ``u^2 / 12``: 1 / K of the variance above, for either of two uniform numbers in [-1, 1). A single number
+            would never exceed 1.7 deviations, while some of a million correct sums err by 5.
+        length: Terms K, one number for all sums or one for each.
+        squares: Sum of squared terms Q, one for each sum, or for all (0-D).
+        common: Sum S for all (0-D), where an operator does not show its terms (norms, softmax): S^2 and Q are then the
             result's mean square. None for the results themselves.
     """
 
@@ -58,7 +58,7 @@ class Sums:
     common: Tensor | None = None
 
     def deviation(self, results: Tensor, out: Tensor | None = None) -> Tensor:
-        """What each of the two uniform numbers is multiplied with, for these results; into `out` if given, of their shape."""
+        """Factors of either uniform number, for these results; written into `out`, of their shape, if given."""
         if self.common is None:
             size = torch.square(results, out=out).mul_(2.0).add_(self.squares)
         else:
@@ -69,20 +69,20 @@ class Sums:
 
 
 def order_of(tensor: Tensor) -> list[int] | None:
-    """The dimensions in the order in which the elements lie in memory without gaps; None where they do not."""
+    """Dimensions in the order of memory without gaps; None if there are gaps."""
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
     return order if tensor.permute(order).is_contiguous() else None
 
 
 def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float, sums: Sums | None) -> bool:
-    """Add rounding errors in place, as `accelcheck.verify.rounding.Rounding` describes them; False where this cannot.
+    """Adds the rounding errors of `accelcheck.verify.rounding.Rounding` in place; False for unsupported tensors.
 
     Args:
-        tensor: FP64, on the CPU.
-        factors: What mantissas are multiplied with: one, and two more with `sums`.
+        tensor: FP64 tensor on the CPU.
+        factors: Factors of mantissas: one, and two more with `sums`.
         unit: Largest relative error of the result's own rounding.
         half: Half the distance of numbers around 0.
-        sums: What adding up errs by; None for operators that do not.
+        sums: Quantities of the sums' errors; None for operators that sum nothing.
     """
     order = order_of(tensor)
     if order is None or tensor.dtype != torch.float64:
@@ -114,7 +114,7 @@ def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float,
 
 
 def rounded(tensor: Tensor, factor: float, unit: float) -> Tensor | None:
-    """``tensor * (1 + unit * uniform)``; None where this cannot make it."""
+    """``tensor * (1 + unit * uniform)``; None for unsupported tensors."""
     order = order_of(tensor)
     if order is None or tensor.dtype != torch.float64:
         return None
@@ -141,9 +141,9 @@ def _part(value: Any, start: int) -> Any:
 
 
 def _mantissas(own: Tensor, sizes: Tensor, out: Tensor) -> None:
-    """As ``torch.frexp`` of magnitudes, into `out`, but for NaN and infinities."""
-    torch.bitwise_and(sizes.view(torch.int64), _FRACTION, out=out.view(torch.int64)).bitwise_or_(_HALF)
-    small = sizes < _TINY
+    """Writes the mantissas of ``torch.frexp`` of magnitudes to `out`, except those of NaN and infinities."""
+    torch.bitwise_and(sizes.view(torch.int64), FRACTION, out=out.view(torch.int64)).bitwise_or_(HALF)
+    small = sizes < TINY
     if not (count := int(small.count_nonzero())):
         return
     if count == int((sizes == 0).count_nonzero()):
@@ -153,5 +153,5 @@ def _mantissas(own: Tensor, sizes: Tensor, out: Tensor) -> None:
 
 
 def _uniform(mantissas: Tensor, factor: float, out: Tensor) -> Tensor:
-    """Into `out`: what `accelcheck.workloads.draw.by_value` makes of them, in [-1, 1)."""
+    """Writes uniform numbers in [-1, 1) to `out`, from `accelcheck.workloads.draw.by_value` of mantissas."""
     return torch.mul(mantissas, factor, out=out).frac_().mul_(2).sub_(1)

@@ -1,6 +1,6 @@
-"""Number formats, decoded and rounded in exact arithmetic: what a device's conversions and operations are held against. No torch.
+"""Number formats, decoded and rounded in exact arithmetic, to judge a device's conversions and operations. No torch.
 
-A number is a `fractions.Fraction`. A value that is none is ``"nan"``, ``"inf"`` or ``"-inf"``.
+A number is a `fractions.Fraction`; other values are ``"nan"``, ``"inf"`` and ``"-inf"``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Value: TypeAlias = "Fraction | str"
-"""A number, or ``nan``, ``inf``, ``-inf``."""
+"""Number, or ``nan``, ``inf``, ``-inf``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,39 +22,39 @@ class IntegerFormat:
     """Integers in two's complement.
 
     Attributes:
-        bits: Width.
+        bits: Width in bits.
     """
 
     bits: int
 
     @property
     def lowest(self) -> int:
-        """The smallest number."""
+        """Smallest number."""
         return -(1 << self.bits - 1)
 
     @property
     def highest(self) -> int:
-        """The largest number."""
+        """Largest number."""
         return (1 << self.bits - 1) - 1
 
     def decode(self, code: int) -> Value:
-        """The number of a bit pattern."""
+        """Number of a bit pattern."""
         return Fraction(code - (1 << self.bits) if code >> self.bits - 1 else code)
 
     def wrapped(self, number: int) -> Fraction:
-        """The number that is left when all bits above the width are dropped."""
+        """Number without the bits above the width."""
         return Fraction((number - self.lowest) % (1 << self.bits) + self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Binary floating-point numbers with subnormal numbers, as IEEE 754 has them, and the formats of 8 and 4 bits beside it.
+    """Binary floating-point numbers with subnormal numbers: those of IEEE 754, and formats of 8 and 4 bits.
 
     Attributes:
-        bits: Width.
+        bits: Width in bits.
         exponent: Bits of the exponent.
-        infinite: Whether there are infinities, with the largest exponent; if not, numbers use that exponent too.
-        undefined: Whether there is a NaN: without infinities it is the pattern of all ones.
+        infinite: True if the largest exponent means infinities and NaN; otherwise numbers use that exponent too.
+        undefined: True if there is a NaN, which is the pattern of all ones without infinities.
     """
 
     bits: int
@@ -79,18 +79,18 @@ class FloatFormat:
 
     @property
     def smallest(self) -> Fraction:
-        """The smallest positive normal number."""
+        """Smallest positive normal number."""
         return Fraction(2) ** self.least
 
     @property
     def largest(self) -> Fraction:
-        """The largest number."""
+        """Largest number."""
         top = (1 << self.exponent) - 1 - int(self.infinite)
         ones = (1 << self.fraction) - 1 - int(self.undefined and not self.infinite)
         return (1 + Fraction(ones, 1 << self.fraction)) * Fraction(2) ** (top - 1 + self.least)
 
     def decode(self, code: int) -> Value:
-        """The value of a bit pattern; both zeros are 0."""
+        """Value of a bit pattern; both zeros are 0."""
         sign = -1 if code >> self.bits - 1 else 1
         exponent = code >> self.fraction & (1 << self.exponent) - 1
         fraction = code & (1 << self.fraction) - 1
@@ -105,7 +105,7 @@ class FloatFormat:
         return sign * (1 + part) * Fraction(2) ** (exponent - 1 + self.least)
 
     def rounded(self, number: Fraction) -> Value:
-        """The nearest number, ties to even. Beyond the largest number: an infinity, or NaN in formats without infinities."""
+        """Nearest number, ties to even; beyond the largest one an infinity, or NaN in formats without infinities."""
         if not number:
             return Fraction(0)
         size = abs(number)
@@ -113,15 +113,15 @@ class FloatFormat:
         power = size.numerator.bit_length() - size.denominator.bit_length()
         power -= size < Fraction(2) ** power
         spacing = Fraction(2) ** (max(power, self.least) - self.fraction)
-        found = round(number / spacing) * spacing  # Python rounds a Fraction half to even
-        if abs(found) <= self.largest:
-            return found
+        nearest = round(number / spacing) * spacing  # Python rounds a Fraction half to even
+        if abs(nearest) <= self.largest:
+            return nearest
         if not self.infinite:
             return "nan"
-        return "inf" if found > 0 else "-inf"
+        return "inf" if nearest > 0 else "-inf"
 
     def subnormal(self, value: Value) -> bool:
-        """Whether a device that flushes subnormal numbers may take this one for 0."""
+        """True if a device that flushes subnormal numbers may take this one for 0."""
         return isinstance(value, Fraction) and 0 < abs(value) < self.smallest
 
 
@@ -143,7 +143,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "int4": IntegerFormat(4),
     }
 )
-"""By torch's names, without its prefix; `float4_e2m1fn` is one number of ``float4_e2m1fn_x2``.
+"""Formats by torch's names without prefix; `float4_e2m1fn` is one number of ``float4_e2m1fn_x2``.
 
-IEEE 754-2019 for the first three; bfloat16: 8 exponent bits; float8: arXiv:2209.05433; float4: OCP Microscaling Formats (MX) 1.0.
+IEEE 754-2019 for the first three; bfloat16: 8 exponent bits; float8: arXiv:2209.05433; float4: OCP Microscaling 1.0.
 """

@@ -1,4 +1,4 @@
-"""Operators of torch: which of them round, and the tensors that they take, return and write to."""
+"""Operators of torch: the rounding of each, and the tensors that they take, return and write to."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EXACT = frozenset(
-    """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter bernoulli_
-    block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_ clamp_min
+    """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter
+    bernoulli_ block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_ clamp_min
     clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax cummin
     detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like eq expand_copy exponential_
     eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d
-    full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside
-    im2col imag index index_copy index_copy_ index_fill index_fill_
-    index_put index_put_ index_select isnan kthvalue lift_fresh lift_fresh_copy _local_scalar_dense log_normal_
-    logical_and logical_not logical_or logical_xor lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
+    full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside im2col imag index
+    index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select isnan kthvalue lift_fresh
+    lift_fresh_copy _local_scalar_dense log_normal_ logical_and logical_not logical_or logical_xor lu_unpack
+    masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
     max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
     nan_to_num nanmedian narrow_copy native_dropout_backward ne neg neg_ new_empty new_empty_strided new_full new_ones
     new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put put_ randint_like real
     reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ repeat repeat_interleave replication_pad1d
-    replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_
-    searchsorted select_backward select_scatter set_ sgn sign slice_backward slice_scatter softshrink_backward sort
-    split_copy split_with_sizes_copy squeeze_ squeeze_copy stack t_ t_copy take threshold threshold_backward _to_copy
-    topk transpose_ transpose_copy tril tril_ triu triu_ trunc trunc_ unbind_copy unfold unfold_copy uniform_ _unique2
+    replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_ searchsorted
+    select_backward select_scatter set_ sgn sign slice_backward slice_scatter softshrink_backward sort split_copy
+    split_with_sizes_copy squeeze_ squeeze_copy stack t_ t_copy take threshold threshold_backward _to_copy topk
+    transpose_ transpose_copy tril tril_ triu triu_ trunc trunc_ unbind_copy unfold unfold_copy uniform_ _unique2
     unique_consecutive unique_dim _unsafe_index _unsafe_masked_index unsafe_split _unsafe_view unsqueeze_
     unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where zero zero_ zeros_like""".split()
@@ -42,87 +42,76 @@ CORRECTLY_ROUNDED = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
     adaptive_max_pool2d_backward adaptive_max_pool3d_backward add add_ addbmm addcdiv addcdiv_ addcmul addcmul_ addmm
     addmv addr avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bmm col2im convolution
-    convolution_backward cumsum deg2rad div div_ dot _embedding_bag _embedding_bag_backward
-    _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward embedding_dense_backward
-    fractional_max_pool2d_backward fractional_max_pool3d_backward histc index_add index_add_ ldexp leaky_relu
-    leaky_relu_backward lerp lerp_ linear max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mm
-    mse_loss mse_loss_backward mul mul_ mv nansum nll_loss2d_backward nll_loss2d_forward nll_loss_backward
-    nll_loss_forward _prelu_kernel _prelu_kernel_backward rad2deg reciprocal reciprocal_ reflection_pad1d_backward
-    reflection_pad2d_backward reflection_pad3d_backward remainder replication_pad1d_backward
-    replication_pad2d_backward replication_pad3d_backward rsub scatter_add segment_reduce _segment_reduce_backward
-    softshrink sqrt sqrt_ square sub sub_ sum trace _trilinear unfold_backward upsample_nearest1d_backward
-    upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward vdot""".split()
+    convolution_backward cumsum deg2rad div div_ dot _embedding_bag _embedding_bag_backward _embedding_bag_forward_only
+    _embedding_bag_per_sample_weights_backward embedding_dense_backward fractional_max_pool2d_backward
+    fractional_max_pool3d_backward histc index_add index_add_ ldexp leaky_relu leaky_relu_backward lerp lerp_ linear
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mm mse_loss mse_loss_backward mul mul_ mv
+    nansum nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward _prelu_kernel
+    _prelu_kernel_backward rad2deg reciprocal reciprocal_ reflection_pad1d_backward reflection_pad2d_backward
+    reflection_pad3d_backward remainder replication_pad1d_backward replication_pad2d_backward
+    replication_pad3d_backward rsub scatter_add segment_reduce _segment_reduce_backward softshrink sqrt sqrt_ square
+    sub sub_ sum trace _trilinear unfold_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_nearest_exact3d_backward vdot""".split()
 )
-"""Operators whose results err by their rounding alone, and by the accumulation of a sum."""
+"""Operators that err by the rounding of the result and the accumulation of a sum alone."""
 
 INEXACT = frozenset(
     """abs_ acos acosh angle asin asinh atan atan2 atanh _batch_norm_with_update binary_cross_entropy
-    binary_cross_entropy_backward binary_cross_entropy_with_logits _cdist_backward _cdist_forward celu cos cosh
-    cumprod digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1 _fft_c2c _fft_c2r _fft_r2c
-    frac_ frexp _fused_rms_norm _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward histogram _histogramdd_bin_edges _histogramdd_from_bin_cts huber_loss huber_loss_backward hypot i0 igamma igammac index_reduce
-    lgamma linalg_qr linalg_vector_norm linspace log log10 log1p log2 log_sigmoid log_sigmoid_backward log_sigmoid_forward
-    _log_softmax _log_softmax_backward_data logaddexp logaddexp2 logcumsumexp logit logit_backward logspace logsumexp
-    mish mish_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
-    multilabel_margin_loss_forward mvlgamma nan_to_num_ native_batch_norm native_batch_norm_backward
-    _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm native_group_norm_backward
-    native_layer_norm native_layer_norm_backward norm _pdist_backward _pdist_forward outer polar polygamma pow prod renorm
-    round.decimals rrelu_with_noise rrelu_with_noise_backward rsqrt _safe_softmax scatter_reduce sigmoid sigmoid_backward silu
-    silu_backward sin sinc sinh smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
-    _softmax _softmax_backward_data softplus softplus_backward special_airy_ai special_bessel_j0 special_bessel_j1
-    special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
-    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h
-    special_hermite_polynomial_he special_i0e special_i1 special_i1e special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
-    special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
-    special_xlog1py special_zeta std std_mean tan tanh tanh_backward true_divide var var_mean xlogy""".split()
-)
-"""Transcendental, normalizing and fused operators: their results may err by `accelcheck.verify.precision.INEXACT_ULPS`.
-
-``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, and are here since the budgets of emulated int8 were measured so.
-"""
-
-CONTRACTIONS = frozenset(
-    {
-        "mm",
-        "addmm",
-        "addmv",
-        "addbmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "convolution_backward",
-        "dot",
-        "vdot",
-        "mv",
-        "linear",
-    }
-)
-"""Operators whose operands are rounded to the arithmetic precision before they are multiplied."""
-
-SCATTERS = frozenset(
-    """embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_
-    put put_ _unsafe_index_put _unsafe_masked_index_put_accumulate""".split()
-)
-"""Operators that add to places that an index gives."""
-
-COMPOSED = frozenset(
-    """_batch_norm_with_update digamma gelu i0 _log_softmax logaddexp logaddexp2 multi_margin_loss multi_margin_loss_backward
-    multilabel_margin_loss_backward mvlgamma native_batch_norm _native_batch_norm_legit native_group_norm native_layer_norm polygamma round.decimals silu sinc
-    _softmax softplus special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    binary_cross_entropy_backward binary_cross_entropy_with_logits _cdist_backward _cdist_forward celu cos cosh cumprod
+    digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1 _fft_c2c _fft_c2r _fft_r2c frac_
+    frexp _fused_rms_norm _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid hardsigmoid_backward
+    hardswish hardswish_backward histogram _histogramdd_bin_edges _histogramdd_from_bin_cts huber_loss
+    huber_loss_backward hypot i0 igamma igammac index_reduce lgamma linalg_qr linalg_vector_norm linspace log log10
+    log1p log2 log_sigmoid log_sigmoid_backward log_sigmoid_forward _log_softmax _log_softmax_backward_data logaddexp
+    logaddexp2 logcumsumexp logit logit_backward logspace logsumexp mish mish_backward multi_margin_loss
+    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward mvlgamma nan_to_num_
+    native_batch_norm native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_no_training
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward norm _pdist_backward
+    _pdist_forward outer polar polygamma pow prod renorm round.decimals rrelu_with_noise rrelu_with_noise_backward
+    rsqrt _safe_softmax scatter_reduce sigmoid sigmoid_backward silu silu_backward sin sinc sinh smooth_l1_loss
+    smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward _softmax _softmax_backward_data softplus
+    softplus_backward special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-    special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
-    special_i0e special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
+    special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_i0e
+    special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
     special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
     special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
-    special_zeta""".split()
+    special_xlog1py special_zeta std std_mean tan tanh tanh_backward true_divide var var_mean xlogy""".split()
 )
-"""Operators that compute with a rounded intermediate: a mean that is subtracted, the argument of an exponential."""
+"""Transcendental, normalizing and fused operators, which may err by `accelcheck.verify.precision.INEXACT_ULPS`.
+
+``abs_``, ``frac_``, ``frexp`` and ``nan_to_num_`` are exact, but listed, since the budgets of emulated int8 were
+measured so.
+"""
+
+CONTRACTIONS = frozenset(
+    "mm addmm addmv addbmm bmm baddbmm convolution convolution_backward dot vdot mv linear".split()
+)
+"""Operators whose operands are rounded to the arithmetic precision before they are multiplied."""
+
+SCATTERS = frozenset(
+    """embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_ put
+    put_ _unsafe_index_put _unsafe_masked_index_put_accumulate""".split()
+)
+"""Operators that add to indexed places."""
+
+COMPOSED = frozenset(
+    """_batch_norm_with_update digamma gelu i0 _log_softmax logaddexp logaddexp2 multi_margin_loss
+    multi_margin_loss_backward multilabel_margin_loss_backward mvlgamma native_batch_norm _native_batch_norm_legit
+    native_group_norm native_layer_norm polygamma round.decimals silu sinc _softmax softplus special_airy_ai
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
+    special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
+    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta""".split()
+)
+"""Operators with a rounded intermediate: a subtracted mean, the argument of an exponential."""
 
 
 INTERPOLATED = frozenset(
@@ -131,7 +120,7 @@ INTERPOLATED = frozenset(
     _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward upsample_bilinear2d_backward upsample_linear1d
     upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward""".split()
 )
-"""Operators whose weights come from coordinates: of W positions, the last has an error of W u, and so have the weights beside it."""
+"""Operators with weights from coordinates: of W positions, the last errs by W u, and so do the weights beside it."""
 
 FACTORISED = frozenset(
     """cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_cross _linalg_det linalg_eig
@@ -139,34 +128,35 @@ FACTORISED = frozenset(
     linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr _linalg_slogdet
     _linalg_solve_ex linalg_solve_triangular _linalg_svd ormqr triangular_solve""".split()
 )
-"""Operators of linear algebra. They are stable backward: their result is that of operands that have moved by a multiple of u times the
-norm of their columns. The multiple is at most N and more (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorems
-9.3, 10.3, 19.4), and about the root of N where errors are independent (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019)."""
+"""Operators of linear algebra, stable backward: their result is that of operands moved by a multiple of u times the
+norm of their columns. The multiple is at most N and more (N. J. Higham, Accuracy and Stability of Numerical Algorithms,
+2002, theorems 9.3, 10.3, 19.4), and about the root of N where errors are independent (Higham and Mary, SIAM J. Sci.
+Comput. 41(5), 2019)."""
 
 
 NORMALISED = frozenset({"softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"})
-"""Operators that divide a row by its sum, along the dimension of their second argument: all of it has the error of the sum."""
+"""Operators that divide a row, along the dimension of their second argument, by its sum, whose error all of it has."""
 DECOMPOSED = frozenset(
     """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits lerp logit sinc
     upsample_bicubic2d""".split()
 )
-"""Operators that round as their decomposition does, in the accumulator's precision, and once more: terms of both signs that cancel, a
-logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi."""
+"""Operators that round like their decomposition in the accumulator's precision, and once more: terms of both signs that
+cancel, a logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi."""
 
 OF_INTEGERS = (INEXACT | {"div", "sqrt", "reciprocal"}) - {"abs_", "cumprod", "pow", "prod"}
-"""Operators that give numbers in floating point for integers too."""
+"""Operators that give floating-point numbers for integers too."""
 
 MODULI = frozenset({"abs", "sgn"})
 """Operators of `EXACT` that compute a modulus of complex numbers."""
 
 
 class OperatorFacts(NamedTuple):
-    """What an operator's schema says.
+    """Facts from an operator's schema.
 
     Attributes:
-        name: Without overload; with the namespace where that is not torch's own, whose operators alone are listed here.
-        moves: Whether it only moves or selects.
-        written: Position and name of the arguments that it writes to; None where it writes to none.
+        name: Name without overload, with a namespace that is not torch's own; only torch's operators are listed here.
+        moves: True for operators that only move or select.
+        written: Positions and names of arguments that it writes to; None without any.
     """
 
     name: str
@@ -176,7 +166,7 @@ class OperatorFacts(NamedTuple):
 
 @functools.cache
 def facts(func: Any) -> OperatorFacts:
-    """OperatorFacts of an overload of an operator."""
+    """Facts of an operator's overload."""
     name, _, overload = func.name().removeprefix("aten::").partition(".")
     if overload == "decimals":
         name = f"{name}.decimals"  # it multiplies and divides, where `round` alone is exact
@@ -190,47 +180,41 @@ def facts(func: Any) -> OperatorFacts:
 
 
 def may_round(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call may round: not where it only moves numbers, or has none in floating point."""
+    """True if a call may round: it does more than move numbers, and has floating-point ones."""
     name, moves, _ = facts(func)
     moves = moves and not _accumulates(name, args, kwargs) and not (name in MODULI and has_complex(args))
     return not moves and not _selects(name, args) and (name in OF_INTEGERS or _has_float((args, kwargs.values())))
 
 
 def classified(name: str) -> bool:
-    """Whether it is known how much an operator rounds. Others are granted what those of `INEXACT` are."""
-    known = (
-        EXACT,
-        CORRECTLY_ROUNDED,
-        SCATTERS,
-        INEXACT,
-        FACTORISED,
-        INTERPOLATED,
-    )  # exact ones may round in some calls
+    """True if an operator's rounding is listed; others are granted what those of `INEXACT` are."""
+    # Operators of `EXACT` may round in some calls.
+    known = (EXACT, CORRECTLY_ROUNDED, SCATTERS, INEXACT, FACTORISED, INTERPOLATED)
     return any(name in names for names in known) or name.removesuffix("_") in INEXACT
 
 
 def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
-    """Tensors that a call returned or wrote to; None for those that were not asked for or are not in floating point."""
+    """Tensors that a call returned or wrote to; None for those not requested or not in floating point."""
     name, _, written = facts(func)
     if written is None:
         returned = outputs(out)
         if name == "multilabel_margin_loss_forward":
-            returned[1] = None  # which classes are meant, as ones and zeros
+            returned[1] = None  # a mask of the target classes
     else:
         values = (args[position] if position < len(args) else kwargs.get(name) for position, name in written)
         changed = floats(values)
-        # Batch norm with statistics to update returns results besides; what a write in place returns is what it wrote to.
+        # Batch norm returns results besides updated statistics; an in-place write returns the tensor it wrote to.
         returned = [*changed, *(tensor for tensor in outputs(out) if all(tensor is not other for other in changed))]
     return [*returned, *_unannounced(name, args)]
 
 
 def outputs(out: Any) -> list[Tensor | None]:
-    """Outputs in their places; None for those that were not asked for or are not in floating point."""
+    """Outputs in their places; None for those not requested or not in floating point."""
     return [value if is_inexact(value) else None for value in (out if isinstance(out, (tuple, list)) else (out,))]
 
 
 def floats(values: Iterable[Any]) -> list[Tensor]:
-    """The floating-point and complex tensors among nested values."""
+    """Floating-point and complex tensors among nested values."""
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, (tuple, list)):
@@ -241,17 +225,17 @@ def floats(values: Iterable[Any]) -> list[Tensor]:
 
 
 def is_float(value: Any) -> bool:
-    """Whether a value is a floating-point tensor."""
+    """True for a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def has_complex(values: Iterable[Any]) -> bool:
-    """Look for a complex tensor among values."""
+    """True if a value is a complex tensor."""
     return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
 def _has_float(values: Iterable[Any]) -> bool:
-    # Forward-mode derivatives run operators on meta tensors, to learn their strides.
+    # Forward-mode derivatives run operators on meta tensors to learn strides.
     return any(
         is_inexact(value) and not value.is_meta
         if isinstance(value, Tensor)
@@ -261,14 +245,14 @@ def _has_float(values: Iterable[Any]) -> bool:
 
 
 def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Tensors that an operator writes although its schema does not say so: batch norm's running statistics in training."""
+    """Tensors written without a note in the schema: batch norm's running statistics in training."""
     if name == "native_batch_norm" and args[5]:
         return floats(args[3:5])
     return []
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:
-    """Find calls of inexact operators that only select: an extreme of what an index gathers, or a norm of order infinity."""
+    """True for a call of an inexact operator that only selects: an indexed extreme, or a norm of order infinity."""
     if has_complex(args):
         return False
     if name in {"index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_", "segment_reduce"}:
@@ -279,7 +263,7 @@ def _selects(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _accumulates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Find calls of exact operators that add: `index_put` and `put` with `accumulate`, `scatter` with `reduce`."""
+    """True for an exact operator that adds: `index_put` and `put` with `accumulate`, `scatter` with `reduce`."""
     if name in {"scatter", "scatter_"}:
         return "reduce" in kwargs or any(isinstance(value, str) for value in args)
     return name in {"index_put", "index_put_", "put", "put_"} and bool(

@@ -1,4 +1,4 @@
-"""The FP64 result of a workload and the error budgets of a candidate: computed once a run, shared by techniques and processes."""
+"""FP64 results of workloads and error budgets of candidates, computed once a run for all techniques and processes."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 REMEMBERED = 64
 REMEMBERED_BYTES = 2**28
-"""References that a process keeps in memory, and the bytes of their tensors: all draws of some cases, which techniques share one
-after the other. A further one is read from the run's folder again."""
+"""Most references that a process keeps in memory, and most bytes of their tensors: all draws of some cases, which
+techniques share one after the other. Others are read from the run's folder again."""
 
 FIRST = Draw()
-"""The case's own parameters and inputs."""
+"""Parameters and inputs of the case itself."""
 
 
 class Store:
-    """References of a run, in a folder that all its processes share; each is computed once, under a lock.
+    """References of a run, in a folder shared by all its processes; each is computed once, under a lock.
 
     Args:
-        folder: Private to the run and trusted; removed with it.
-        clean: Where they are computed; by default in this process, which no technique must have changed.
-        effort: How much is computed for somebody's own model: one of `accelcheck.core.case.EFFORTS`.
+        folder: Trusted folder, private to the run and removed with it.
+        clean: Process that computes them; None for this process, which no technique must have changed.
+        effort: Effort for user-owned models: one of `accelcheck.core.case.EFFORTS`.
     """
 
     def __init__(self, folder: Path, clean: CleanProcess | None = None, effort: str = AUTO) -> None:
         self.cache = Cache(folder, clean)
         self.word = effort
         self._sizes: dict[str, Size] = {}
-        self._memory: dict[str, Reference] = {}  # the last ones used, those least lately used first
+        self._memory: dict[str, Reference] = {}  # the least recently used first
 
     def get(
         self,
@@ -62,9 +62,10 @@ class Store:
         careful: int = 0,
         algorithm: str = "",
     ) -> Reference:
-        """The reference of a case and a draw of its inputs; with `careful` from 1 on, its budgets come from more samples: see `Effort`.
+        """Reference of a case and a draw of its inputs, computed once.
 
-        With `algorithm`, one of `accelcheck.verify.algorithms.ALGORITHMS`, they come from samples of that class.
+        `careful` from 1 on takes more samples for its budgets: see `Effort`. `algorithm`, one of
+        `accelcheck.verify.algorithms.ALGORITHMS`, takes samples of that class.
 
         Raises:
             OracleError: The oracle failed, is not finite where it should be, disagrees with eager, or is random.
@@ -80,32 +81,32 @@ class Store:
             key += f"/{algorithm}"
         if effort.reduced:
             key += f"/{effort.name}"
-        found = self._memory.pop(key, None)
-        if found is None:
+        reference = self._memory.pop(key, None)
+        if reference is None:
             arithmetic = Arithmetic.of(technique, case.dtype)
             arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort, algorithm
             if effort.reduced:  # the process that computes needs the memory
                 self._memory.clear()
                 effort.tidy(cycles=True)
-            found = Reference.from_plain(self.cache.once(key, _computed, *arguments))
-        self._memory[key] = found
+            reference = Reference.from_plain(self.cache.once(key, _computed, *arguments))
+        self._memory[key] = reference
         while len(self._memory) > 1 and (
             len(self._memory) > REMEMBERED or sum(kept.bytes for kept in self._memory.values()) > REMEMBERED_BYTES
         ):
             del self._memory[next(iter(self._memory))]
-        return found
+        return reference
 
     def effort(self, case: Case, workload: Workload) -> Effort:
-        """How much is computed for a case: all that is usual unless the workload is somebody's own model."""
+        """Effort for a case: the full one unless the workload is `given`."""
         if not workload.given or self.word == FULL.name or case.mode not in {Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN}:
             return FULL
         return choose(self.word, self.size(case, workload), case.mode)
 
     def size(self, case: Case, workload: Workload) -> Size:
-        """Of a workload's problem: measured once for all processes."""
+        """Size of a workload's problem, measured once for all processes."""
         if workload.name not in self._sizes:
-            found = self.cache.once(f"size/{workload.name}/{case.seed}", sized, workload, case.seed)
-            self._sizes[workload.name] = Size(**found)
+            counts = self.cache.once(f"size/{workload.name}/{case.seed}", sized, workload, case.seed)
+            self._sizes[workload.name] = Size(**counts)
         return self._sizes[workload.name]
 
 
@@ -140,10 +141,10 @@ def compute(
     effort: Effort = FULL,
     algorithm: str = "",
 ) -> Reference:
-    """The oracle, eager, the rounding samples, and the budgets that follow.
+    """Runs the oracle, eager and the rounding samples, and derives the budgets.
 
     Raises:
-        OracleError: As for `Store.get`.
+        OracleError: See `Store.get`.
     """
     source = Source(workload, technique, seed, dtype, mode, draw, effort, algorithm)
     try:
@@ -151,8 +152,9 @@ def compute(
     except OracleError as error:
         if other := differing(lambda: draw.problem(workload, seed, dtype)):
             raise OracleError(
-                f"{source}: the workload's maker gives another {other[0]} when it is called again with the same seed: draw all random "
-                "numbers from the generator that it is given, and use no clock, counter or generator of your own"
+                f"{source}: the workload's maker gives another {other[0]} when it is called again with the same seed: "
+                "draw all random numbers from the generator that it is given, and use no clock, counter or generator "
+                "of your own"
             ) from error
         raise
 
@@ -192,13 +194,13 @@ def _compute(source: Source, careful: int) -> Reference:
         spread=spread,
         unclassified=unclassified,
         spread_over=spread_over,
-        noise={path: one for path, one in samples.noise(source).items() if path in alone},
+        noise={path: levels for path, levels in samples.noise(source).items() if path in alone},
         eager_unlike=eager_unlike,
     )
 
 
 def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result, Samples, list[str]]:
-    """The oracle's result, what it shows with rounding errors, and the operators of which nothing says how much they round."""
+    """Result of the oracle, its rounding samples, and the operators whose rounding is not classified."""
     draw, effort, precision, dtype = source.draw, source.effort, source.precision, source.dtype
     traits = source.workload.traits
     with blamed(f"{source}: the FP64 oracle"), unfused():
@@ -227,10 +229,10 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
 
 
 def _eager(source: Source, truth: Result, samples: Samples) -> tuple[Result, str]:
-    """Eager in the storage dtype, and where it alone has NaN or infinities, or lacks them: then eager is wrong.
+    """Result of eager in the storage dtype, and its own difference in NaN or infinities: then eager is wrong.
 
     Raises:
-        OracleError: It, or a sample, is not like the truth in another way.
+        OracleError: Eager or a sample is unlike the truth in another way.
     """
     who = f"eager {source.dtype} on the CPU"
     with blamed(f"{source}: {who}"):
@@ -241,8 +243,8 @@ def _eager(source: Source, truth: Result, samples: Samples) -> tuple[Result, str
     for name, differs in ((who, "" if wrong else difference), ("a rounding sample", samples.unlike)):
         if differs and (varying := samples.varying()):
             raise OracleError(
-                f"{source}: rounding decides how large a result is: {varying}, so its elements cannot be compared. Return what comes "
-                "before that choice, with a fixed size, to have it judged"
+                f"{source}: rounding decides how large a result is: {varying}, so its elements cannot be compared. "
+                "Return what comes before that choice, with a fixed size, to have it judged"
             )
         if differs:
             raise OracleError(f"{source}: the FP64 oracle and {name} disagree: {differs}")
@@ -250,7 +252,7 @@ def _eager(source: Source, truth: Result, samples: Samples) -> tuple[Result, str
 
 
 def _peer(source: Source, eager: Result, truth: Result) -> Result | None:
-    """Eager in the arithmetic precision; None where there is none to compare with, or it overflows: samples alone then."""
+    """Result of eager in the arithmetic precision; None if there is none, or if it overflows: samples alone then."""
     if source.technique.oracle != "float64":
         return None
     peer = eager if source.precision == source.dtype else source.eager_wholly(source.precision)
@@ -258,16 +260,16 @@ def _peer(source: Source, eager: Result, truth: Result) -> Result | None:
 
 
 def check_gradients(program: Program, *, twice: bool) -> None:
-    """See that the gradients of an FP64 program, and theirs if so asked, agree with finite differences.
+    """Checks gradients of an FP64 program, and theirs if asked, against finite differences.
 
-    Along random directions (``fast_mode``): the whole Jacobian of a workload would take minutes.
+    Random directions (``fast_mode``) suffice: the whole Jacobian of a workload would take minutes.
 
     Args:
-        program: FP64, on the CPU.
-        twice: Whether second derivatives are checked too.
+        program: Program in FP64, on the CPU.
+        twice: True to check second derivatives too.
 
     Raises:
-        torch.autograd.gradcheck.GradcheckError: They do not agree; the message has both numbers.
+        torch.autograd.gradcheck.GradcheckError: The gradients differ; the message has both numbers.
     """
     module = program.module
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -280,7 +282,7 @@ def check_gradients(program: Program, *, twice: bool) -> None:
         return module(*inputs)
 
     with torch.random.fork_rng(devices=[]):
-        # Directions of second derivatives are drawn from it: the same ones in every run.
+        # The default generator draws the directions of second derivatives.
         torch.default_generator.manual_seed(0)
         gradcheck(call, (*leaves, *parameters), fast_mode=True)
         if twice:
@@ -288,7 +290,7 @@ def check_gradients(program: Program, *, twice: bool) -> None:
 
 
 def differing(make: Callable[[], Problem]) -> list[str]:
-    """Names of the parameters, buffers, inputs and target, such as ``input[0]``, that two calls make differently."""
+    """Names of the parameters, buffers, inputs and target, such as ``input[0]``, that differ between two calls."""
     first, second = _tensors(make()), _tensors(make())
     return [
         name

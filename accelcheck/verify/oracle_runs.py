@@ -1,4 +1,4 @@
-"""Runs of a workload's program that a reference is computed from: in FP64, in FP64 with rounding errors, and in eager."""
+"""Runs of a workload's program for a reference: in FP64, in FP64 with rounding errors, and in eager."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class EmulatedTechnique(Protocol):
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a reference depends on of a technique; it can be sent to the clean process, where no technique is ever prepared.
+    """Properties of a technique that a reference depends on; picklable for the clean process, which prepares none.
 
     Attributes:
-        arithmetic: The precision of its arithmetic for the case's storage dtype.
-        oracle, differentiates_twice, emulate, emulate_optimizer: The technique's own.
+        arithmetic: Precision of the technique's arithmetic for the case's storage dtype.
+        oracle, differentiates_twice, emulate, emulate_optimizer: Members of the technique.
     """
 
     arithmetic: str
@@ -67,7 +67,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, technique: EmulatedTechnique, dtype: str) -> Self:
-        """Of a technique, for a storage dtype."""
+        """Arithmetic of a technique for a storage dtype."""
         emulates = technique.oracle != "float64"
         return cls(
             technique.precision(dtype),
@@ -78,12 +78,12 @@ class Arithmetic:
         )
 
     def precision(self, dtype: str) -> str:
-        """As `Technique.precision`, for the dtype that this was made for."""
+        """Precision for the dtype that this was made for."""
         return self.arithmetic
 
 
 def twice(technique: EmulatedTechnique, workload: Workload, mode: Mode) -> bool:
-    """Whether gradients of gradients are part of the result."""
+    """True if gradients of gradients are part of the result."""
     return mode is Mode.BACKWARD and technique.differentiates_twice and "twice-differentiable" in workload.traits
 
 
@@ -110,16 +110,16 @@ class Source:
 
     @property
     def unit(self) -> float:
-        """Its unit roundoff."""
+        """Unit roundoff of the precision."""
         return UNIT_ROUNDOFF[self.precision]
 
     @property
     def spacing(self) -> float:
-        """The distance of its numbers around 0."""
+        """Distance of the precision's numbers around 0."""
         return SMALLEST_SUBNORMAL[self.precision]
 
     def program(self, dtype: str) -> Program:
-        """Wholly in a dtype."""
+        """Program of the draw wholly in a dtype."""
         problem = self.draw.problem(self.workload, self.seed, self.dtype)
         program = Program.of(problem, dtype=getattr(torch, dtype), seed=self.draw.seed(self.seed))
         program.twice = twice(self.technique, self.workload, self.mode)
@@ -127,13 +127,13 @@ class Source:
         return program
 
     def exactly(self) -> Program:
-        """In FP64, from parameters and inputs as the storage dtype rounds them."""
+        """Program in FP64, from parameters and inputs as the storage dtype rounds them."""
         program = self.program(self.dtype)
         if self.workload.given and room.layered(program, self.mode) and self.technique.oracle == "float64":
             return room.by_layer(program)
         program = program.widened()
         if self.technique.oracle != "float64":
-            # Static quantization calibrates on random inputs, whatever it is then asked.
+            # Static quantization calibrates on random inputs, whatever it is asked later.
             plain = replace(self, draw=self.draw.plain).program(self.dtype).widened() if self.draw.probe else program
             program.module = self.technique.emulate(program.module, plain.inputs)
             if program.optimizer is not None:
@@ -141,23 +141,23 @@ class Source:
         return program
 
     def eager(self, dtype: str) -> Result:
-        """Eager on the CPU, wholly in a dtype."""
+        """Result of eager on the CPU, wholly in a dtype."""
         return self.program(dtype).run(self.mode)
 
     def spread(self) -> Result | None:
-        """By path, where eager by the class of algorithms computes no finite numbers; None where the class does not apply."""
+        """Masks by path, True where the class of algorithms gives no finite numbers; None where it does not apply."""
         program = self.program(self.dtype)
         with Algorithm(self.algorithm) as algorithm, unfused():
-            found = program.run(self.mode)
+            result = program.run(self.mode)
         if not algorithm.used:
             return None
-        return {path: ~torch.isfinite(tensor) for path, tensor in found.items() if tensor.is_floating_point()}
+        return {path: ~torch.isfinite(tensor) for path, tensor in result.items() if tensor.is_floating_point()}
 
     def repeated(self, dtype: str) -> Result:
-        """`eager`, run twice: what is random is random there too, at a third of the oracle's time.
+        """Runs `eager` twice: a random model differs there too, at a third of the oracle's time.
 
         Raises:
-            OracleError: The bits differ.
+            OracleError: The results' bits differ.
         """
         plain = Oracle(self.program(dtype), self.mode, self.effort)
         result = plain.run()
@@ -165,7 +165,7 @@ class Source:
         return result
 
     def eager_wholly(self, precision: str) -> Result | None:
-        """Eager wholly in the arithmetic precision, where torch has it as a dtype and the workload runs in it.
+        """Result of eager wholly in the arithmetic precision; None where torch or the workload cannot run in it.
 
         Not for training: parameters kept in half precision lose updates that autocast's FP32 parameters do not.
         """
@@ -183,27 +183,27 @@ class Source:
 
 
 class Oracle:
-    """An FP64 program that is run several times from the same state, exactly and with rounding errors."""
+    """FP64 program that runs repeatedly from the same state, exactly and with rounding errors."""
 
     def __init__(self, program: Program, mode: Mode, effort: Effort) -> None:
         self._program = program
         self._mode = mode
         self._effort = effort
         self.unclassified: set[str] = set()
-        """Of all samples: see `Rounding`."""
+        """Unclassified operators of all samples: see `Rounding`."""
         self._state = {name: _narrowest(value) for name, value in program.module.state_dict().items()}
 
     def run(self) -> Result:
-        """Run once from the initial state; the result shares no memory with it."""
+        """Runs once from the initial state; the result shares no memory with it."""
         result = self._ran()
         return {path: result.pop(path).clone() for path in list(result)}  # one by one: never twice the whole result
 
     def again(self) -> Result:
-        """The same; the result may be the parameters themselves, and is good until the next run."""
+        """Runs once; the result may be the parameters themselves, and is good until the next run."""
         return self._ran()
 
     def _ran(self, update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Result:
-        """Run from the initial state, optimizer steps in a context of their own; what the run alone needs is given back."""
+        """Runs from the initial state, with `update` around optimizer steps, and frees gradients."""
         module, effort = self._program.module, self._effort
 
         def tidied() -> AbstractContextManager[Any]:
@@ -219,21 +219,21 @@ class Oracle:
 
     @property
     def is_given_nan(self) -> bool:
-        """Presence of a NaN among the inputs."""
+        """True if an input holds a NaN."""
         return any(is_inexact(value) and bool(value.isnan().any()) for value in self._program.inputs)
 
     def without_gradient(self, truth: Result) -> frozenset[str]:
-        """Parameters and inputs that require a gradient and have none."""
+        """Parameters and inputs that require a gradient but have none."""
         asked = {name for name, parameter in self._program.module.named_parameters() if parameter.requires_grad}
         asked |= {f"input[{index}]" for index, value in enumerate(self._program.inputs) if is_inexact(value)}
         return frozenset(name for name in asked if f"grad:{name}" not in truth)
 
     def calls(self) -> list[tuple[str, list[Tensor], list[Tensor]]]:
-        """Run once more: name, inputs and outputs of each call of a module, in the order in which the calls end."""
-        found: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        """Runs once, and returns name, inputs and outputs of each call of a module, in the order in which calls end."""
+        calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
         handles = [
             part.register_forward_hook(
-                lambda _, given, out, name=name: found.append(
+                lambda _, given, out, name=name: calls.append(
                     (name, *([tensor.detach().clone() for tensor in _tensors(values)] for values in (given, out)))
                 )
             )
@@ -244,11 +244,11 @@ class Oracle:
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return calls
 
     def kept(self) -> dict[str, str]:
-        """Numbers, sizes of containers and tensors, in words, that modules keep and no `state_dict` restores."""
-        found: dict[str, str] = {}
+        """State of modules in words that no `state_dict` restores: numbers, sizes of containers, tensors."""
+        words: dict[str, str] = {}
         for name, part in self._program.module.named_modules():
             restored = {*part.state_dict(), *vars(nn.Module())}
             for key, value in {**vars(part), **dict(part.named_buffers(recurse=False))}.items():
@@ -257,17 +257,17 @@ class Oracle:
                     continue
                 if isinstance(value, Tensor):
                     size = float(value.to(torch.complex128).abs().norm())
-                    found[path] = f"a tensor of shape {tuple(value.shape)} and norm {size:.6g}"
+                    words[path] = f"a tensor of shape {tuple(value.shape)} and norm {size:.6g}"
                 elif isinstance(value, (bool, int, float, str)):
-                    found[path] = str(value)
+                    words[path] = str(value)
                 elif isinstance(value, Sized) and not isinstance(value, nn.Module):
-                    found[path] = f"{len(value)} elements"
-        return found
+                    words[path] = f"{len(value)} elements"
+        return words
 
     def sample(self, seed: int, precision: str, dtype: str, algorithm: str = "") -> Result:
-        """With random rounding errors of the arithmetic precision, by a class of algorithms where one is named.
+        """Runs with random rounding errors of the arithmetic precision and storage `dtype`, by an algorithm if named.
 
-        `dtype` is the storage's. As good for as long as `again` is.
+        The result is good until the next run.
         """
         generator = torch.Generator().manual_seed(seed)
         for part in (*self._program.module.modules(), self._program.optimizer):
@@ -280,13 +280,13 @@ class Oracle:
         return result
 
     def nearest(self, dtype: str) -> Result:
-        """With every operator's result rounded to the nearest number of a dtype. As good for as long as `again` is."""
+        """Runs with every operator's result rounded to the nearest number of a dtype; good until the next run."""
         with Nearest(getattr(torch, dtype)):
             return self._ran()
 
 
 def _narrowest(value: Tensor) -> Tensor:
-    """A copy in FP32 where that holds the same numbers, as it does those that were widened; NaN is not the same as itself."""
+    """Copy in FP32 where that holds the same numbers, which a NaN prevents; else in FP64."""
     if value.dtype == torch.float64:
         narrow = value.float()
         if torch.equal(narrow.double(), value):
@@ -295,20 +295,20 @@ def _narrowest(value: Tensor) -> Tensor:
 
 
 def check_truth(source: Source, oracle: Oracle, truth: Result) -> None:
-    """See that the oracle's result can be compared with.
+    """Checks that the oracle's result can serve for comparison.
 
     Raises:
         OracleError: It has no elements, lacks a gradient, or is NaN: in training anywhere, else throughout a tensor,
-            though no input has a NaN. Any other NaN is a result that a candidate must have too.
+            though no input has a NaN. A candidate must have any other NaN too.
     """
     if not truth or not sum(tensor.numel() for tensor in truth.values()):
         raise OracleError(f"{source}: the oracle produced no elements to compare; its outputs: {sorted(truth)}")
     idle = source.workload.idle
-    # In somebody's own model, what gets no gradient is as the owner made it.
+    # A `given` model may leave parameters without a gradient.
     if source.mode is Mode.BACKWARD and not source.workload.given and (lost := oracle.without_gradient(truth) - idle):
         raise OracleError(
-            f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in `Workload.idle` "
-            "if nothing depends on them, else mend the workload"
+            f"{source}: the oracle has no gradient for {', '.join(sorted(lost))}, which require one: name them in "
+            "`Workload.idle` if nothing depends on them, else mend the workload"
         )
     if source.draw.special or (source.mode is not Mode.TRAIN and (source.workload.divisible or oracle.is_given_nan)):
         return
@@ -316,16 +316,16 @@ def check_truth(source: Source, oracle: Oracle, truth: Result) -> None:
     numbers = {path: tensor for path, tensor in truth.items() if tensor.is_floating_point() and tensor.numel()}
     if undefined := [path for path, tensor in numbers.items() if bool(of_tensor(tensor.isnan()))]:
         raise OracleError(
-            f"{source}: the FP64 oracle is NaN at {', '.join(undefined)}, with which nothing can be compared: give the model "
-            "parameters and inputs for which it is finite"
+            f"{source}: the FP64 oracle is NaN at {', '.join(undefined)}, with which nothing can be compared: give the "
+            "model parameters and inputs for which it is finite"
         )
 
 
 def check_repeatable(oracle: Oracle, truth: Result) -> None:
-    """Run the oracle again: bits that differ come from random numbers, whose errors would make every budget a wide one.
+    """Runs the oracle again: differing bits come from random numbers, whose errors would widen every budget.
 
     Raises:
-        OracleError: They differ; the message names the module.
+        OracleError: The bits differ; the message names the module.
     """
     again = oracle.again()
     differing = [path for path in truth if path not in again or not _same_bits(truth[path], again[path])]
@@ -347,8 +347,8 @@ def check_repeatable(oracle: Oracle, truth: Result) -> None:
     else:
         where = "the loss or the backward pass"
     raise OracleError(
-        f"two runs from the same state differ in {differing[0]}: {where} is random. Set its rate of dropout to 0 in the workload, "
-        "or draw its numbers in `make` and pass them as an input"
+        f"two runs from the same state differ in {differing[0]}: {where} is random. Set its rate of dropout to 0 in "
+        "the workload, or draw its numbers in `make` and pass them as an input"
     )
 
 
@@ -363,13 +363,13 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def _tensors(out: Any) -> list[Tensor]:
     try:
         return [tensor for _, tensor in flatten(out)]
-    except TypeError:  # of a submodule: only the whole module's outputs must be tensors
+    except TypeError:  # a submodule may return anything: only the whole module's outputs must be tensors
         return []
 
 
 @contextlib.contextmanager
 def blamed(who: str) -> Iterator[None]:
-    """Turn any exception into an `OracleError` that names the failing part."""
+    """Turns any exception into an `OracleError` that names the failing part."""
     try:
         yield
     except OracleError as error:

@@ -1,19 +1,21 @@
-"""Two more views, which hold an error against what correct results show at the same place: rows, columns and elements that are small.
+"""Views that compare an error with those of correct results at the same place: in small rows, columns and elements.
 
-The views of `accelcheck.verify.views` measure with the size of a whole tensor, so that a channel 1/512 as large as the others may be
-anything in bfloat16, and nine of the 1,024 probabilities of a row may be hundreds of times too large. The rounding samples know better: in them
-small numbers have small errors. With e the error, s^2 its mean square over the samples at the same place:
+The views of `accelcheck.verify.views` measure by the size of a whole tensor: a channel 1/512 as large as the others may
+be anything in bfloat16, and nine of the 1,024 probabilities of a row may be hundreds of times too large. In rounding
+samples, small numbers have small errors. With e the error, s^2 its mean square over the samples at the same place:
 
 ======= ==========================================================================================
 channel max over rows and columns i of at least 8 elements of |e_i| / |s_i|
-faint   of |e| / s what 8 elements exceed; the samples are held to what 2 of theirs exceed
+faint   value of |e| / s that 8 elements exceed; the samples are held to the value that 2 of theirs exceed
 ======= ==========================================================================================
 
-Few samples know s badly, so that s^2 is drawn to what the tensor's relative error gives there, as if `PRIOR` samples had shown it. It is never below
-the square of `ABSOLUTE` unit roundoffs of the accumulator times the tensor's root mean square: a correct GELU, whose 1 + erf(x) cancels, errs by so much
-where its result is nearly 0. Each sample is read against the others; the budget is `SLACK` times the largest, as in all views. Where a rounding decides whether an
-element is there at all, at random, one of N samples and a result may differ in the number of such elements: the ranks 2 and 8 are so far apart that a
-correct result exceeds 8 where 7 samples have at most one with a probability below 1e-5 (Poisson, at the worst of all rates), and then looks closer.
+Small samples give a poor s, so s^2 is shrunk to what the tensor's relative error gives there, weighted as `PRIOR`
+samples. It is at least the square of `ABSOLUTE` unit roundoffs of the accumulator times the tensor's root mean square:
+a correct GELU, whose 1 + erf(x) cancels, errs by so much where its result is nearly 0. Each sample is read against the
+others; the budget is `SLACK` times the largest, as in all views. Where a rounding decides at random that an element is
+there, one of N samples and a result may differ in the number of such elements. The ranks 2 and 8 are so far apart that
+a correct result exceeds 8, where 7 samples have at most one, with a probability below 1e-5 (Poisson, at the worst of
+all rates), and then gets a closer look.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ if TYPE_CHECKING:
 
 OWN = ("channel", "faint")
 LEAST = 8
-"""Elements of a channel: the mean square of fewer varies too much."""
+"""Least elements of a channel: the mean square of fewer varies too much."""
 FAINT, SAMPLES_FAINT = 8, 2
-"""Rank of the element that `faint` is read at, in a result and in a sample."""
+"""Rank of the element that `faint` reads, in a result and in a sample."""
 SPARSE = 64
-"""Elements from which on `faint` is read."""
+"""Least elements of a tensor for `faint`."""
 PRIOR = 2.0
-"""Samples that the relative error of the whole tensor counts for."""
+"""Weight of the whole tensor's relative error, in samples."""
 PEERS = 4
 """Least samples: each is held against three others."""
 ABSOLUTE = 4.0
-"""Unit roundoffs of the accumulator, times the root mean square of the tensor, that an element may err by however small it is."""
+"""Least allowed error of an element, in unit roundoffs of the accumulator times the tensor's root mean square."""
 LARGEST = 2**12
-"""Most rows or columns that are looked at: every sample's are kept until all are there."""
+"""Most rows or columns that are read: the errors of all samples are kept until the last is there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errors:
-    """Norms of errors, FP32: by row, by column (None where there are more than `LARGEST`), and of the elements that the ULP views look at.
+    """Norms of errors by row, by column (None beyond `LARGEST` of them), and of the ULP views' elements, FP32.
 
-    Norms, not squares: those of subnormal numbers are none in FP32.
+    Norms, not squares: FP32 has no squares of subnormal numbers.
     """
 
     rows: Any
@@ -60,24 +62,24 @@ class Errors:
 
     @classmethod
     def of(cls, rows: Any, columns: Any, elements: Any) -> Self:
-        """Of sums of squares, and of errors of elements, as NumPy arrays."""
+        """Errors from sums of squares, and from errors of elements, as NumPy arrays."""
         with np.errstate(all="ignore"):  # infinities and NaN have views of their own
             by_row, by_column = (None if len(sums) > LARGEST else _narrow(np.sqrt(sums)) for sums in (rows, columns))
             return cls(by_row, by_column, _narrow(np.abs(elements)))
 
     def places(self) -> tuple[Any, Any, Any]:
-        """In the order of `Noise`."""
+        """Norms in the order of `Noise`."""
         return self.rows, self.columns, self.elements
 
 
 def _narrow(norms: Any) -> Any:
-    """Norms in FP32, none of them infinite: a size that is would make a quotient NaN."""
+    """Norms in FP32, capped at its maximum: an infinite one would make a quotient NaN."""
     return np.minimum(norms, np.finfo(np.float32).max).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noise:
-    """Root mean squares of the samples' errors of a tensor, in the order of `Errors`, FP64, and the budgets of `OWN`."""
+    """Root mean squares of the samples' errors, FP64, in the order of `Errors`, and the budgets of `OWN`."""
 
     rows: Any
     columns: Any
@@ -85,19 +87,19 @@ class Noise:
     budgets: tuple[float, float] = (math.inf, math.inf)
 
     def plain(self) -> tuple[Any, ...]:
-        """The same in types that `torch.load` accepts with ``weights_only``."""
+        """Types that `torch.load` accepts with ``weights_only``."""
         arrays = (self.rows, self.columns, self.elements)
         return (*(None if array is None else torch.from_numpy(array) for array in arrays), self.budgets)
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Self:
-        """From what `plain` gave."""
+        """Inverse of `plain`."""
         *arrays, (channel, faint) = plain
         rows, columns, elements = (None if array is None else array.numpy() for array in arrays)
         return cls(rows, columns, elements, (channel, faint))
 
     def read(self, errors: Errors, rank: int = FAINT) -> dict[str, float]:
-        """Both views of a result, or of a sample by its rank."""
+        """Both views of a result, or of a sample with its own rank."""
         channels = [
             float((norms / noise).max())
             for norms, noise in ((errors.rows, self.rows), (errors.columns, self.columns))
@@ -111,7 +113,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """Of the oracle's tensor: norms as in `Errors`, the square of all, and how many elements a row, a column and the sample of the ULP views have."""
+    """Norms of the oracle's tensor, its sum of squares, and the lengths of a row, a column and the ULP sample."""
 
     norms: Errors
     total: float
@@ -119,13 +121,13 @@ class Sizes:
 
 
 def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) -> Noise | None:
-    """What correct results show; None where the samples are too few, or the tensor too small.
+    """Errors that correct results show; None where samples are too few or the tensor is too small.
 
     Args:
         samples: Errors of runs with rounding errors.
-        sizes: Of the oracle's tensor.
+        sizes: Sizes of the oracle's tensor.
         unit: Unit roundoff of the arithmetic precision.
-        spacing: Distance of its numbers around 0.
+        spacing: Distance of the precision's numbers around 0.
     """
     across, down, count = sizes.counts
     looked = (across >= LEAST and down > 1, down >= LEAST and across > 1, count >= SPARSE)
@@ -133,12 +135,12 @@ def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) 
         return None
     accumulated = ABSOLUTE * min(unit, UNIT_ROUNDOFF[ACCUMULATOR])
     least = accumulated**2 * sizes.total / (across * down) + (spacing / 2) ** 2
-    squares = [_squared(one) for one in samples]
+    squares = [_squared(sample) for sample in samples]
     own = _squared(sizes.norms)
     usable = [seen and norms is not None for seen, norms in zip(looked, own, strict=True)]
-    totals = [np.sum([one[place] for one in squares], axis=0) if usable[place] else None for place in range(3)]
+    totals = [np.sum([norms[place] for norms in squares], axis=0) if usable[place] else None for place in range(3)]
     floors = (across * least, down * least, least)
-    relative = max(float(one[2].sum()) for one in squares) / max(float(own[2].sum()), least)
+    relative = max(float(norms[2].sum()) for norms in squares) / max(float(own[2].sum()), least)
 
     def pooled(leaving: tuple[Any, ...] | None) -> Noise:
         count = len(samples) - (leaving is not None)

@@ -1,4 +1,4 @@
-"""Custom autograd functions of a model: whether their gradients are those of finite differences in FP64.
+"""Custom autograd functions of a model: their gradients against finite differences in FP64.
 
 The oracle runs the model's own backward pass, so that a wrong one agrees with itself.
 """
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from accelcheck.workloads.problem import Problem
 
 STEP = 1e-6
-"""Step of finite differences, as `torch.autograd.gradcheck` takes it."""
+"""Step of finite differences, the default of `torch.autograd.gradcheck`."""
 DIRECTIONS = 2
-"""Random directions, in all of which a wrong gradient differs: along one of them a kink may lie."""
+"""Random directions; a wrong gradient differs in all of them, a kink may lie along one."""
 TOLERANCE = 1e-5
-"""Least wrong difference of two slopes, relative to the norm of the gradient. Finite differences in FP64 err by some 1e-9."""
+"""Least wrong difference of two slopes, relative to the gradient's norm; finite differences in FP64 err by 1e-9."""
 
 
 @dataclass(frozen=True)
 class OwnGradient:
-    """One custom function of a model.
+    """Checked gradient of a custom function.
 
     Attributes:
-        name: Name of its class.
+        name: Name of the function's class.
         wrong: Analytic and numerical gradients where they differ; empty where they agree.
-        flat: Whether its finite differences are 0, as those of rounding: gradients are then estimates by design.
-        unchecked: Reason why finite differences could not be taken; empty where they were.
+        flat: True if its finite differences are 0, as those of rounding: gradients are then estimates by design.
+        unchecked: Reason why finite differences were not taken; empty where they were.
     """
 
     name: str
@@ -50,20 +50,20 @@ class OwnGradient:
 
 
 def own_gradients(problem: Problem) -> list[OwnGradient]:
-    """Check each class of custom functions that a backward pass of a model reaches, at the arguments of its first call.
+    """Checks each class of custom functions that a model's backward pass reaches, at the arguments of its first call.
 
     Args:
-        problem: On the CPU, in FP32; a copy of its module runs in evaluation mode.
+        problem: Problem on the CPU, in FP32; a copy of its module runs in evaluation mode.
     """
     module = copy.deepcopy(problem.module).eval()
     classes = _classes(module, problem.inputs)
     if not classes:
         return []
-    forwards = {one: one.forward for one in classes}  # before any is replaced, since one may inherit another's
+    forwards = {own: own.forward for own in classes}  # before any is replaced, since one may inherit another's
     with torch.enable_grad(), contextlib.ExitStack() as patched:
-        calls = {one: patched.enter_context(_recorded(one, forward)) for one, forward in forwards.items()}
+        calls = {own: patched.enter_context(_recorded(own, forward)) for own, forward in forwards.items()}
         module(*_leaves(problem.inputs))
-    return [_checked(one, calls[one]) for one in classes]
+    return [_checked(own, calls[own]) for own in classes]
 
 
 def _leaves(inputs: tuple[Any, ...]) -> list[Any]:
@@ -72,8 +72,8 @@ def _leaves(inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Function]]:
-    """Classes of the custom functions in the graph of a forward pass, by name; torch's own are none."""
-    found: dict[str, type[Function]] = {}
+    """Classes of the custom functions in the graph of a forward pass, by name, without torch's own."""
+    classes: dict[str, type[Function]] = {}
     with torch.enable_grad():
         nodes = [tensor.grad_fn for _, tensor in flatten(module(*_leaves(inputs))) if tensor.grad_fn is not None]
     seen = set(nodes)
@@ -82,18 +82,18 @@ def _classes(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[type[Func
         if isinstance(node, BackwardCFunction):
             own: Any = type(node)._forward_cls  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
             if not own.__module__.startswith("torch."):
-                found[own.__qualname__] = own
+                classes[own.__qualname__] = own
         fresh = {other for other, _ in node.next_functions if other is not None} - seen
         seen |= fresh
         nodes += fresh
-    return [found[name] for name in sorted(found)]
+    return [classes[name] for name in sorted(classes)]
 
 
 @contextlib.contextmanager
 def _recorded(own: Any, forward: Callable[..., Any]) -> Iterator[list[Any]]:
-    """A context in which the arguments of a function's first call are kept, tensors in FP64."""
+    """Records the arguments of a function's first call inside a context, tensors in FP64."""
     kept: list[Any] = []
-    # A context comes first where there is no `setup_context`.
+    # Without `setup_context`, the first argument is a context.
     first = int(own.setup_context is Function.setup_context)
 
     def recording(*arguments: Any) -> Any:
@@ -133,17 +133,17 @@ def _checked(own: Any, arguments: list[Any]) -> OwnGradient:
         if narrow := {str(tensor.dtype) for tensor in out} - {"torch.float64", "torch.complex128"}:
             return OwnGradient(name, unchecked=f"it computes in {', '.join(sorted(narrow))}")
         slopes = [_slopes(call, leaves, out, seed) for seed in range(DIRECTIONS)]
-    except Exception as error:  # noqa: BLE001 - a function of others may raise anything
+    except Exception as error:  # noqa: BLE001 - a user-owned function may raise anything
         return OwnGradient(name, unchecked=f"{type(error).__name__}: {next(iter(text(error).splitlines()), '')}")
-    if not all(abs(one.analytic - one.numerical) > TOLERANCE * one.scale for one in slopes):
+    if not all(abs(slope.analytic - slope.numerical) > TOLERANCE * slope.scale for slope in slopes):
         return OwnGradient(name)
     first = slopes[0]
     wrong = f"{first.analytic:.6g} along a random direction, where finite differences give {first.numerical:.6g}"
-    return OwnGradient(name, wrong=wrong, flat=all(one.numerical == 0 for one in slopes))
+    return OwnGradient(name, wrong=wrong, flat=all(slope.numerical == 0 for slope in slopes))
 
 
 class _Slopes(NamedTuple):
-    """Derivatives of a projection of a function's outputs along a random direction of its inputs, and their usual size."""
+    """Derivatives of a projection of a function's outputs along a random direction of its inputs, and their scale."""
 
     analytic: float
     numerical: float
@@ -153,10 +153,10 @@ class _Slopes(NamedTuple):
 def _slopes(call: Callable[..., list[Tensor]], leaves: Sequence[Tensor], out: Sequence[Tensor], seed: int) -> _Slopes:
     generator = torch.Generator().manual_seed(seed)
     directions, weights = (
-        [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in those] for those in (leaves, out)
+        [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in tensors] for tensors in (leaves, out)
     )
     taken = torch.autograd.grad(out, leaves, weights, retain_graph=True, allow_unused=True)
-    gradients = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(taken, leaves, strict=True)]
+    gradients = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(taken, leaves, strict=True)]
     with torch.no_grad():
         above, below = (
             _product(call(*(x + sign * STEP * u for x, u in zip(leaves, directions, strict=True))), weights)
@@ -168,5 +168,5 @@ def _slopes(call: Callable[..., list[Tensor]], leaves: Sequence[Tensor], out: Se
 
 
 def _product(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Sum of products, of complex numbers as of pairs of real ones."""
-    return sum(float((one.conj() * other).real.sum()) for one, other in zip(some, others, strict=True))
+    """Sum of products; complex numbers count as pairs of real ones."""
+    return sum(float((a.conj() * b).real.sum()) for a, b in zip(some, others, strict=True))

@@ -1,8 +1,8 @@
-"""Checks that dropout masks are random, have the right rate, and are drawn anew each time. Pure functions of masks; no torch RNG.
+"""Checks dropout masks: random, of the right rate, drawn anew each time. Pure functions of masks, without torch's RNG.
 
-A mask is a bool tensor, true where an element is kept. A draw less its expectation, ``z = kept - (1 - rate)``, has mean 0,
-variance ``rate * (1 - rate)`` and magnitude at most ``max(rate, 1 - rate)``. Each function compares a
-sum of independent such terms, or of those of a martingale, with a tail bound that holds for every size (`deviation`). So it
+A mask is a bool tensor, true where an element is kept. A draw less its expectation, ``z = kept - (1 - rate)``, has mean
+0, variance ``rate * (1 - rate)`` and magnitude at most ``max(rate, 1 - rate)``. Each function compares a sum of
+independent such terms, or of those of a martingale, with a tail bound that holds for every size (`deviation`). So it
 calls a correct generator faulty with at most the probability `alarm`.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Figure
+from accelcheck.verify.precision import SLACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,26 +23,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RESOLUTION = 0.01
-"""A mask must be large enough to tell its rate from one that is off by a percentage point."""
+"""Error of a rate that a mask must be large enough to show: a percentage point."""
 LONGEST = 4096
-"""Slices along a dimension are compared pairwise up to this many; beyond it the memory of all pairs exceeds 128 MiB."""
+"""Most slices along a dimension that are compared pairwise: the memory of more pairs exceeds 128 MiB."""
 SCALE_ROUNDINGS = 3
-"""Of ``x * (1 / (1 - rate))``: the probability, its reciprocal and the product may be rounded, each to the precision."""
-SLACK = 2.0
-"""A candidate may err twice as much as eager: the factor of FlashAttention's tests, as in `accelcheck.verify.oracle`."""
+"""Roundings of ``x * (1 / (1 - rate))``: of the probability, its reciprocal and the product, each to the precision."""
 CLEAR = 2.0**-6
-"""A mask is read where the value without dropout is at least this part of the root mean square: of a normal gradient,
-98.8 % of the elements. Further down, a half type's value may be 0 by rounding."""
+"""Least value without dropout that shows a mask, as a part of the root mean square: 98.8 % of the elements of a normal
+gradient exceed it. A smaller value may round to 0 in a half type."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that was read off a result.
+    """Mask read off a result.
 
     Attributes:
-        path: Where it was read, and in which run: ``out[1] of the next call``.
-        kept: Whether each element was kept; any shape.
-        rate: The probability of dropping that was asked for.
+        path: Place and run that it was read from: ``out[1] of the next call``.
+        kept: Bool tensor of any shape, true for kept elements.
+        rate: Requested probability of dropping.
     """
 
     path: str
@@ -51,7 +50,7 @@ class Mask:
 
     @property
     def variance(self) -> float:
-        """Of one draw."""
+        """Variance of one draw."""
         return self.rate * (1.0 - self.rate)
 
     @property
@@ -64,14 +63,14 @@ class Mask:
         return self.kept.double() - (1.0 - self.rate)
 
     def spectrum(self, size: int) -> Tensor:
-        """Fourier transform of the row-major order, padded to `size`; kept, for it is compared with many others."""
+        """Fourier transform of the row-major order, padded to `size`, and cached for many comparisons."""
         if size not in self._spectra:
             self._spectra[size] = torch.fft.rfft(self.centered().flatten(), n=size)
         return self._spectra[size]
 
 
 def deviation(alarm: float, variance: float | Tensor, largest: float | Tensor) -> Tensor:
-    """What a sum of terms of mean 0 exceeds, in magnitude, with a probability of at most `alarm`.
+    """Magnitude that a sum of terms of mean 0 exceeds with a probability of at most `alarm`.
 
     Solves ``alarm = 2 exp(-t**2 / (2 variance + 2 largest t / 3))`` for t. For independent terms this is Bernstein's
     inequality (Boucheron, Lugosi, Massart, Concentration Inequalities, 2013, corollary 2.11); for a martingale, with a
@@ -79,8 +78,8 @@ def deviation(alarm: float, variance: float | Tensor, largest: float | Tensor) -
 
     Args:
         alarm: Probability, both sides together.
-        variance: Of the sum.
-        largest: Bound of each term's magnitude.
+        variance: Variance of the sum.
+        largest: Largest magnitude of a term.
     """
     variances = torch.as_tensor(variance, dtype=torch.float64)
     log = math.log(2.0 / alarm)
@@ -89,7 +88,7 @@ def deviation(alarm: float, variance: float | Tensor, largest: float | Tensor) -
 
 
 def rate(mask: Mask, alarm: float) -> Figure:
-    """How far the part of dropped elements is from the rate.
+    """Distance of the part of dropped elements from the rate.
 
     Raises:
         ValueError: The mask is too small to tell a rate that is off by `RESOLUTION`.
@@ -98,24 +97,24 @@ def rate(mask: Mask, alarm: float) -> Figure:
     allowed = float(deviation(alarm, count * mask.variance, mask.largest)) / count if count else math.inf
     if allowed > RESOLUTION:
         raise ValueError(
-            f"{mask.path}: {count} draws tell a rate of {mask.rate:g} only to within {allowed:.2g}, and {RESOLUTION:g} is "
-            f"needed: give the workload larger inputs"
+            f"{mask.path}: {count} draws tell a rate of {mask.rate:g} only to within {allowed:.2g}, "
+            f"and {RESOLUTION:g} is needed: give the workload larger inputs"
         )
     measured = abs(float(mask.centered().sum())) / count
     return Figure(mask.path, "rate", measured, allowed, "", gates=True)
 
 
 def slice_rates(mask: Mask, alarm: float) -> Figure:
-    """The rate of each slice along each dimension: a tail that is never dropped, a head that always is.
+    """Rate of each slice along each dimension: finds a tail that is never dropped, a head that always is.
 
-    Of a slice of n draws, a part of f dropped: n times the Kullback-Leibler divergence of f from the rate, in nats. It
+    For n draws, a part f of them dropped, it is n times the Kullback-Leibler divergence of f from the rate, in nats. It
     exceeds ``log(2 / alarm)`` with a probability of at most `alarm` (Hoeffding, Probability inequalities for sums of
-    bounded random variables, 1963, theorem 1): of few draws, this tells more than the variance does.
+    bounded random variables, 1963, theorem 1): for few draws, this tells more than the variance does.
     """
-    found = [_slices(mask.kept, axis).double().mean(dim=1) for axis in range(mask.kept.dim())]
-    allowed = math.log(2.0 * sum(len(kept) for kept in found) / alarm)
+    means = [_slices(mask.kept, axis).double().mean(dim=1) for axis in range(mask.kept.dim())]
+    allowed = math.log(2.0 * sum(len(kept) for kept in means) / alarm)
     worst = (0.0, "")
-    for axis, kept in enumerate(found):
+    for axis, kept in enumerate(means):
         share = 1.0 - kept
         divergence = share.xlogy(share / mask.rate) + kept.xlogy(kept / (1.0 - mask.rate))
         index = int(divergence.argmax())
@@ -127,10 +126,10 @@ def slice_rates(mask: Mask, alarm: float) -> Figure:
 def lags(mask: Mask, alarm: float) -> Figure:
     """Correlation of the mask with itself, at every lag of its row-major order at once (by FFT).
 
-    Neighbours along every axis, every stride between them, and every period of the generator are such lags. The products
-    ``z[i] z[i - lag]`` are a martingale's steps, of predictable variance ``variance * z[i - lag]**2``. Its sum is bounded
-    by what the squares add up to at the largest deviation of the rate that `rate` allows with the same `alarm`: beyond
-    it, that one gives the alarm.
+    Neighbours along every axis, every stride between them, and every period of the generator are such lags. The
+    products ``z[i] z[i - lag]`` are a martingale's steps, of predictable variance ``variance * z[i - lag]**2``. Its sum
+    is bounded by the sum of squares at the largest deviation of the rate that `rate` allows with the same `alarm`:
+    beyond it, `rate` gives the alarm.
     """
     count = mask.kept.numel()
     products = _correlate(mask, mask)[1:count].abs()
@@ -145,7 +144,7 @@ def lags(mask: Mask, alarm: float) -> Figure:
 
 
 def slices(mask: Mask, alarm: float) -> Figure:
-    """Correlation of any two slices along each dimension: one mask used for two rows, however far they are apart."""
+    """Correlation of any two slices along each dimension: finds one mask used for two rows, however far apart."""
     axes = [axis for axis, size in enumerate(mask.kept.shape) if 1 < size <= LONGEST and mask.kept.numel() > size]
     pairs = sum(mask.kept.shape[axis] * (mask.kept.shape[axis] - 1) // 2 for axis in axes)
     worst = (0.0, 1.0, "")
@@ -155,14 +154,14 @@ def slices(mask: Mask, alarm: float) -> Figure:
         # Given the first of the two, the terms are independent.
         variances = mask.variance * z.square().sum(dim=1, keepdim=True)
         allowed = deviation(alarm / pairs, variances, mask.largest * z.abs().amax(dim=1, keepdim=True))
-        one, other = divmod(int((products / allowed).argmax()), len(z))
+        first, second = divmod(int((products / allowed).argmax()), len(z))
         scale = z.shape[1] * mask.variance
-        found = (
-            float(products[one, other]) / scale,
-            float(allowed[one]) / scale,
-            f"{_place(mask, axis, one)} and {_place(mask, axis, other)}",
+        pair = (
+            float(products[first, second]) / scale,
+            float(allowed[first]) / scale,
+            f"{_place(mask, axis, first)} and {_place(mask, axis, second)}",
         )
-        worst = max(worst, found, key=_used)
+        worst = max(worst, pair, key=lambda pair: pair[0] / pair[1])
     return Figure(mask.path, "slices", *worst, gates=True)
 
 
@@ -186,7 +185,7 @@ def likeness(one: Mask, other: Mask, alarm: float) -> Figure:
 
 
 def difference(path: str, view: str, one: Tensor, other: Tensor, told: Tensor | None = None) -> Figure:
-    """Number of elements that differ where none may, of tensors of one shape; `told` are those that can be compared."""
+    """Number of elements that differ, of tensors of one shape; none may. Only those `told` are compared, if given."""
     unlike = (one != other) & ~(one.isnan() & other.isnan())
     if told is not None:
         unlike &= told
@@ -196,12 +195,12 @@ def difference(path: str, view: str, one: Tensor, other: Tensor, told: Tensor | 
 
 
 def clear(truth: Tensor) -> Tensor:
-    """Where a mask can be told: where the value without dropout is not nearly 0."""
+    """Marks elements that show a mask: the value without dropout is not nearly 0."""
     return truth.abs() >= CLEAR * truth.double().square().mean().sqrt()
 
 
 def errors(value: Tensor, truth: Tensor, told: Tensor) -> tuple[float, str, float]:
-    """Largest relative error where `told`, its index, and the error of the gain (the least-squares factor of `truth`)."""
+    """Largest relative error where `told`, its index, and the error of the least-squares gain."""
     if not bool(told.any()):
         return 0.0, "", 0.0
     got, expected = value.double(), truth.double()
@@ -221,16 +220,16 @@ def rescaling(
     rounding: tuple[float, str, float],
     unit: float,
 ) -> Iterator[Figure]:
-    """Whether kept values are those without dropout, divided by the probability of keeping.
+    """Errors of kept values against those without dropout, divided by the probability of keeping.
 
     Args:
-        path: Of the tensor.
-        value: What the candidate gave.
-        truth: The same without dropout, FP64.
-        kept: Where to look.
-        dropped: The rate.
-        rounding: The largest `errors` that rounding explains without dropout, over all that is clear.
-        unit: Unit roundoff of that precision.
+        path: Path of the tensor.
+        value: Candidate with dropout.
+        truth: Tensor without dropout, FP64.
+        kept: Elements to compare.
+        dropped: Probability of dropping.
+        rounding: Largest `errors` that rounding explains without dropout, over all clear elements.
+        unit: Unit roundoff of the candidate's precision.
     """
     worst, where, gain = errors(value.double() * (1.0 - dropped), truth, kept)
     rescaled = SCALE_ROUNDINGS * unit
@@ -239,13 +238,13 @@ def rescaling(
 
 
 def unchanged(path: str, value: Tensor, truth: Tensor, rounding: tuple[float, str, float], told: Tensor) -> Figure:
-    """Whether values in evaluation mode are those without dropout: exactly, where rounding has no part in them."""
+    """Error of values in evaluation mode against those without dropout; 0 is allowed where rounding has no part."""
     worst, where, _ = errors(value, truth, told)
     return Figure(path, "evaluation", worst, SLACK * rounding[0], where, gates=True)
 
 
 def _slices(values: Tensor, axis: int) -> Tensor:
-    """``(size of the axis, all others)``."""
+    """Matrix ``(size of the axis, all others)``."""
     moved = values.movedim(axis, 0)
     return moved.reshape(len(moved), -1)
 
@@ -254,12 +253,8 @@ def _place(mask: Mask, axis: int, index: int) -> str:
     return f"[{', '.join(str(index) if i == axis else ':' for i in range(mask.kept.dim()))}]"
 
 
-def _used(found: tuple[float, float, str]) -> float:
-    return found[0] / found[1]
-
-
 def _correlate(one: Mask, other: Mask) -> Tensor:
     """``sum_i a[i + s] b[i]`` for each shift s, those below 0 at the end; padded, so that nothing wraps around."""
     size = 1 << (one.kept.numel() + other.kept.numel() - 1).bit_length()
-    found: Tensor = torch.fft.irfft(one.spectrum(size) * other.spectrum(size).conj(), n=size)
-    return found
+    correlation: Tensor = torch.fft.irfft(one.spectrum(size) * other.spectrum(size).conj(), n=size)
+    return correlation

@@ -1,4 +1,4 @@
-"""The reference that a candidate is compared with, as one record: FP64 results, metadata and error budgets."""
+"""Record that a candidate is compared with: FP64 results, metadata and error budgets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InapplicableError(OracleError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Metadata that eager gives a tensor of the result: name of the torch dtype, shape, strides."""
+    """Metadata of a tensor in eager's result: name of the torch dtype, shape, strides."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,38 +39,38 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Self:
-        """Of a tensor."""
+        """Layout of a tensor."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
 
 
 _BY_PATH = ("truth", "layouts", "budgets", "leanings", "alone", "eager", "noise", "spread_over")
-"""Fields of a `Reference` that have a value for each tensor."""
+"""Fields of a `Reference` with a value for each tensor."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference that a candidate is compared with.
+    """Reference that a candidate is compared with.
 
     Attributes:
         truth: The FP64 oracle's result by path.
         layouts: Metadata of FP32 (or storage dtype) eager on the CPU, by path.
         budgets: Allowed error by path and view, in the view's unit; none for paths without elements or of integers.
-        leanings: What the rounding samples show in the signed views, by path and view.
+        leanings: Rounding samples' readings of the signed views, by path and view.
         unit: Unit roundoff of the arithmetic precision.
         spacing: Distance of its numbers around 0.
-        eager_excess: Largest ratio of eager's own error to the rounding samples', over paths, all elements together: shows that
-            the samples explain eager.
+        eager_excess: Largest ratio of eager's own error to the rounding samples', over whole tensors; small if the
+            samples explain eager.
         alone: Budgets from the rounding samples alone.
-        unjudged: Why tensors are not judged, by path: see `accelcheck.workloads.base.Workload.given`.
-        eager: What eager itself shows, by path and view; empty where there is none to compare with. In the views where this is
-            within the budget of the samples alone, it enters `budgets`; beyond, it widens nothing.
-        reduced: Whether it has less than the usual samples: see `accelcheck.verify.effort`.
-        spread: Where it is reduced: see `accelcheck.verify.few.spread`.
-        unclassified: Operators of which `accelcheck.verify.operators` does not say how much they round.
+        unjudged: Reasons why tensors are not judged, by path: see `accelcheck.workloads.base.Workload.given`.
+        eager: Eager's own readings by path and view; empty without a comparable one. Those within the budget of the
+            samples alone enter `budgets`; others widen nothing.
+        reduced: True for fewer samples than usual: see `accelcheck.verify.effort`.
+        spread: Result of `accelcheck.verify.few.spread` where `reduced`.
+        unclassified: Operators whose rounding `accelcheck.verify.operators` does not classify.
         eager_unlike: Difference between the NaN and infinities of eager on the CPU and those of the oracle, though no
-            operator's result leaves the range of the storage dtype: eager is wrong. Empty where there is none.
-        noise: What the rounding samples show at each place, by path, for the views of `accelcheck.verify.own`.
-        spread_over: Where a class of algorithms computes no finite numbers, by path; empty for plain references.
+            operator's result leaves the range of the storage dtype: eager is wrong. Empty without one.
+        noise: Rounding samples' errors at each place, by path, for the views of `accelcheck.verify.own`.
+        spread_over: Masks by path, True where a class of algorithms gives no finite numbers; empty without a class.
     """
 
     truth: Result
@@ -92,24 +92,24 @@ class Reference:
 
     @functools.cached_property
     def without_eager(self) -> Reference:
-        """The same with budgets from the samples alone: eager on the CPU is no peer of itself."""
+        """Reference with budgets from the samples alone: eager on the CPU is no peer of itself."""
         other = replace(self, budgets=self.alone, eager={})
         vars(other)["sticks"] = self.sticks
         return other
 
     @property
     def judged(self) -> frozenset[str]:
-        """The paths of the tensors that it judges."""
+        """Paths of the judged tensors."""
         return frozenset(self.truth.keys() - self.unjudged.keys())
 
     def amended(self, other: Reference) -> Reference:
-        """The same with what another one, of all or some of its paths, says of the tensors that this judges."""
-        said = other.limited(other.judged)
-        merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(said, name)} for name in _BY_PATH}
+        """Reference with another one's values of the tensors that the other one judges."""
+        judged = other.limited(other.judged)
+        merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(judged, name)} for name in _BY_PATH}
         return replace(self, **merged, eager_excess=max(self.eager_excess, other.eager_excess))
 
     def limited(self, paths: Collection[str]) -> Reference:
-        """The same without the tensors at other paths."""
+        """Reference with the tensors at some paths only."""
         kept: dict[str, Any] = {
             name: {path: value for path, value in getattr(self, name).items() if path in paths} for name in _BY_PATH
         }
@@ -117,28 +117,28 @@ class Reference:
 
     @property
     def summary(self) -> Reference:
-        """The same without tensors: what is judged of several draws together needs none."""
+        """Reference without tensors, for judging several draws together."""
         return replace(self, truth={}, layouts={}, spread_over={}, noise={})
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self.truth.values())
 
     @functools.cached_property
     def sticks(self) -> Mapping[str, Yardstick]:
-        """A `Yardstick` for each path that has a budget."""
+        """Yardsticks of the paths with a budget."""
         return {path: Yardstick(self.truth[path], self.unit, self.spacing) for path in self.budgets}
 
     def plain(self) -> dict[str, Any]:
-        """The same in types that `torch.load` accepts with ``weights_only``."""
-        whole = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Fields in types that `torch.load` accepts with ``weights_only``."""
+        whole = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         layouts = {path: astuple(layout) for path, layout in self.layouts.items()}
-        return {**whole, "layouts": layouts, "noise": {path: one.plain() for path, one in self.noise.items()}}
+        return {**whole, "layouts": layouts, "noise": {path: levels.plain() for path, levels in self.noise.items()}}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """A reference from what `plain` gave."""
+        """Inverse of `plain`."""
         layouts = {path: Layout(*values) for path, values in plain["layouts"].items()}
         noise = {path: Noise.from_plain(values) for path, values in plain["noise"].items()}
         return cls(**{**plain, "layouts": layouts, "noise": noise})

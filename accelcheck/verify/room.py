@@ -1,4 +1,4 @@
-"""Whether the FP64 oracle of a model fits into memory, and how it takes less: layer by layer."""
+"""Memory of a model's FP64 oracle, and a way to take less: layer by layer."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 PART = 0.8
-"""Of the available memory that the parameters of an oracle may take, with all that is as large; the rest is for activations and other processes."""
+"""Part of the available memory for an oracle's parameters and tensors of their size; the rest is for activations."""
 WHOLE: Mapping[Mode, float] = MappingProxyType({Mode.FORWARD: 1.5, Mode.BACKWARD: 4.5, Mode.TRAIN: 5.5})
-"""Bytes that an oracle takes, in parameters in FP64: these, and half as much for their initial values in FP32; with gradients another three for
-them, what the result holds, and the stored truth; with an optimizer, which may have two states, five."""
+"""Memory of an oracle relative to its parameters in FP64: 1 and 0.5 for initial values in FP32; with gradients 3 more
+for them, the result and the stored truth; with an optimizer, which may have two states, 4 instead of 3."""
 LAYERED = 1.0
-"""The same of a forward pass layer by layer: parameters and initial values in FP32. One layer in FP64 comes on top."""
+"""The same for a forward pass layer by layer: parameters and initial values in FP32. One layer in FP64 comes on top."""
 
 
 def available() -> int:
-    """Bytes of memory that a process can take."""
+    """Available memory in bytes."""
     import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
     return int(psutil.virtual_memory().available)
 
 
 class NoRoomError(RuntimeError):
-    """The oracle does not fit, not even layer by layer."""
+    """Memory does not hold the oracle, not even layer by layer."""
 
 
 def layered(program: Program, mode: Mode) -> bool:
-    """Whether the oracle of a program has to run layer by layer.
+    """True if the oracle of a program has to run layer by layer.
 
     Args:
-        program: In the storage dtype, on the CPU.
-        mode: Of the case.
+        program: Program in the storage dtype, on the CPU.
+        mode: Mode of the case.
 
     Raises:
-        NoRoomError: It does not fit even so; the message has the bytes needed and available, and what to do.
+        NoRoomError: It does not fit even so; the message has the bytes needed and available, and a remedy.
     """
     room = PART * available()
     elements = [parameter.numel() for parameter in program.module.parameters()]
@@ -64,16 +64,17 @@ def layered(program: Program, mode: Mode) -> bool:
         else "check"
     )
     raise NoRoomError(
-        f"needs about {need / 1e9:.3g} GB in {mode} mode for {sum(elements):,} parameters, and {room / 1e9:.3g} GB may be taken "
-        f"({PART:.0%} of what is available): {rest} it on a machine with more memory, or a model with fewer of the same layers"
+        f"needs about {need / 1e9:.3g} GB in {mode} mode for {sum(elements):,} parameters, and {room / 1e9:.3g} GB may "
+        f"be taken ({PART:.0%} of what is available): {rest} it on a machine with more memory, or a model with fewer "
+        "of the same layers"
     )
 
 
 def by_layer(program: Program) -> Program:
-    """Cast a program to FP64 in place as `Program.widened` does, but the parameters of each layer only while it runs.
+    """Casts a program to FP64 in place like `Program.widened`, but the parameters of each layer only while it runs.
 
-    Layers are the modules that have parameters and no submodules with any. Parameters of others, such as a class token, stay in FP64.
-    For forward passes: what a backward pass saves would keep every layer in FP64.
+    Layers are the innermost modules with parameters. Parameters of others, such as a class token, stay in FP64. For
+    forward passes only: saved tensors of a backward pass would keep every layer in FP64.
     """
     program.inputs = tuple(to(value, "cpu", torch.float64) for value in program.inputs)
     program.target = to(program.target, "cpu", torch.float64)

@@ -1,8 +1,8 @@
-"""Samples of what a correct implementation of a precision computes: the FP64 oracle with random rounding errors.
+"""Samples of a correct implementation's results in a precision: the FP64 oracle with random rounding errors.
 
-Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997): every operator's result is multiplied by 1 + e with e drawn
-uniformly from the rounding error that the precision allows. The spread of the final results is then what any correct
-implementation may show, with the conditioning of this very workload and these very inputs in it, forward and backward.
+Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997): every operator's result is multiplied by 1 + e with e
+drawn uniformly from the rounding error that the precision allows. Any correct implementation may show the spread of the
+final results, which includes the conditioning of this workload with these inputs, forward and backward.
 """
 
 from __future__ import annotations
@@ -36,24 +36,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SMALL = 2**15
-"""Elements up to which NumPy is faster than torch: where time goes into calls."""
+"""Most elements for which NumPy is faster than torch: calls take the time."""
 _COMPOSED_OF_COMPLEX = frozenset({"div", "div_", "reciprocal", "reciprocal_", "sqrt", "sqrt_", "ldexp", "addcdiv_"})
-"""Operators that round once, but not their complex form."""
-_TINY = 2.0**-1022
-_FRACTION = 2**52 - 1
-_HALF = 1022 << 52
-"""Of FP64: the smallest normal number, the bits of the fraction, and those of 0.5."""
+"""Operators that round once, unlike their complex form."""
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Within it, FP64 operators return what an implementation in `precision` might.
+    """Makes FP64 operators return results that an implementation in `precision` might return.
 
     Args:
-        precision: A key of `UNIT_ROUNDOFF`: what results are rounded to.
-        storage: A key of `UNIT_ROUNDOFF`: what tensors are stored in. Where it is finer than `precision` (autocast,
-            TF32), the operands of contractions are rounded too, and so are those results only that come from them or
-            from operators that autocast may run in the lower precision.
-        generator: A CPU generator, the only source of randomness.
+        precision: Precision of results, a key of `UNIT_ROUNDOFF`.
+        storage: Precision of stored tensors, a key of `UNIT_ROUNDOFF`. Where it is finer than `precision` (autocast,
+            TF32), the operands of contractions are rounded too, and of results only those that come from them or from
+            operators that autocast may run in the lower precision.
+        generator: CPU generator, the only source of randomness.
     """
 
     def __init__(self, precision: str, storage: str, generator: torch.Generator) -> None:
@@ -62,11 +58,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.storage = storage
         self.generator = generator
         self.unclassified: set[str] = set()
-        """Names of the operators that rounded and of which nothing says how much."""
+        """Names of operators that rounded without being classified."""
 
     @contextlib.contextmanager
     def at(self, precision: str) -> Iterator[None]:
-        """Another precision for a while: the optimizer's step runs in the storage dtype under autocast too."""
+        """Sets another precision for a while: under autocast too, an optimizer steps in the storage dtype."""
         before, self.precision = self.precision, precision
         try:
             yield
@@ -105,7 +101,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return out
 
     def _share_(self, shares: Tensor, dim: int, *, logarithm: bool) -> None:
-        """Perturb what is divided by a sum of positive terms: the error of the sum is that of all of a row, and a logarithm's an addend."""
+        """Perturbs quotients by a row's sum of positive terms: the row shares the sum's error, a logarithm adds it."""
         length = shares.shape[dim] if shares.dim() else 1
         if length < 2:
             return
@@ -117,7 +113,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         shares.add_(error if logarithm else shares * error)
 
     def _accumulated(self) -> float:
-        """The unit roundoff of sums."""
+        """Unit roundoff of sums."""
         return UNIT_ROUNDOFF["float64" if self.precision == "float64" else ACCUMULATOR]
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,13 +124,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return out
 
     def _operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments as an operator sees them."""
+        """Arguments with the errors of an operator's operands."""
         unit = UNIT_ROUNDOFF[self.precision]
         if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
             return tuple(self._rounded(a, unit) if operators.is_float(a) else a for a in args)
         if name in COMPOSED and self.precision != "float64":
-            # What they compute first errs in the accumulator's precision, and what follows magnifies that: the mean that
-            # is subtracted by mean / deviation, the exponential in a tail by its argument.
+            # Their first intermediate errs in the accumulator's precision, and the rest magnifies it: the subtracted
+            # mean by mean / deviation, the exponential in a tail by its argument.
             first = next((place for place, value in enumerate(args) if operators.is_float(value)), len(args))
             moved = (
                 self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1]
@@ -143,12 +139,12 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return args if self.precision == "float64" or name in CORRECTLY_ROUNDED | SCATTERS else self._nearby(name, args)
 
     def _nearby(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of which the operator's result is that of exact arithmetic."""
+        """Arguments whose result in exact arithmetic is the operator's result."""
         if name in FACTORISED:
             unit = UNIT_ROUNDOFF[self.precision]
             return tuple(self._moved(a, unit) if is_inexact(a) and a.numel() else a for a in args)
         if operators.has_complex(args):
-            # A complex function is made of real ones, such as a power of an exponential and a logarithm.
+            # A complex function is composed of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
         if name in INTERPOLATED:
             unit = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]  # a coordinate is scaled, and moved by a half
@@ -158,20 +154,20 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return args
 
     def _turned(self, value: Tensor) -> Tensor:
-        """A complex tensor whose parts err by its modulus."""
+        """Copy of a complex tensor with parts that err by its modulus."""
         copy = value.resolve_conj().clone()
         self._perturb_complex_(copy, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR], 1)
         return copy
 
     def _moved(self, matrix: Tensor, unit: float) -> Tensor:
-        """A matrix whose elements have moved by up to twice the root of N times u times the norm of their column."""
+        """Matrix with elements moved by up to twice the root of N times u times the norm of their column."""
         size = matrix.abs().square().sum(-2 if matrix.dim() > 1 else -1, keepdim=True).sqrt()
         chance = torch.rand((*matrix.shape, 2), generator=self.generator, dtype=torch.float64).mul_(2.0).sub_(1.0)
         noise_of = torch.view_as_complex(chance) if matrix.is_complex() else chance[..., 0]
         return matrix + size * (2 * unit * math.sqrt(matrix.shape[-1])) * noise_of
 
     def _unit(self, name: str, *, complex_too: bool = False) -> float:
-        """The rounding error of an operator's results. Of complex numbers, products and quotients take several roundings."""
+        """Rounding error of an operator's results; complex products and quotients take several roundings."""
         # Only products see TF32: everything else, accumulation and results included, is FP32.
         unit = UNIT_ROUNDOFF["float32" if self.precision == "tf32" else self.precision]
         once = name in CORRECTLY_ROUNDED | SCATTERS and not (complex_too and name in _COMPOSED_OF_COMPLEX)
@@ -186,8 +182,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if _by_numpy(tensor):
             self._perturb_array_(tensor, unit, length, squares)
             return
-        # Near 0 the spacing stays, and rounding never passes 0: what is below half of it becomes 0, or stays where it was
-        # held in a wider register. So 0 stays 0, and squares do not turn negative.
+        # Near 0 the spacing stays constant, and rounding never passes 0: a size below half of it becomes 0, or is kept
+        # in a wider register. So 0 stays 0, and squares do not turn negative.
         half = SMALLEST_SUBNORMAL[self.precision] / 2
         sums = self._sums(tensor, length, squares) if isinstance(length, Tensor) or length > 1 else None
         factors = [factor_of(self.generator) for _ in range(1 if sums is None else 3)]
@@ -205,13 +201,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         tensor.add_(change)
 
     def _perturb_array_(self, tensor: Tensor, unit: float, length: int | Tensor, squares: Tensor | None) -> None:
-        """`_perturb_` to the same bits, for tensors so small that calls cost more than numbers: NumPy's cost a fifth of torch's."""
+        """Perturbs small tensors to the same bits as `_perturb_`: NumPy's calls cost a fifth of torch's."""
         array = tensor.detach().reshape(-1).numpy()
         half = SMALLEST_SUBNORMAL[self.precision] / 2
         with np.errstate(all="ignore"):  # NaN and infinities are legal
             sizes = np.abs(array)
-            least, finite = sizes.min(), bool(sizes.max() < math.inf)  # not where there is a NaN: it is the largest
-            mantissas = _mantissas(sizes, normal=finite and least >= _TINY)
+            least, finite = sizes.min(), bool(sizes.max() < math.inf)  # a NaN is the largest
+            mantissas = _mantissas(sizes, normal=finite and least >= noise.TINY)
             chance = self._uniform_of(mantissas, finite=finite)
             change = sizes * unit
             np.maximum(change, half, out=change)
@@ -227,7 +223,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             array += change
 
     def _perturb_complex_(self, tensor: Tensor, unit: float, length: int | Tensor) -> None:
-        """Perturb either part by the modulus: the parts of a product cancel."""
+        """Perturbs both parts by the modulus: the parts of a product cancel."""
         tensor = tensor.detach()
         parts, sizes = _parts(tensor), tensor.abs().unsqueeze(-1)
         change = sizes * unit * _uniform(parts, factor_of(self.generator))
@@ -250,11 +246,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
         factor = factor_of(self.generator)
-        found = None if _by_numpy(tensor) else noise.rounded(tensor, factor, unit)
-        return tensor * (1 + unit * _uniform(tensor, factor)) if found is None else found
+        result = None if _by_numpy(tensor) else noise.rounded(tensor, factor, unit)
+        return tensor * (1 + unit * _uniform(tensor, factor)) if result is None else result
 
     def _uniform_of(self, mantissas: Any, *, finite: bool) -> Any:
-        """`_uniform` of an array, given the mantissas of its magnitudes."""
+        """Uniform numbers of an array from the mantissas of its magnitudes, as `_uniform` gives them."""
         chance = of_mantissas(self.generator, mantissas, finite=finite)
         chance *= 2
         chance -= 1
@@ -262,13 +258,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
 
 class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Within it, every FP64 operator's result is the nearest number of a dtype: correct rounding, step by step.
+    """Rounds every FP64 operator's result to the nearest number of a dtype: correct rounding, step by step.
 
-    Uniform errors do not show what rounding does on a grid: to add a constant may move all elements by the same part of a
-    unit, and an update below half a unit is lost each time. An implementation that rounds correctly leans so.
+    Uniform errors do not show roundings on a grid: adding a constant may move all elements by the same part of a unit,
+    and an update below half a unit is lost each time. An implementation that rounds correctly leans so.
 
     Args:
-        dtype: Of the results.
+        dtype: Dtype of the results.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -289,7 +285,7 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 
 def _parts(tensor: Tensor) -> Tensor:
-    """Real and imaginary parts of a complex tensor, in its own memory; of its conjugate where it is one by a mark alone."""
+    """Real and imaginary parts of a complex tensor, in its own memory; of its conjugate if that is a mere mark."""
     return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
@@ -298,9 +294,9 @@ def _uniform(tensor: Tensor, factor: float) -> Tensor:
 
 
 def _mantissas(sizes: Any, *, normal: bool) -> Any:
-    """As ``np.frexp`` of magnitudes, which takes longer than to set the exponents where all numbers are normal."""
+    """Mantissas of ``np.frexp``, which takes longer than setting the exponents of normal numbers."""
     if normal:
-        return ((sizes.view(np.int64) & _FRACTION) | _HALF).view(np.float64)
+        return ((sizes.view(np.int64) & noise.FRACTION) | noise.HALF).view(np.float64)
     return np.frexp(sizes)[0]
 
 

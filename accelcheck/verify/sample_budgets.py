@@ -1,4 +1,4 @@
-"""Error budgets from rounding samples, and whether the samples explain eager."""
+"""Error budgets from rounding samples, and a test that the samples explain eager."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 TRUST = 4.0
-"""Eager may err this many times more than the rounding samples before the oracle, or eager, is taken to be wrong. Over all
-built-in workloads, dtypes and modes on the CPU the largest ratio is 1.5, the median 0.3; a library that sums in another order
-may show more, a wrong oracle shows orders of magnitude. `eager_excess` in the journal has it for each case."""
+"""Largest ratio of eager's error to the rounding samples' before the oracle, or eager, counts as wrong. The largest of
+all built-in workloads, dtypes and modes on the CPU is 1.5, the median 0.3. Another order of summation may show more, a
+wrong oracle shows orders of magnitude. `eager_excess` in the journal has the ratio of each case."""
 
 
 class Samples:
-    """What rounding samples show. Each is read as soon as it is made, and dropped: whole results take the model's memory each."""
+    """Readings of rounding samples. Each sample is read and dropped: whole results take the model's memory each."""
 
     def __init__(self, truth: Result, unit: float, spacing: float) -> None:
         self._truth = truth
@@ -39,13 +39,13 @@ class Samples:
         }
         self.readings: dict[str, list[Reading]] = {path: [] for path in self.sticks}
         self.unlike = ""
+        """Difference of the first sample that has not the truth's structure."""
         self._shapes: dict[str, set[tuple[int, ...]]] = {path: {tuple(tensor.shape)} for path, tensor in truth.items()}
-        """How the first sample differs that is not of the truth's structure."""
         self.in_range = False
-        """Whether no operator's result, rounded to the storage dtype, leaves its range."""
+        """True if each operator's result, rounded to the storage dtype, stays in its range."""
 
     def read(self, sample: Result, *, optional: bool = False) -> bool:
-        """Add a sample, and say whether it is like the truth; an `optional` one that is not is left out."""
+        """Reads a sample; False if it is unlike the truth, which is no fault of an `optional` one."""
         differing = unlike(self._truth, sample)
         for path in self._shapes.keys() & sample.keys():
             self._shapes[path].add(tuple(sample[path].shape))
@@ -57,24 +57,26 @@ class Samples:
         return True
 
     def varying(self) -> str:
-        """The first tensor whose shape depends on rounding, and its shapes; empty where none does."""
-        shapes = next(((path, found) for path, found in self._shapes.items() if len(found) > 1), None)
-        return f"{shapes[0]} has the shapes {' or '.join(map(str, sorted(shapes[1])))}" if shapes else ""
+        """Names the first tensor whose shape depends on rounding, with its shapes; empty without one."""
+        for path, shapes in self._shapes.items():
+            if len(shapes) > 1:
+                return f"{path} has the shapes {' or '.join(map(str, sorted(shapes)))}"
+        return ""
 
     def noise(self, source: Source) -> dict[str, Noise]:
-        """Own errors of the samples by path, of paths with enough of them.
+        """Errors of the samples at each place, for paths with enough samples.
 
-        None where a rounding moves a whole step of a scheme, where samples are few, and where operands are rounded on their way, as by
-        autocast: samples round results, and what is left of a cancellation of operands may err by more.
+        Empty where a rounding moves a whole step of a scheme, where samples are few, and where operands are rounded on
+        their way, as by autocast: samples round results, and a cancellation of operands may err by more.
         """
         if source.technique.oracle != "float64" or source.effort.reduced or source.precision != source.dtype:
             return {}
-        found = {}
+        known = {}
         for path, readings in self.readings.items():
             errors = [reading.errors for reading in readings if reading.errors is not None]
-            if (one := noise(errors, self.sticks[path].sizes, source.unit, source.spacing)) is not None:
-                found[path] = one
-        return found
+            if (levels := noise(errors, self.sticks[path].sizes, source.unit, source.spacing)) is not None:
+                known[path] = levels
+        return known
 
 
 def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
@@ -83,9 +85,9 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
         budgets[view] = budget(view, [peer[view] for peer in peers], unit)
         if not 0.0 <= budgets[view] < math.inf:
             raise VacuousError(
-                f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, anything "
-                "would pass: the oracle is 0 where rounding errs. Change the workload so that this tensor is not made of "
-                "rounding errors alone"
+                f"{who}: the budget of view {view} is {budgets[view]}; legal are finite numbers from 0. Infinite, "
+                "anything would pass: the oracle is 0 where rounding errs. Change the workload so that this tensor is "
+                "not made of rounding errors alone"
             )
     return budgets
 
@@ -93,12 +95,12 @@ def _budgets(who: str, peers: list[Reading], unit: float) -> dict[str, float]:
 def of_samples(
     source: Source, readings: Mapping[str, list[Reading]], truth: Result, careful: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Budgets from the samples by path, and why a path has none: rounding errors alone decide it.
+    """Budgets from the samples by path, and messages for paths without one, which rounding errors alone decide.
 
-    The same paths have none in a closer look as in the first one, whose samples it has too.
+    A closer look has the first look's samples too, so that the same paths have none.
 
     Raises:
-        VacuousError: That is so for a tensor of a workload that was made for checks, or for every one.
+        VacuousError: Rounding errors alone decide a tensor of a workload made for checks, or every tensor.
     """
     budgets, vacuous = dict[str, dict[str, float]](), dict[str, str]()
     for path, samples in readings.items():
@@ -115,7 +117,7 @@ def of_samples(
 
 
 def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[int], careful: int) -> dict[str, float]:
-    """Budgets of one path within their caps; a workload that was given is held to the caps in the first look."""
+    """Budgets of one path within their caps; a `given` workload is held to the caps of the first look."""
     who, unit = f"{source}: {path}", source.unit
     budgets = _budgets(who, samples, unit)
     if source.technique.oracle != "float64":  # a rounding moves what a scheme quantizes by a whole step
@@ -132,7 +134,7 @@ def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[
 
 
 def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[int]) -> dict[str, float]:
-    """The budgets.
+    """Returns the budgets if each is within its cap.
 
     Raises:
         VacuousError: One is beyond its cap.
@@ -143,7 +145,7 @@ def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[in
 
 
 def with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
-    """Budgets of one path, eager among the peers in those views in which the samples explain it."""
+    """Budgets of one path; eager is among the peers in views where the samples explain it."""
     return {
         view: max(budget, SLACK * abs(eager.get(view, 0.0))) if abs(eager.get(view, 0.0)) <= budget else budget
         for view, budget in alone.items()
@@ -151,11 +153,11 @@ def with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[s
 
 
 def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, list[Reading]]) -> float:
-    """How many times more eager errs than the samples, over a whole tensor.
+    """Largest ratio of eager's error to the samples', over whole tensors.
 
     Raises:
-        OracleError: More than `TRUST` times; with reduced effort, in half of the tensors: a rounding may have decided something in eager
-            that it did in none of a few samples (see `accelcheck.verify.few`), which only some tensors show.
+        OracleError: The ratio exceeds `TRUST`; with reduced effort, in half of the tensors: eager may decide by a
+            rounding what none of the small samples did (see `accelcheck.verify.few`), which only some tensors show.
     """
     # Half a unit of the result's own rounding is explained whatever the samples show.
     ratios = {
@@ -173,12 +175,12 @@ def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, lis
 
 
 def unlike(truth: Result, other: Result, *, patterns: bool = True) -> str:
-    """The first difference in paths, shapes, integers or places of NaN and infinities; empty if there is none.
+    """First difference in paths, shapes, integers or places of NaN and infinities; empty without one.
 
     Args:
         truth: The oracle's result.
-        other: Another one.
-        patterns: Whether places of NaN and infinities are compared.
+        other: Result to compare.
+        patterns: True to compare places of NaN and infinities.
     """
     if truth.keys() != other.keys():
         return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
@@ -190,6 +192,7 @@ def unlike(truth: Result, other: Result, *, patterns: bool = True) -> str:
                 return f"{path}: {differing} of {tensor.numel()} integers differ"
             continue
         for kind in (torch.isnan, torch.isposinf, torch.isneginf) if patterns else ():
-            if not torch.equal(kind(tensor), kind(other[path])):
-                return f"{path}: {kind.__name__} holds for {int(kind(tensor).sum())} and {int(kind(other[path]).sum())} elements"
+            mine, others = kind(tensor), kind(other[path])
+            if not torch.equal(mine, others):
+                return f"{path}: {kind.__name__} holds for {int(mine.sum())} and {int(others.sum())} elements"
     return ""

@@ -1,7 +1,7 @@
-"""The actual error of adding up terms one after the other in the accumulator's precision, operator by operator.
+"""Errors of summing one after the other in the accumulator's precision, computed operator by operator.
 
-Terms that repeat, as the gradient of a mean does, round the same way each time: the error grows with their number K, not with its
-square root, and no statistical model of K shows it. Sequential sums are as correct as any other order.
+Terms that repeat, such as the gradient of a mean, round the same way each time: the error grows with their number K,
+not with its square root, and no statistical model of K shows it. Sequential sums are as correct as any other order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def errors(name: str, args: tuple[Any, ...]) -> Errors:
-    """The errors of a call, by output; none of operators that show no sums."""
+    """Errors of a call, by output; empty for operators that show no sums."""
     rule = _RULES.get(name)
     return {} if rule is None else rule(*args)
 
@@ -33,10 +33,9 @@ def _sum(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -
     return {0: _error(x, over, keep=bool(keep))} if over and x.dim() else {}
 
 
-def _mean(x: Tensor, over: list[int] | None = None, keep: Any = False, *_: Any) -> Errors:  # noqa: FBT002 - torch's
-    return (
-        {0: _error(x, over, keep=bool(keep)) / max(1, math.prod(x.shape[d] for d in over))} if over and x.dim() else {}
-    )
+def _mean(x: Tensor, over: list[int] | None = None, *further: Any) -> Errors:
+    sums = _sum(x, over, *further)
+    return {place: error / max(1, math.prod(x.shape[d] for d in over or ())) for place, error in sums.items()}
 
 
 def _convolution_backward(grad: Tensor, *further: Any) -> Errors:
@@ -46,7 +45,7 @@ def _convolution_backward(grad: Tensor, *further: Any) -> Errors:
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Any, mean: Any, variance: Any, trains: Any, momentum: Any, eps: float
 ) -> Errors:
-    """Of the mean and the variance of a batch: in its output, the mean, and one over the deviation."""
+    """Errors from a batch's mean and variance: in the output, the mean, and the inverse deviation."""
     if not trains or x.dim() < 2:
         return {}
     over, shape = _all_but_channels(x), _along_channels(x)
@@ -81,12 +80,12 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _along_channels(x: Tensor) -> list[int]:
-    """A shape with which one number for each channel is multiplied with all its elements."""
+    """Shape that broadcasts one number per channel over all elements of the channel."""
     return [1, -1, *[1] * (x.dim() - 2)]
 
 
 def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
-    """The error of sums over dimensions, which stay with size 1 if `keep`."""
+    """Error of sums over dimensions, which stay with size 1 if `keep`."""
     if not terms.dim():
         return torch.zeros_like(terms)
     dims = sorted(d % terms.dim() for d in over)
@@ -101,7 +100,7 @@ def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
     total = torch.from_numpy(np.add.accumulate(single, axis=-1)[..., -1].copy())
     error = total.to(terms.dtype) - torch.from_numpy(single).to(terms.dtype).sum(-1)
-    error = torch.where(torch.isfinite(error), error, 0.0)  # of infinities and NaN, and where the accumulator overflows
+    error = torch.where(torch.isfinite(error), error, 0.0)  # terms are not finite, or the accumulator overflows
     return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
 
 
@@ -112,4 +111,4 @@ _RULES: Mapping[str, Callable[..., Errors]] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "convolution_backward": _convolution_backward,
 }
-"""The errors of an operator, by its name, given its positional arguments."""
+"""Functions from an operator's positional arguments to its errors, by its name."""

@@ -1,4 +1,4 @@
-"""The terms that operators add up for each element of a result: how many, and the sum of their squares."""
+"""Terms that operators sum for each element of a result: their number, and the sum of their squares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accelcheck.verify.operators import CONTRACTIONS, INTERPOLATED, SCATTERS, floats, has_complex, is_float, outputs
+from accelcheck.verify.operators import (
+    CONTRACTIONS,
+    INTERPOLATED,
+    NORMALISED,
+    SCATTERS,
+    floats,
+    has_complex,
+    is_float,
+    outputs,
+)
 from accelcheck.workloads.base import is_inexact
 
 if TYPE_CHECKING:
@@ -20,15 +29,15 @@ _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
 _SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
-"""Operators whose every output is a sum of products of their operands; those of `SCATTERS` are too."""
+"""Operators with outputs that are sums of products of their operands, besides those of `SCATTERS`."""
 _PRODUCTS = frozenset({"prod", "cumprod"})
-"""Operators that multiply K factors one after the other. Each product is rounded: the error's variance is u^2 K P^2 / 3,
-that of `Sums` with S = P and Q = 4 P^2."""
+"""Operators that multiply K factors one after the other. Each product is rounded: the error's variance is
+u^2 K P^2 / 3, that of `Sums` with S = P and Q = 4 P^2."""
 _FACTORS = frozenset({"alpha", "beta"})
 
 
 def hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
-    """How many terms each element gets from an operator that scatters and adds: what it makes of zeros and ones."""
+    """Number of terms that an operator scatters and adds to each element: its result of zeros and ones."""
     if name not in SCATTERS:
         return None
     filled = [torch.ones_like(value) if is_inexact(value) else value for value in args]
@@ -41,9 +50,9 @@ def hits(func: Any, name: str, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | None]:
-    """The sum of the squared terms of each element, by output: what a sum makes of the squares of what it sums.
+    """Sum of the squared terms of each element, by output: the operator's own sum of squares.
 
-    Empty for operators that are no sums, or that do not show what they sum.
+    Empty for operators that are no sums, or that do not show their terms.
     """
     if name in _POOLS:
         return [_pooled_squares(name, args)]
@@ -63,7 +72,7 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _pooled_squares(name: str, args: tuple[Any, ...]) -> Tensor:
-    """The sum of the squared terms of average pooling: of ``x / n`` forward, with n the elements of a window, of ``grad / n`` backward."""
+    """Sum of squared terms of average pooling: of ``x / n`` forward, of ``grad / n`` backward; n elements a window."""
     backward = name == "avg_pool2d_backward"
     x, settings = args[int(backward)], args[2 if backward else 1 :]
     kernel, stride, padding, ceil, counted, divisor = [*settings, *_POOLING[len(settings) - 1 :]]
@@ -78,7 +87,7 @@ def _pooled_squares(name: str, args: tuple[Any, ...]) -> Tensor:
 
 
 def lengths(name: str, args: tuple[Any, ...], results: Sequence[Tensor | None]) -> Lengths:
-    """How many terms are summed for each element, by output; the last number holds for all further ones."""
+    """Number of terms summed for each element, by output; the last number holds for all further outputs."""
     rule, operands = _RULES.get(name), floats(args)
     result = results[0] if results else None
     if rule is None or not operands or (result is None and name not in CONTRACTIONS):
@@ -88,12 +97,12 @@ def lengths(name: str, args: tuple[Any, ...], results: Sequence[Tensor | None]) 
 
 
 class _Call(NamedTuple):
-    """A call of an operator.
+    """Call of an operator.
 
     Attributes:
-        operands: Its floating-point tensors.
+        operands: Floating-point tensors of the call.
         args: All positional arguments.
-        elements: Elements of its first result, at least 1.
+        elements: Elements of the first result, at least 1.
     """
 
     operands: list[Tensor]
@@ -107,7 +116,7 @@ def _row(call: _Call) -> Lengths:
 
 
 def _along(call: _Call) -> Lengths:
-    """Terms, or factors, along the dimension that the second argument names."""
+    """Terms, or factors, along the dimension of the second argument."""
     x = call.operands[0]
     return (x.shape[call.args[1]] if x.dim() else 1,)
 
@@ -121,16 +130,12 @@ def _loss(call: _Call) -> Lengths:
 
 
 def _trilinear(call: _Call) -> Lengths:
-    """Terms of a sum over dimensions, which a tensor that has none of its own there does not count; their two products round as six terms do."""
+    """Terms of a sum over dimensions, which skips those that a tensor lacks; two products round as six terms do."""
     shapes = [list(value.shape) for value in call.args[:3]]
     for shape, places in zip(shapes, call.args[3:6], strict=True):
         for place in places:
             shape.insert(place, 1)
     return (math.prod(max(shape[place] for shape in shapes) for place in call.args[6]) + 6,)
-
-
-def _softmax(call: _Call) -> Lengths:
-    return (call.operands[0].shape[call.args[1]] if call.operands[0].dim() else 1,)
 
 
 def _softmax_backward(call: _Call) -> Lengths:
@@ -150,7 +155,7 @@ def _pool_backward(call: _Call) -> Lengths:
 
 
 def _transformed(call: _Call) -> Lengths:
-    """The log2 N stages of a Fourier transform, each with a product by a rounded factor, whose error of 1.5 u^2 is that of six terms."""
+    """Stages of a Fourier transform, log2 N, each with a rounded factor, whose error of 1.5 u^2 is six terms'."""
     x, dims = call.args[0], call.args[1]
     sides = [x.shape[dim] for dim in dims]
     if isinstance(call.args[-1], int) and not isinstance(call.args[-1], bool):  # of a real result
@@ -159,18 +164,18 @@ def _transformed(call: _Call) -> Lengths:
 
 
 def _adaptive(call: _Call) -> Lengths:
-    """The largest window, and a quotient, whose rounding is that of six terms."""
+    """Terms of the largest window, and a quotient, whose rounding is that of six terms."""
     sides = zip(call.operands[0].shape[::-1], call.args[1][::-1], strict=False)
     return (math.prod(-(-side // count) + 1 for side, count in sides if count) + 6,)
 
 
 def _interpolated(call: _Call) -> Lengths:
-    """Up to eight neighbours of each position; of a gradient, of as many positions as there are for one element."""
+    """Terms of an interpolation: up to eight neighbours of each position, for a gradient of each position there is."""
     return (8 * -(-call.operands[0].numel() // call.elements),)
 
 
 def _batch_norm(call: _Call, *, trains: bool) -> Lengths:
-    """Without statistics of the batch each element stands alone; the gradients of weight and bias never do."""
+    """Terms of a channel; the result has 1 without statistics of the batch, gradients of weight and bias have not."""
     over = _over_channels(call.operands[0])
     return (over if trains else 1, over, over)
 
@@ -190,7 +195,7 @@ def _over_channels(x: Tensor) -> int:
 
 
 def _pair(sides: Any) -> tuple[int, int]:
-    """Two numbers that may be given as one."""
+    """Converts a number or a sequence of one or two numbers to two."""
     listed = [sides] if isinstance(sides, int) else [*sides]
     return listed[0], listed[-1]
 
@@ -222,7 +227,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(
         ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"), _interpolated
     ),
-    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    **dict.fromkeys(NORMALISED, _along),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
@@ -239,4 +244,4 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
         _over_channels(call.operands[0]),
     ),
 }
-"""How many terms an operator sums, by its name; those that are not here sum none."""
+"""Number of terms that an operator sums, by its name; absent ones sum none."""

@@ -1,23 +1,23 @@
-"""Judges a long training: step by step while rounding explains the distance, by statistics once the training is chaotic.
+"""Judges a long training: step by step while rounding explains the distance, by statistics once it is chaotic.
 
-Two trainings that differ by a rounding error drift apart; how fast depends on the problem (by a constant factor a step where
-it is chaotic, as Lyapunov exponents have it; not at all where descent contracts). So the allowance is measured, not
-assumed: the FP64 training is repeated with random rounding errors (`accelcheck.verify.rounding`), and
+Two trainings that differ by a rounding error drift apart, at a rate that depends on the problem: by a constant factor a
+step where it is chaotic (a Lyapunov exponent), not at all where descent contracts. So the allowance is measured: the
+FP64 training is repeated with random rounding errors (`accelcheck.verify.rounding`), and
 
     allowed(t) = SLACK * max over samples, and for numbers over steps within REACH of t, of distance(t)
 
-The distance of a number (loss, gradient norm) is relative; that of a parameter is relative to how far it has moved from
-where it began, |c - o| / |o - start|, so that lost or doubled updates show long before they are a part of the parameter.
+The distance of a number (loss, gradient norm) is relative. The distance of a parameter is relative to its movement,
+|c - o| / |o - start|, so that lost or doubled updates show long before they are a part of the parameter.
 
 Where the allowance reaches what other seeds do (numbers), or the whole movement (parameters), rounding has become
-unpredictable: from that step on, the horizon, single steps are not judged. Statistics are judged with or without chaos: the
-mean over the last LATE steps must lie in the prediction interval of one more training,
+unpredictable: from that step on, the horizon, single steps are not judged. Statistics are judged with or without chaos:
+the mean over the last LATE steps must lie in the prediction interval of one more training,
 
     |mean - mean over seeds| <= t * s * sqrt(1 + 1 / M)
 
-with s the standard deviation over M trainings of other initialisation and order (G. J. Hahn, JASA 64, 1969). Convergence
-tests with fixed tolerances (Liger-Kernel: 32 steps, loss within 2e-5 in FP32, 5e-2 in bfloat16) are this with the numbers
-of one model typed in.
+with s the standard deviation over M trainings of other initialisation and order (G. J. Hahn, JASA 64, 1969).
+Convergence tests with fixed tolerances (Liger-Kernel: 32 steps, loss within 2e-5 in FP32, 5e-2 in bfloat16) do the same
+with the numbers of one model typed in.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 REACH = 4
-"""Steps to either side that the allowance of a number takes into account. At one step a few samples may agree by chance; with 4
-samples and 9 steps the allowance is the largest of 36 values, and a correct training practically never exceeds twice that."""
+"""Steps to either side that the allowance of a number includes. At one step a few samples may agree by chance; with 4
+samples and 9 steps the allowance is the largest of 36, and a correct training practically never exceeds twice that."""
 LATE = 10
-"""Number of last steps whose mean is compared with the trainings from other seeds."""
+"""Last steps whose mean is compared with the trainings from other seeds."""
 SEEDS = 9
-"""Number of trainings that the prediction interval is computed from."""
+"""Trainings that the prediction interval is computed from."""
 COVERED = 0.999
-"""Part of correct trainings that the prediction interval holds, both sides together."""
+"""Part of correct trainings inside the prediction interval, both sides together."""
 
 NUMBERS = ("loss", "norm")
 _PATH = re.compile(r"(?:(?P<number>loss|norm)\[(?P<at>\d+)\]|parameter:(?P<name>.+)@(?P<after>\d+))")
@@ -55,13 +55,13 @@ _PATH = re.compile(r"(?:(?P<number>loss|norm)\[(?P<at>\d+)\]|parameter:(?P<name>
 
 @dataclass(frozen=True)
 class Course:
-    """The reference that a training is judged by.
+    """Reference of a training.
 
     Attributes:
-        truth: The FP64 training, by path as `accelcheck.workloads.trainer.Trainer.train` gives them.
+        truth: FP64 training, by the paths of `accelcheck.workloads.trainer.Trainer.train`.
         start: Parameters before it, by name.
         allowed: Allowed distance, by path.
-        horizons: Of ``loss``, ``norm`` and ``parameter``, the first step that is not judged by itself.
+        horizons: First step that is not judged by itself, of ``loss``, ``norm`` and ``parameter``.
         late: Centre and half width of the prediction interval, of ``loss`` and ``norm``.
     """
 
@@ -74,7 +74,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryJudgement:
-    """What is wrong (nothing: the training is right), the worst step of each quantity, and how many elements were compared."""
+    """Faults (none for a right training), the worst step of each quantity, and the number of compared elements."""
 
     faults: tuple[Fault, ...]
     figures: tuple[Figure, ...]
@@ -85,19 +85,19 @@ def quantity(path: str) -> str:
     """``loss``, ``norm`` or ``parameter``.
 
     Raises:
-        ValueError: The path is none of a training's.
+        ValueError: The path is not one of a training.
     """
     return _parsed(path)["number"] or "parameter"
 
 
 def step(path: str) -> int:
-    """The step that a path is of: a parameter after n steps is of step n - 1, the last that changed it."""
+    """Step of a path: a parameter after n steps belongs to step n - 1, the last that changed it."""
     parsed = _parsed(path)
     return int(parsed["at"]) if parsed["at"] else int(parsed["after"]) - 1
 
 
 def distance(path: str, value: Tensor, course_truth: Result, start: Result) -> float:
-    """How far a value is from the truth, relative to the truth, or to the movement of a parameter. NaN if it is."""
+    """Distance of a value from the truth, relative to the truth, or to the movement of a parameter; NaN for NaN."""
     truth = course_truth[path].double()
     error = float((value.double() - truth).norm())
     name = _parsed(path)["name"]
@@ -108,13 +108,13 @@ def distance(path: str, value: Tensor, course_truth: Result, start: Result) -> f
 
 
 def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequence[Result]) -> Course:
-    """The course that follows from a truth, its repetitions with rounding errors, and trainings from other seeds.
+    """Course from a truth, its repetitions with rounding errors, and trainings from other seeds.
 
     Args:
         truth: The FP64 training.
         start: Parameters before it, by name.
         samples: The same training with rounding errors.
-        seeds: SEEDS trainings with other initialisations and orders; their numbers are looked at.
+        seeds: SEEDS trainings with other initialisations and orders, of which only the numbers are read.
 
     Raises:
         ValueError: There are too few samples or seeds, or rounding is unpredictable from the first step on.
@@ -131,12 +131,12 @@ def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequen
 
 
 def judge(result: Result, course: Course, paths: Collection[str] | None = None) -> TrajectoryJudgement:
-    """A training, on the CPU, by its course.
+    """Judges a training, on the CPU, by its course.
 
     Args:
-        result: The candidate's.
-        course: Its course.
-        paths: Those to compare; all, and the statistics, if None.
+        result: Tensors of the candidate by path.
+        course: Reference of the training.
+        paths: Paths to compare; None for all of them and the statistics.
     """
     wanted = [path for path in course.truth if paths is None or path in paths]
     faults = list(_malformed(result, course, wanted))
@@ -179,7 +179,7 @@ def _figure(path: str, view: str, measured: float, allowed: float) -> Figure:
 
 
 def _malformed(result: Result, course: Course, wanted: Sequence[str]) -> Iterator[Fault]:
-    """Paths and shapes first, then what is not finite: of each quantity the first step, from which the rest follows."""
+    """Yields faults of paths and shapes, then the first step of each quantity that is not finite."""
     whole = len(wanted) == len(course.truth)
     for path in sorted((set(wanted) - result.keys()) | ((result.keys() - course.truth.keys()) if whole else set())):
         part, sides = (
@@ -206,7 +206,7 @@ def _widest(path: str, apart: Mapping[str, float]) -> float:
 
 
 def _horizon(kind: str, truth: Result, allowed: Mapping[str, float], seeds: Sequence[Result]) -> int:
-    """The first step whose allowance is not below the seeds' spread, or the whole movement; else the number of steps."""
+    """First step whose allowance is not below the seeds' spread, or the whole movement; else the number of steps."""
     mine = [path for path in truth if quantity(path) == kind]
     for path in sorted(mine, key=step):
         limit = 1.0
@@ -218,7 +218,7 @@ def _horizon(kind: str, truth: Result, allowed: Mapping[str, float], seeds: Sequ
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Centre and half width of what one more value may be."""
+    """Centre and half width of the prediction interval of one more value."""
     from scipy.special import stdtrit
 
     quantile = float(stdtrit(len(values) - 1, (1 + COVERED) / 2))

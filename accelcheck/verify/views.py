@@ -1,4 +1,4 @@
-"""The views: ways to look at an error, each sensitive to faults that the others miss.
+"""Views: measures of an error, each sensitive to faults that the others miss.
 
 With c the candidate, o the oracle, e = c - o in FP64, u the unit roundoff, as matrices whose rows run along the last
 dimension, and |.| the Frobenius norm:
@@ -7,19 +7,20 @@ dimension, and |.| the Frobenius norm:
 row     max over rows i of |e_i| / sqrt(|o_i|^2 + mean_i |o_i|^2)
 column  the same over columns
 block   the same over tiles of 16 x 16
-element max |e| / rms(o): the one element that is wrong
-gain    <e, o> / <o, o>: how far a common factor is from 1; signed
-tail    of |e| / ulp(o) what 1 % of the elements, and 8 of them, exceed: small elements, whose errors the norms do not see
-bias    median of e / ulp(o): whether errors point one way; signed
+element max |e| / rms(o), for a single wrong element
+gain    <e, o> / <o, o>, the distance of a common factor from 1; signed
+tail    value of |e| / ulp(o) that 1 % of the elements, and 8 of them, exceed: small elements, which norms do not see
+bias    median of e / ulp(o), for errors in one direction; signed
 ======= ==========================================================================================
 
 The mean under the root keeps a row that is small only by chance from deciding everything: its error comes from operands
-as large as the other rows'. ulp(o), the unit in the last place, is 2 u times the larger of |o| and rms(o) / 4096 (what is
-smaller is left of a cancellation), and never below the smallest subnormal. The last two look at 4,096 elements of a larger
-tensor, drawn as `_drawn` says: no pattern of rows or columns is left out. |e| / |o| over all is measured too; it gates nothing, since rows and columns see all it sees.
+as large as the other rows'. ulp(o), the unit in the last place, is 2 u times the larger of |o| and rms(o) / 4096 (what
+is smaller is left of a cancellation), and never below the smallest subnormal. The last two look at 4,096 elements of a
+larger tensor, drawn as `_drawn` says: no pattern of rows or columns is left out. |e| / |o| over all is measured too; it
+gates nothing, since rows and columns see all it sees.
 
-All sums are made in one pass, in chunks that fit a processor's cache. Small tensors go through NumPy, whose calls cost a
-third of torch's; the code is the same for both.
+All sums are made in one pass, in chunks that fit a processor's cache. Small tensors go through NumPy, whose calls cost
+a third of torch's; the code is the same for both.
 """
 
 from __future__ import annotations
@@ -41,39 +42,39 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TILE = 16
-"""Side of a block: the smallest tile that matrix units of GPUs and TPUs work in."""
+"""Side of a block: the smallest tile of GPUs' and TPUs' matrix units."""
 SAMPLE = 4096
-"""Elements that the ULP views look at of 8,192 and more: a quantile of so many is known to 1.6 % of them."""
+"""Elements that the ULP views read of tensors with 8,192 and more: such a quantile is known to 1.6 %."""
 SMALL = 2**13
-"""Elements up to which NumPy is faster than torch."""
+"""Most elements for which NumPy is faster than torch."""
 CHUNK = 2**18
-"""Elements of a chunk: 2 MiB in FP64, so that an error and its squares stay in the caches of the cores that share it, and
-threads need not wait for each other too often. Twice or half as many take up to a third longer with two threads."""
+"""Elements of a chunk: 2 MiB in FP64, so that an error and its squares stay in shared caches, and threads seldom wait
+for each other. Twice or half as many take up to a third longer with two threads."""
 WIDEST = 2**16
 MOST_ROWS = 2**20
-"""Limits of the matrix that a tensor is seen as: they bound the memory of the sums, whatever the tensor's size."""
+"""Limits of the matrix view of a tensor, which bound the memory of the sums for tensors of any size."""
 TAIL = 0.99
 OUTLIERS = 8
-"""Least number of elements beyond the tail: with fewer, one element that is close to 0 by chance would decide."""
+"""Least elements beyond the tail: with fewer, one element that is close to 0 by chance would decide."""
 NEGLIGIBLE = 2.0**-12
-"""Of the root mean square: what is smaller has no units in the last place of its own."""
+"""Part of the root mean square below which elements have no units in the last place of their own."""
 VIEWS = ("row", "column", "block", "element", "gain", "tail", "bias")
 SIGNED = frozenset({"gain", "bias"})
-"""Views with a direction: what points the same way in every draw is a fault long before it is large."""
+"""Views with a direction: the same sign in every draw is a fault long before it is large."""
 _PLACED = frozenset({"row", "column", "block"})
 GATES = frozenset(VIEWS) - {"bias"}
-"""Views that may fail a case by one draw alone. `bias` needs the same direction in all of them."""
+"""Views that may fail a case in one draw. `bias` needs the same direction in all draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The views of the error of one tensor.
+    """Views of the error of one tensor.
 
     Attributes:
-        values: By view, in the order of `VIEWS`; gain and bias are signed. Infinite where the oracle is 0 and the error is not.
+        values: Errors by view, in the order of `VIEWS`; signed for gain and bias. Infinite against an oracle of 0.
         places: Positions of the worst row, column and block.
-        relative: The relative Frobenius error of all.
-        finite: Whether candidate and oracle are finite everywhere; where they are not, their elements counted as right.
+        relative: Relative Frobenius error of the whole tensor.
+        finite: True where candidate and oracle are finite everywhere; other elements count as right.
     """
 
     values: tuple[float, ...]
@@ -81,19 +82,19 @@ class Reading:
     relative: float
     finite: bool
     errors: Errors | None = field(default=None, compare=False, repr=False)
-    """For the views of `accelcheck.verify.own`; None where something is not finite."""
+    """Norms for `accelcheck.verify.own`; None where something is not finite."""
 
     def __getitem__(self, view: str) -> float:
         return self.values[VIEWS.index(view)]
 
 
 class Yardstick:
-    """An oracle's tensor, ready to measure candidates with.
+    """Measures candidates against an oracle's tensor.
 
     Args:
-        truth: FP64, any shape and at least one element.
+        truth: FP64 tensor of any shape and at least one element.
         unit: Unit roundoff of the arithmetic precision.
-        spacing: Distance of its numbers around 0: a unit in the last place is never smaller.
+        spacing: Distance of its numbers around 0, the least unit in the last place.
     """
 
     def __init__(self, truth: Tensor, unit: float, spacing: float = 0.0) -> None:
@@ -128,20 +129,20 @@ class Yardstick:
         self._ulps = 1.0 / np.maximum(2 * unit * sizes, spacing)
 
     def read(self, candidate: Tensor) -> Reading:
-        """All views of a candidate of the truth's shape and device, of any floating-point dtype.
+        """Reads all views of a candidate of the truth's shape and device, of any floating-point dtype.
 
-        Temporaries take up to 9 MiB for rows of 1,024 elements (``benchmarks/verdict_speed.py``, up to 2**26 elements) and
-        up to 35 MiB for the widest rows, of `WIDEST` - 1 elements, unless NaN or infinite elements have to be masked.
+        Temporaries take up to 9 MiB for rows of 1,024 elements (``benchmarks/verdict_speed.py``, up to 2**26 elements)
+        and up to 35 MiB for the widest rows, of `WIDEST` - 1 elements, unless non-finite elements are masked.
         """
         wide = candidate.detach()
         if self.small and wide.dtype not in _SUBTRACTED:
             wide = wide.to(torch.float64)
         matrix: Any = (wide.numpy() if self.small else wide).reshape(self.rows, self.columns)
-        with np.errstate(all="ignore"):  # NaN and infinities are what is looked for
+        with np.errstate(all="ignore"):  # NaN and infinities are expected here
             reading = self._read(matrix, self._truth)
         if math.isfinite(reading.relative) or (self.finite and _all_finite(wide)):
             return reading
-        # Masked only where it must be: an error that is not finite makes every sum that it enters so.
+        # Masked only where needed: one error that is not finite spoils every sum that it enters.
         double = wide.to(torch.float64).reshape(self.rows, self.columns)
         finite = torch.isfinite(double)
         if not self.finite:
@@ -186,7 +187,7 @@ class Yardstick:
         return float(sizes[high]), float(ulps[middle])
 
     def where(self, view: str, reading: Reading) -> str:
-        """Index of the worst place of a view; empty where the view has none."""
+        """Index of the worst place of a view; empty for a view without a place."""
         row, column, block = reading.places
         if view not in _PLACED:
             return ""
@@ -204,7 +205,7 @@ class Yardstick:
         return sampled if self._nonzero is None else sampled[self._nonzero]
 
     def _sampled(self) -> list[Any]:
-        """For each chunk, which of its elements the ULP views look at; None for all of them."""
+        """Positions that the ULP views read of each chunk; None for all of them."""
         count = self.rows * self.columns
         if count < 2 * SAMPLE:
             return [None] * len(self._chunks)
@@ -219,7 +220,7 @@ class Yardstick:
         ]
 
     def _pieces(self, *matrices: Any) -> Iterable[tuple[Any, ...]]:
-        """What the ULP views look at in a chunk, and that chunk of each matrix, chunk by chunk."""
+        """Yields chunk by chunk the ULP views' positions, and that chunk of each matrix."""
         if len(self._chunks) == 1:
             return ((self._picks[0], *matrices),)
         return (
@@ -242,7 +243,7 @@ class _Sums:
         self._joined: Any = None
 
     def add(self, chunk: Any) -> Any:
-        """Add a chunk's squares; its largest is returned."""
+        """Adds a chunk's squares and returns the largest."""
         squares = chunk * chunk
         product = _product(squares)
         height, width = squares.shape
@@ -262,49 +263,49 @@ class _Sums:
 
     @property
     def rows(self) -> Any:
-        """By row."""
+        """Sums by row."""
         if self._joined is None:
             self._joined = _joined(self._rows)
         return self._joined
 
     @property
     def tiles(self) -> Any:
-        """By tile, row-major."""
+        """Sums by tile, row-major."""
         return _joined(self._tiles)
 
     @property
     def total(self) -> float:
-        """Of all."""
+        """Sum of all squares."""
         return float(self.columns.sum())
 
 
 def ratio(error: float, size: float) -> float:
-    """Error / size, where no error is 0 whatever the size, and an error against nothing is infinite."""
+    """Error / size; 0 without an error, infinite for an error of a size of 0."""
     if error == 0.0:
         return 0.0
     return error / size if size > 0.0 else math.copysign(math.inf, error)
 
 
 def floor(view: str, unit: float) -> float:
-    """The least budget of a view in one draw, for what roundings common to all elements do to a correct result.
+    """Least budget of a view in one draw, for roundings common to all elements of a correct result.
 
-    gain: one rounded constant (a scale, a learning rate) moves every element by up to u, an operand and a result may too.
+    gain: one rounded constant (a scale, a learning rate) moves every element by up to u, as may operand and result.
     tail: correct rounding of the result alone errs by up to half a unit.
-    Others: none; what eager and the rounding samples show is all.
+    Others: none; eager and the rounding samples show all.
     """
     return {"gain": 2 * unit, "tail": 0.5}.get(view, 0.0)
 
 
 def budget(view: str, peers: Iterable[float], unit: float) -> float:
-    """What a view may show, given what peers show that are right: `SLACK` times their largest, and `floor` at least."""
+    """Allowed error of a view: `SLACK` times the largest of correct peers, and at least `floor`."""
     return max(SLACK * max(map(abs, peers)), floor(view, unit))
 
 
 def common_floor(view: str, unit: float) -> float:
-    """The least budget of a signed view over all draws together, for what leans one way in a correct implementation.
+    """Least budget of a signed view over all draws together, for what leans one way in a correct implementation.
 
-    Elementary functions in the accumulator's precision may err by `INEXACT_ULPS` in one
-    direction always. In half precision that is nothing; in FP32 no one-sided rounding of FP32 can be told from it.
+    Elementary functions in the accumulator's precision may err by `INEXACT_ULPS` in one direction always. In half
+    precision that is nothing; in FP32 no one-sided rounding of FP32 can be told from it.
     """
     leaning = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
     return leaning if view == "gain" else leaning / (2 * unit)
@@ -320,7 +321,7 @@ def _matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _weights(squares: Any) -> Any:
-    """What sums of squared errors are multiplied with; infinite where there is nothing to compare with."""
+    """Factors of summed squared errors; infinite where the oracle is 0."""
     size = squares + squares.mean()
     with np.errstate(divide="ignore"):
         return 1.0 / size
@@ -330,15 +331,15 @@ def _worst(squares: Any, weights: Any) -> tuple[float, int]:
     ratios = squares * weights
     index = int(ratios.argmax())
     value = ratios.item(index)
-    if value != value:  # noqa: PLR0124 - NaN: no error against nothing, or an error that is no number
+    if value != value:  # noqa: PLR0124 - NaN: 0 times infinity, or an error that is NaN
         return _worst_of_nothing(squares, ratios)
     return math.sqrt(value), index
 
 
 def _worst_of_nothing(squares: Any, ratios: Any) -> tuple[float, int]:
-    found = np.where(squares == 0, 0.0, ratios)
-    index = int(found.argmax())
-    return math.sqrt(float(found[index])), index
+    defined = np.where(squares == 0, 0.0, ratios)
+    index = int(defined.argmax())
+    return math.sqrt(float(defined[index])), index
 
 
 def _tiles(parts: Any, height: int, across: int) -> Any:
@@ -351,10 +352,10 @@ def _tiles(parts: Any, height: int, across: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(count: int) -> Any:
-    """Of `count` elements the `SAMPLE` positions that the ULP views look at, ascending, int64: one at random in each of as many equal parts.
+    """Positions that the ULP views read of `count` elements, ascending, int64: one at random in each of `SAMPLE` parts.
 
-    Positions at a constant distance would fall into a few columns wherever distance and width have a common divisor, and
-    into a few rows where the distance is close to a multiple of the width.
+    A constant distance would fall into a few columns where it shares a divisor with the width, and into a few rows
+    where it is close to a multiple of the width.
     """
     within = torch.rand(SAMPLE, generator=torch.Generator().manual_seed(count)).numpy()
     positions = ((np.arange(SAMPLE) + within) * (count / SAMPLE)).astype(np.int64)
@@ -363,7 +364,7 @@ def _drawn(count: int) -> Any:
 
 
 def _at(chunk: Any, pick: Any) -> Any:
-    """Elements of a chunk at flat positions; they share no memory with it, which would keep every chunk alive."""
+    """Copies elements of a chunk at flat positions: shared memory would keep every chunk alive."""
     flat = chunk.reshape(-1)
     if pick is None:
         return flat.clone() if isinstance(flat, torch.Tensor) else flat
@@ -401,7 +402,7 @@ def _product(like: Any) -> Callable[[Any, Any], Any]:
 
 
 _SUBTRACTED = frozenset({torch.float64, torch.float32})
-"""What NumPy takes from FP64 at full speed: float16 is converted in software, bfloat16 not at all."""
+"""Dtypes that NumPy subtracts from FP64 at full speed: it converts float16 in software, and lacks bfloat16."""
 
 
 def _difference(candidate: Any, truth: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The workloads: models and functions that techniques are applied to, one file a family, each with its `WORKLOADS`.
+"""Workloads: models and functions that techniques are applied to, one file a family, each with its `WORKLOADS`.
 
-Nothing here knows a technique or a device; how a program is judged belongs in `accelcheck.checks`.
+Nothing here knows a technique or a device; programs are judged in `accelcheck.checks`.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ if TYPE_CHECKING:
 
 @functools.cache
 def builtin() -> Mapping[str, Workload]:
-    """The workloads of this package, by name. Imports all of them, and with them torch."""
+    """Workloads of this package, by name. Imports all of them, and with them torch."""
     return index("workload", discover("accelcheck.workloads", "WORKLOADS"))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, normal
+from accelcheck.workloads.draw import normal, of_normal
 
 
 class DetachedBeside(nn.Module):
-    """The two halves of ``sin(x * weight)``, which have gradients, and the whole value, detached.
+    """Both halves of ``sin(x * weight)``, with gradients, and the whole value, detached.
 
-    Models return a loss and its detached value for logging in the same way. The detached output must not remove the gradients
+    Models return a loss and its detached value for logging like this. The detached output must not remove the gradients
     of outputs that share its memory.
     """
 
@@ -52,18 +54,6 @@ class Shared(nn.Module):
         return out
 
 
-def _detached(generator: torch.Generator, extent: int) -> Problem:
-    module = DetachedBeside()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
-
-
-def _shared(generator: torch.Generator, extent: int) -> Problem:
-    module = Shared()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
-
-
 _TRAITS = frozenset({"scriptable", "resizable"})
 
 
@@ -83,7 +73,7 @@ class Views(nn.Module):
 
 
 class ViewWrites(nn.Module):
-    """A copy of ``x (6, 8)`` that is written to through its views, and two of these views, which must see all writes."""
+    """Writes to a copy of ``x (6, 8)`` through its views, two of which are returned and must see all writes."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         base = x.clone()
@@ -107,12 +97,16 @@ WORKLOADS = (
     Workload(
         "detached-beside",
         "Views of a value as outputs, together with the detached value.",
-        _detached,
+        partial(of_normal, make=DetachedBeside, shape=(24, 32)),
         2,
         traits=_TRAITS,
     ),
     Workload(
-        "shared-layer", "A layer that is registered under two names and called twice.", _shared, 2, traits=_TRAITS
+        "shared-layer",
+        "A layer that is registered under two names and called twice.",
+        partial(of_normal, make=Shared, shape=(24, 32)),
+        2,
+        traits=_TRAITS,
     ),
     Workload(
         "shared-views",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, lengths, normal
+from accelcheck.workloads.draw import integers, lengths, normal, of_normal
 
 
 class Attention(nn.Module):
@@ -111,12 +111,6 @@ def _ragged(generator: torch.Generator, extent: int) -> Problem:
     return Problem(RaggedAttention(), (*inputs, lengths(generator, 4, 2, length)))
 
 
-def _multi_head(generator: torch.Generator, extent: int) -> Problem:
-    module = MultiHeadAttention(64, 4, causal=True)
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 2, 32 + extent, 64),))
-
-
 _FIXED = frozenset({"attention", "matmul", "scriptable"})
 _TRAITS = _FIXED | {"resizable"}
 
@@ -184,6 +178,10 @@ WORKLOADS = (
         traits=_TRAITS,
     ),
     Workload(
-        "multi-head-attention", "Causal self-attention with projections.", _multi_head, 2, traits=_TRAITS | {"linear"}
+        "multi-head-attention",
+        "Causal self-attention with projections.",
+        partial(of_normal, make=partial(MultiHeadAttention, 64, 4, causal=True), shape=(2, 32, 64), axis=1),
+        2,
+        traits=_TRAITS | {"linear"},
     ),
 )

@@ -16,9 +16,9 @@ WORDS = 41
 
 
 class BagClassifier(nn.Module):
-    """The weighted sum of three word embeddings, then two linear layers with a GELU between.
+    """Weighted sum of three word embeddings, then two linear layers with a GELU in between.
 
-    ``(batch, 3)`` int64 to ``(batch, classes)``. The three weights differ, since with equal weights the words of a bag would
+    ``(batch, 3)`` int64 to ``(batch, classes)``. The weights differ, since with equal ones the words of a bag would
     have equal gradients, and the choice of the largest elements (top-k compression) would be arbitrary.
     """
 
@@ -37,7 +37,7 @@ class BagClassifier(nn.Module):
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = BagClassifier()
     initialise(module, generator)
-    del extent  # 13 bags: parts for the ranks are of different sizes
+    del extent  # 13 bags for ranks of different sizes
     batch = 13
     return Problem(
         module,
@@ -52,7 +52,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 WORKLOADS = (
     Workload(
         "train-bags",
-        "Six steps of SGD with momentum on 13 bags of 3 words: ranks get parts of different sizes, and miss some words.",
+        "Six steps of SGD with momentum on 13 bags of 3 words: "
+        "ranks get parts of different sizes, and miss some words.",
         _train,
         2,
         frozenset({Mode.TRAIN}),

@@ -36,39 +36,36 @@ __all__ = [
 
 @dataclass
 class Program:
-    """A problem on a device, ready to run. `Technique.prepare` changes its attributes to apply a technique.
+    """Problem on a device, ready to run. `Technique.prepare` changes its attributes to apply a technique.
 
     Attributes:
-        module: On the device. Gradients and updates are those of its parameters.
-        inputs: On the device. Floating-point tensors get gradients in backward mode.
-        target: As in `Problem`, on the device.
-        loss: As in `Problem`.
-        optimizer: As in `Problem`; called at the beginning of each training.
-        steps: As in `Problem`.
-        further: As in `Problem`, on the device.
+        module: Module on the device, whose parameters get gradients and updates.
+        inputs: Inputs on the device. Floating-point tensors get gradients in backward mode.
+        target, further: Those of `Problem`, on the device.
+        loss, steps, writes: Those of `Problem`.
+        optimizer: Maker of `Problem`, called at the beginning of each training.
         seed: Seed of the output gradients of backward mode, and of the order of mini-batches in trajectory mode.
-        call: Called in place of `module` with the inputs: a compiled, scripted or wrapped module. None for `module` itself.
+        call: Called in place of `module` with the inputs: a compiled, scripted or wrapped module. None for `module`.
         around: Returns the context of a forward pass, loss included, such as autocast. Called for every pass.
         scaler: Scales outputs in backward mode, and losses in train and trajectory mode. None for no scaling.
-        synchronize: Called after every optimizer step and at the end of a run; makes lazy devices compute what is queued.
+        synchronize: Called after every optimizer step and run; makes lazy devices compute queued operations.
         update: Returns the context of an optimizer step. Called for every step.
         within: Returns the context of a whole run: forward, backward and optimizer steps. Called for every run.
-        backpropagate: ``backpropagate(step)`` computes the gradients of a training step, sets them on the parameters and
-            returns the loss. ``step`` counts from 0 in each training. In train mode, it replaces one pass over the whole batch.
-        advance: ``advance(optimizer, step)`` takes a whole training step and returns the loss. Gradients have been cleared.
+        backpropagate: ``backpropagate(step)`` computes the gradients of a training step, sets them on the parameters
+            and returns the loss. ``step`` counts from 0 in each training. In train mode, it replaces one pass over the
+            batch.
+        advance: ``advance(optimizer, step)`` takes a whole training step, from cleared gradients, and returns the loss.
             In train mode, it replaces `backpropagate` and `update`.
         trainer: Trains the program in trajectory mode; techniques may replace it by a subclass. None without a recipe.
-        elsewhere: ``elsewhere(program, mode)`` runs the program and returns its result, on the device. It replaces the whole
-            run: in other processes, or in a context that includes forward and backward. None for a run in this process.
-        strided_cotangents: Whether the output gradients of backward mode are not contiguous: the first dimension is then the
-            fastest in memory.
-        twice: Whether backward mode also computes gradients of gradients, as ``grad2:...``.
-        extras: For a technique's own use: what `Technique.prepare` leaves for `Technique.evidence`.
-        resets: Called before each run that is judged: functions that clear what a technique counts, such as `Counter.clear`, so
-            that `Technique.evidence` is about this run alone.
-        accumulates: Whether a run in backward mode adds to the gradients of the run before, as PyTorch does, instead of clearing them.
-        writes: Places of the inputs that the module writes to: see `Problem`.
-        overwrites: Reason why the next run may overwrite the result of this one, as the technique documents; empty where it must not.
+        elsewhere: ``elsewhere(program, mode)`` runs the program and returns its result, on the device. It replaces the
+            whole run: in other processes, or in a context that includes forward and backward. None for this process.
+        strided_cotangents: True for output gradients of backward mode whose first dimension is the fastest in memory.
+        twice: True if backward mode also computes gradients of gradients, as ``grad2:...``.
+        extras: Data that `Technique.prepare` leaves for `Technique.evidence`.
+        resets: Functions called before each judged run, which clear what a technique counts, such as `Counter.clear`,
+            so that `Technique.evidence` is about this run alone.
+        accumulates: True if a run in backward mode adds to the previous run's gradients instead of clearing them.
+        overwrites: Documented reason why the next run may overwrite this one's result; empty where it must not.
     """
 
     module: nn.Module
@@ -107,7 +104,7 @@ class Program:
         seed: int = 0,
         synchronize: Callable[[], None] = lambda: None,
     ) -> Program:
-        """Move a problem to a device and cast its parameters, buffers, inputs and target to `dtype`: see `in_dtype`.
+        """Moves a problem to a device and casts its parameters, buffers, inputs and target to `dtype`: see `in_dtype`.
 
         The module is moved, not copied: do not use the problem afterwards.
         """
@@ -126,7 +123,7 @@ class Program:
         )
 
     def widened(self) -> Self:
-        """Cast this program, which must be on the CPU, to FP64 in place. Values stay as its previous dtype rounded them."""
+        """Casts this program, on the CPU, to FP64 in place, with values as its previous dtype rounded them."""
         cast(self.module, "cpu", torch.float64)
         self.inputs = tuple(to(value, "cpu", torch.float64) for value in self.inputs)
         self.target = to(self.target, "cpu", torch.float64)
@@ -134,7 +131,7 @@ class Program:
         return self
 
     def problem(self) -> Problem:
-        """A copy of the program's present state as a problem, on the CPU, in its present dtypes. `of` is the inverse."""
+        """Copy of the program's present state as a problem, on the CPU, in its present dtypes. `of` is the inverse."""
         host = torch.device("cpu")
         return Problem(
             copy.deepcopy(self.module).to(host),
@@ -152,29 +149,30 @@ class Program:
         )
 
     def run(self, mode: Mode) -> Result:
-        """Run once in a mode. Gradients are cleared first, unless it `accumulates`; parameters change in train and trajectory mode only.
+        """Runs once in a mode. Clears gradients first unless it `accumulates`; only trainings change parameters.
 
         Returns:
             Tensors on the device, detached: outputs (forward, backward), gradients and buffers (backward), or losses,
-            parameters and buffers (train). For trajectory mode see `Trainer.train`. Inputs that the module `writes` to, as it leaves them.
+            parameters and buffers (train), see `Trainer.train` for trajectory mode; and inputs that the module `writes`
+            to, as it leaves them.
 
         Raises:
-            ValueError: The problem lacks a loss, target or optimizer for train or trajectory mode, or a recipe for trajectory
-                mode, or `mode` is another one.
+            ValueError: The problem lacks a loss, target or optimizer for train or trajectory mode, or a recipe for
+                trajectory mode, or the mode is none of these four.
         """
         before = {place: self.inputs[place].detach().clone() for place in self.writes}
         with self.within():
             result = self._ran(mode) if self.elsewhere is None else self.elsewhere(self, mode)
         self.synchronize()
-        found = {path: stored(tensor) for path, tensor in result.items()} | self.left()
+        stored_result = {path: stored(tensor) for path, tensor in result.items()} | self.left()
         if before:
-            # The next run needs the same inputs, in the same memory, without this run's graph; outputs may lie in that memory.
-            found = {path: tensor.clone() for path, tensor in found.items()}
+            # The next run needs the same inputs in the same memory, without this run's graph; outputs may lie there.
+            stored_result = {path: tensor.clone() for path, tensor in stored_result.items()}
             self.inputs = tuple(
                 value.detach().copy_(before[place]) if place in before else value
                 for place, value in enumerate(self.inputs)
             )
-        return found
+        return stored_result
 
     def left(self) -> Result:
         """Copies of the inputs that the module `writes` to, by path."""
@@ -193,12 +191,10 @@ class Program:
         raise ValueError(f"a program runs forward, backward, train or trajectory, not {mode}{needs}")
 
     def repeated(self, mode: Mode) -> Callable[[], object]:
-        """A function to time: each call does one forward pass or the next training step, and nothing else.
-
-        Each call uses the inputs that the program then has.
+        """Function to time: each call does one forward pass or the next training step with the present inputs.
 
         Raises:
-            ValueError: The mode is neither forward nor train, or the problem lacks a loss, target or optimizer for train mode.
+            ValueError: The mode is neither forward nor train, or train mode lacks a loss, target or optimizer.
         """
         if self.elsewhere is not None:
             return lambda: self.run(mode)
@@ -226,9 +222,9 @@ class Program:
             return call(*self.inputs)
 
     def switch(self, *, training: bool) -> None:
-        """Put the module, and the module that is called in its place, into training or evaluation mode.
+        """Switches the module, and the one called in its place, to training or evaluation mode.
 
-        A script keeps the mode in which it was made: it does not know what its classes do in `train`, such as keeping a norm frozen.
+        A script keeps its mode: it does not know overrides of `train`, such as one that keeps a norm frozen.
         """
         self.module.train(training)
         if isinstance(self.call, nn.Module) and not isinstance(self.call, torch.jit.ScriptModule):
@@ -245,7 +241,7 @@ class Program:
         return self.gradients()
 
     def gradients(self) -> Result:
-        """Outputs, gradients and buffers. The module stays in the mode (training or evaluation) that it is in."""
+        """Outputs, gradients and buffers, in the module's present mode (training or evaluation)."""
         if not self.accumulates:
             self.module.zero_grad(set_to_none=True)
             self.inputs = tuple(
@@ -283,21 +279,23 @@ class Program:
         first = torch.autograd.grad(
             list(outs.values()), list(leaves.values()), cotangents, create_graph=True, allow_unused=True
         )
-        found = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
-        directions = [self.cotangent(f"grad:{name}", gradient) for name, gradient in found.items()]
+        gradients = {name: g for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad}
+        directions = [self.cotangent(f"grad:{name}", gradient) for name, gradient in gradients.items()]
         # Where nothing depends on a leaf, some implementations return None and others zeros: make it zeros for all.
-        second = torch.autograd.grad(list(found.values()), list(leaves.values()), directions, materialize_grads=True)
+        second = torch.autograd.grad(
+            list(gradients.values()), list(leaves.values()), directions, materialize_grads=True
+        )
         return {f"grad2:{name}": gradient for name, gradient in zip(leaves, second, strict=True)}
 
     def cotangent(self, path: str, out: Tensor) -> Tensor:
-        """The output gradient for a path, with the shape, dtype and device of `out`. Its values depend on path and seed alone."""
+        """Output gradient of a path in the shape, dtype and device of `out`; path and seed alone decide its values."""
         from accelcheck.core.case import stable_seed
 
         generator = torch.Generator().manual_seed(self.seed ^ stable_seed(path))
         shape = (*out.shape, 2) if out.is_complex() else out.shape
         normal = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").numpy()
-        # Multiples of 1/64 below 4 are exact in every dtype: the oracle and a half-precision run get the same gradient. By NumPy,
-        # which no dispatch mode sees: under simulated rounding errors some would be rounded to another multiple.
+        # Multiples of 1/64 below 4 are exact in every dtype: the oracle and a half-precision run get the same gradient.
+        # By NumPy, which no dispatch mode sees: simulated rounding errors would round some to another multiple.
         exact = np.clip(np.round(64 * normal), -255, 255) / np.float32(64)
         drawn = torch.from_numpy(np.asarray(exact.view(np.complex64)[..., 0] if out.is_complex() else exact))
         drawn = drawn.to(device=out.device, dtype=out.dtype)
@@ -314,7 +312,7 @@ class Program:
 
     @contextlib.contextmanager
     def batches(self) -> Iterator[Callable[[int], None]]:
-        """A function that loads the batch of a step, counted from 0; at the end of the context the first batch is loaded again."""
+        """Yields a function that loads the batch of a step, counted from 0; reloads the first batch at the end."""
         if not self.further:
             yield lambda _: None
             return
@@ -327,14 +325,14 @@ class Program:
 
     @torch.no_grad()
     def load(self, batch: Batch) -> None:
-        """Write a batch into the tensors of inputs and target, so that they keep what a technique has made of them."""
+        """Writes a batch into the tensors of inputs and target, which so keep a technique's changes to them."""
         inputs, target = batch
         for own, new in zip((*self.inputs, self.target), (*inputs, target), strict=True):
             if isinstance(own, Tensor) and new is not None:  # a loss within the model has no target
                 own.copy_(new)
 
     def begin(self) -> torch.optim.Optimizer:
-        """Begin a training in train mode: put the module in training mode and return a new optimizer.
+        """Begins a training in train mode: switches the module to training mode and returns a new optimizer.
 
         Raises:
             ValueError: The problem lacks a loss, a target or an optimizer.
@@ -345,7 +343,7 @@ class Program:
         return self.optimizer(list(self.module.parameters()))
 
     def take(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
-        """Take the training step with number `step`, counted from 0; returns its loss, 0-D."""
+        """Takes the training step with number `step`, counted from 0; returns its loss, 0-D."""
         optimizer.zero_grad(set_to_none=True)
         advance = self._advance if self.advance is None else self.advance
         loss = advance(optimizer, step)
@@ -364,16 +362,16 @@ class Program:
         return loss
 
     def trained(self, losses: Sequence[Tensor]) -> Result:
-        """The result of train mode after steps with these losses: losses, parameters and buffers."""
+        """Result of train mode after steps with these losses: losses, parameters and buffers."""
         result: Result = {f"loss[{step}]": loss for step, loss in enumerate(losses)}
         result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
         return result | self._buffers()
 
     def training_loss(self, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
-        """The loss of one forward pass over `inputs`, 0-D, as train mode computes it.
+        """Loss of one forward pass over `inputs`, 0-D, as in train mode.
 
         Raises:
-            ValueError: The problem has no loss, or no target is given.
+            ValueError: The loss or the target is missing.
         """
         if self.loss is None or target is None:
             raise ValueError("a training loss needs a loss and a target: give the Problem both")
@@ -393,7 +391,7 @@ class Program:
 
 
 def _reversed(tensor: Tensor) -> Tensor:
-    """The same values with the first dimension as the fastest in memory."""
+    """Values of a tensor, with the first dimension as the fastest in memory."""
     order = tuple(reversed(range(tensor.dim())))
     return tensor.permute(order).contiguous().permute(order)
 
@@ -403,19 +401,19 @@ def _snapshot(value: Any) -> Any:
 
 
 def batches_to(batches: Sequence[Batch], device: torch.device | str, dtype: torch.dtype) -> tuple[Batch, ...]:
-    """`to` of all tensors of some batches."""
+    """Batches moved and cast by `to`."""
     return tuple(
         (tuple(to(value, device, dtype) for value in inputs), to(target, device, dtype)) for inputs, target in batches
     )
 
 
 def is_inexact(value: Any) -> bool:
-    """Tell floating-point and complex tensors from other values."""
+    """True for floating-point and complex tensors."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def leaf(value: Any) -> Any:
-    """A floating-point or complex tensor as a new leaf in the same memory; anything else unchanged."""
+    """Detaches a floating-point or complex tensor as a new leaf in the same memory; returns other values unchanged."""
     return value.detach().requires_grad_() if is_inexact(value) else value
 
 
@@ -427,7 +425,7 @@ def in_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def cast(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-    """Move a module and cast it in place by `in_dtype`: `nn.Module.to` drops imaginary parts of parameters."""
+    """Moves a module and casts it in place by `in_dtype`: `nn.Module.to` drops imaginary parts of parameters."""
 
     def placed(value: Tensor) -> Tensor:
         return value.to(device=device, dtype=in_dtype(value, dtype))
@@ -437,9 +435,9 @@ def cast(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> n
 
 
 def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """A tensor moved to `device` and cast as `in_dtype` says; anything else unchanged.
+    """Moves a tensor to `device` and casts it by `in_dtype`; returns other values unchanged.
 
-    Strides are kept: a transposed, sliced or expanded tensor is moved with the storage behind it.
+    Strides are kept: a transposed, sliced or expanded tensor moves with the storage behind it.
     """
     if not isinstance(value, Tensor):
         return value
@@ -448,23 +446,23 @@ def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
         return value.to(device=device, dtype=target)
     # `Tensor.to` makes sliced and expanded tensors dense: move the storage behind them, then take the same view of it.
     storage_size = value.untyped_storage().nbytes() // value.element_size()
-    # Detached: the result is a view of flat memory whether or not that was copied, which compilers guard.
+    # Detached: a view of flat memory, copied or not, which compilers guard.
     base = value.as_strided((storage_size,), (1,), 0).detach().to(device=device, dtype=target)
     return base.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, in memory: torch gives some gradients, as that of a sign, as zeros without any.
+    """Detaches a tensor and gives it memory, which some of torch's gradients, such as a sign's zeros, have not.
 
-    Complex numbers become real and imaginary parts, side by side in the last dimension: a row keeps its norm, and an
-    imaginary part that is lost shows beside large real parts.
+    Complex numbers become real and imaginary parts, side by side in the last dimension: a row keeps its norm, and a
+    lost imaginary part shows beside large real parts.
     """
     tensor = torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.detach()  # noqa: SLF001 - no public name
     return torch.view_as_real(tensor.resolve_conj()).flatten(-2) if tensor.is_complex() else tensor
 
 
 def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of nested tuples, lists and mappings, with its path.
+    """Yields every tensor of nested tuples, lists and mappings, with its path.
 
     Raises:
         TypeError: A value is neither a tensor nor such a container; the message names its path.
@@ -479,6 +477,6 @@ def flatten(value: Any, path: str = "out") -> Iterator[tuple[str, Tensor]]:
             yield from flatten(item, f"{path}[{index}]")
     else:
         raise TypeError(
-            f"{path}: expected a tensor, or tuples, lists and mappings of them; got {type(value).__name__}, which cannot be "
-            "compared: let the module return its tensors alone"
+            f"{path}: expected a tensor, or tuples, lists and mappings of them; got {type(value).__name__}, which "
+            "cannot be compared: let the module return its tensors alone"
         )

@@ -1,4 +1,4 @@
-"""The blocks of a model: the list of equal parts that it calls in turn, whatever its name."""
+"""Blocks of a model: the list of equal parts that it calls in turn, under any name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def blocks_of(module: nn.Module) -> nn.ModuleList | nn.Sequential | None:
-    """The attribute `blocks` where it is a list of modules; else the longest list in the module whose members are of one class.
+    """Returns the list `blocks` of modules, or else the longest list in the module with members of one class.
 
     None where no list has two such members, each with parameters.
     """
@@ -31,13 +31,13 @@ def _equal(parts: nn.ModuleList | nn.Sequential) -> bool:
 
 @contextlib.contextmanager
 def called_twice(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """A context in which every block of a module is called twice for each call, and its second result is used.
+    """Calls every block of a module twice inside a context, and uses the second result.
 
-    Checkpointing calls blocks again: one that changes what it is given, such as a cache, gives something else then.
+    Checkpointing calls blocks again: one that changes its arguments, such as a cache, gives another result then.
 
     Yields:
-        The blocks that were called with activations first, in their order; filled as the module runs. Tables that are called with
-        indices, such as a recommender's, are none: there is nothing before them to checkpoint.
+        Blocks called with activations first, in order, filled as the module runs. Tables called with indices, such as a
+        recommender's, are left out: there is nothing before them to checkpoint.
     """
     seen: list[nn.Module] = []
 

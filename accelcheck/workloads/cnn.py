@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal, orders, signs
+from accelcheck.workloads.draw import initialise, integers, normal, of_normal, orders, signs
 from accelcheck.workloads.probes import SCALES
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ TAPS = 0.02
 SECOND = 0.3
 """Size of a kernel's second channel, relative to the first."""
 BRANCH = 0.12
-"""Size of a residual branch, relative to what skips it."""
+"""Size of a residual branch, relative to its skip connection."""
 KEPT = 8
-"""At least 1 / KEPT of a channel passes its ReLU, and at least as much is blocked."""
+"""Inverse of the least part of a channel that its ReLU passes, and blocks."""
 
 
 class ConvBnRelu(nn.Module):
@@ -79,7 +79,7 @@ class Cnn(nn.Module):
 
 
 class FrozenCnn(Cnn):
-    """A `Cnn` whose batch norm stays in evaluation mode during training, as when pretrained backbones are fine-tuned."""
+    """A `Cnn` with batch norm in evaluation mode during training, as when pretrained backbones are fine-tuned."""
 
     def train(self, mode: bool = True) -> FrozenCnn:  # noqa: FBT001, FBT002 - the signature of nn.Module.train
         super().train(mode)
@@ -106,19 +106,20 @@ class ResidualCnn(nn.Module):
 
 
 def imprinted(generator: torch.Generator, batch: int, channels: int, height: int, width: int) -> Tensor:
-    """Images ``(N, C, H, W)``, FP32: a channel of an image is +1 or -1 plus noise; each sign in half of the images of a channel."""
+    """Draws images ``(N, C, H, W)``, FP32: +1 or -1 by image and channel, half of each in a channel, plus noise."""
     patterns = signs(batch)[orders(generator, channels, batch)].t().reshape(batch, channels, 1, 1)
     return patterns + PIXELS * normal(generator, batch, channels, height, width)
 
 
 @torch.no_grad()
 def imprint(module: nn.Module, generator: torch.Generator, second: float = SECOND) -> None:
-    """Draw all parameters and batch-norm statistics so that numbers fall into few, distant groups, channel by channel.
+    """Draws all parameters and batch-norm statistics so that numbers fall into few, distant groups by channel.
 
-    Otherwise rounding decides whether ReLUs pass what is close to 0, and correct results differ by whole rows of gradients:
-    with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16 by 7. A kernel
-    takes the centre of one channel, and of another `second` times. With one alone, the gradient of a batch norm would
-    remove what the next one has left over: it is orthogonal to its input, and all inputs would be the same pattern.
+    Otherwise rounding decides whether ReLUs pass numbers close to 0, and correct results differ by whole rows of
+    gradients: with normal numbers, an element of an amp-fp16 gradient might err by 1.6 root mean squares, in bfloat16
+    by 7. A kernel takes the centre of one channel, and of another `second` times. With one alone, a batch norm's
+    gradient would cancel the rest of the next one's: it is orthogonal to its input, and all inputs would be the same
+    pattern.
     """
     initialise(module, generator)
     for name, layer in module.named_modules():
@@ -137,9 +138,9 @@ def imprint(module: nn.Module, generator: torch.Generator, second: float = SECON
 
 @torch.no_grad()
 def settle(module: nn.Module, images: Tensor) -> None:
-    """Move the bias of each batch norm, channel by channel, so that what its ReLU compares with 0 has its widest gap there.
+    """Moves the bias of each batch norm, by channel, so that the widest gap before its ReLU lies at 0.
 
-    In a `ResidualCnn` what skips a branch passes whole: behind four more ReLUs the groups would be too many for wide gaps.
+    In a `ResidualCnn` the skip connection passes whole: four more ReLUs would make too many groups for wide gaps.
     """
     copy = deepcopy(module).double().train()
     deep = isinstance(module, ResidualCnn)
@@ -163,7 +164,7 @@ def settle(module: nn.Module, images: Tensor) -> None:
 
 
 def _same(generator: torch.Generator) -> torch.Generator:
-    """Another generator that will draw the same."""
+    """Copies a generator with its state."""
     return torch.Generator().set_state(generator.get_state())
 
 
@@ -178,16 +179,10 @@ def _images(
 ) -> Problem:
     module = make()
     imprint(module, generator, second)
-    own = imprinted(_same(generator), batch, *image)  # the parameters are the same whatever the extent
-    # Frozen statistics do not follow the size of the images, which further draws change.
+    own = imprinted(_same(generator), batch, *image)  # parameters must not depend on the extent
+    # Frozen statistics do not follow the images' scale, which further draws change.
     settle(module, torch.cat([scale * own for scale in SCALES]) if isinstance(module, FrozenCnn) else own)
     return Problem(module, (imprinted(generator, batch + extent, *image),))
-
-
-def _conv(generator: torch.Generator, extent: int, *, make: Callable[[], nn.Conv2d]) -> Problem:
-    module = make()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 4 + extent, module.in_channels, 17, 15),))
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
@@ -231,7 +226,7 @@ WORKLOADS = (
     Workload(
         "conv-strided",
         "A convolution with bias, stride 2 and padding on an image of odd sizes.",
-        partial(_conv, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1)),
+        partial(of_normal, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1), shape=(4, 8, 17, 15)),
         2,
         traits=_CONV,
         probes=_PROBES,
@@ -239,7 +234,11 @@ WORKLOADS = (
     Workload(
         "conv-replicated",
         "A convolution whose padding repeats the values at the edge.",
-        partial(_conv, make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate")),
+        partial(
+            of_normal,
+            make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate"),
+            shape=(4, 4, 17, 15),
+        ),
         3,
         traits=_CONV,
         probes=_PROBES,
@@ -247,7 +246,11 @@ WORKLOADS = (
     Workload(
         "conv-depthwise",
         "A dilated convolution with one group per channel and a bias.",
-        partial(_conv, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16)),
+        partial(
+            of_normal,
+            make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16),
+            shape=(4, 16, 17, 15),
+        ),
         3,
         traits=_CONV,
         probes=_PROBES,
@@ -263,7 +266,7 @@ WORKLOADS = (
     Workload(
         "cnn-blocks",
         "A strided stem and two residual blocks.",
-        # Larger, or with a larger second channel, one seed of ten leaves gradients that rounding errors alone decide.
+        # Larger images, or a larger second channel, leave one seed of ten with gradients of rounding errors alone.
         partial(_images, make=ResidualCnn, batch=10, image=(3, 8, 8), second=0.2),
         2,
         traits=_CNN | {"blocks"},

@@ -52,10 +52,10 @@ class Gated(nn.Module):
 
 
 def _swish_projection(device_type: str) -> Any:
-    """``swish(x) weight^T`` with ``swish(x) = x sigmoid(beta x)``, as one autograd function that does not save ``swish(x)``.
+    """``swish(x) weight^T`` with ``swish(x) = x sigmoid(beta x)``, an autograd function that saves no ``swish(x)``.
 
-    ``x`` (..., in), ``weight`` (out, in), ``beta`` (in,); differentiable twice. Autocast's decorators, which take a device
-    type, are needed because half-precision gradients would otherwise be multiplied with saved FP32 operands.
+    ``x`` (..., in), ``weight`` (out, in), ``beta`` (in,); differentiable twice. Without autocast's decorators, which
+    take a device type, half-precision gradients would be multiplied with saved FP32 operands.
 
     Swish: P. Ramachandran, B. Zoph, Q. V. Le, arXiv:1710.05941.
     """
@@ -81,12 +81,12 @@ def _swish_projection(device_type: str) -> Any:
     return SwishProjection
 
 
-# Defined here for the known device types, since a class definition in a forward pass is a graph break for compilers.
+# Defined here for known device types: a class definition in a forward pass is a graph break for compilers.
 _PROJECTIONS = {device_type: _swish_projection(device_type) for device_type in ("cpu", "cuda", "xla")}
 
 
 def swish_projection(device_type: str) -> Any:
-    """The function of `_swish_projection` for tensors of a device type."""
+    """Function of `_swish_projection` for tensors of a device type."""
     if device_type not in _PROJECTIONS:
         _PROJECTIONS[device_type] = _swish_projection(device_type)
     return _PROJECTIONS[device_type]

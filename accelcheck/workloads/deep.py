@@ -46,7 +46,7 @@ class WideBlock(nn.Module):
 
 
 class Deep(nn.Module):
-    """A stem, `DEPTH` times a `WideBlock` in `blocks`, and a head. Autograd saves 7 times the bytes of a block's output."""
+    """A stem, `DEPTH` times `WideBlock` in `blocks`, and a head. Autograd saves 7 times a block's output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class DigitsVit(nn.Module):
 
 
 def present() -> Capability:
-    """Whether scikit-learn, whose package contains the images, is installed."""
+    """Availability of scikit-learn, whose package contains the images."""
     if importlib.util.find_spec("sklearn") is None:
         return unavailable(
             Code.NO_PACKAGE,
@@ -79,9 +79,9 @@ def present() -> Capability:
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    """The test set of UCI's optdigits: images ``(1797, 64)`` FP32 between -1 and 1, and their classes ``(1797,)`` int64.
+    """Test set of UCI's optdigits: images ``(1797, 64)`` FP32 between -1 and 1, and classes ``(1797,)`` int64.
 
-    A pixel is one of 17 levels, k / 8 - 1, exact in every dtype of the suite. Do not modify the tensors: the cache shares them.
+    A pixel has one of 17 levels, k / 8 - 1, exact in every dtype of the suite. Do not modify the cached tensors.
     """
     data = importlib.import_module("sklearn.datasets").load_digits()
     return torch.from_numpy(data.data).float() / 8.0 - 1.0, torch.from_numpy(data.target).long()
@@ -104,7 +104,7 @@ def _learn(
         (images.reshape(-1, *image),),
         target=classes,
         loss=functional.cross_entropy,
-        # All samples in one batch: there is no order of batches, and seeds differ by the initial parameters alone.
+        # All samples are one batch: without an order of batches, seeds differ by the initial parameters alone.
         optimizer=partial(torch.optim.AdamW, lr=rate),
         steps=steps,
     )

@@ -1,4 +1,4 @@
-"""Calls operators within a dispatch mode as they are called without one, and layers without their fused kernels."""
+"""Calls of operators within a dispatch mode as without one, and of layers without their fused kernels."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from accelcheck.devices.torch_names import TorchDispatchMode
 
 FUSED = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
-"""Kernels that call other operators: of `torch.nn.TransformerEncoderLayer` and `torch.nn.MultiheadAttention` in evaluation mode without gradients,
-which torch calls their fast path."""
+"""Kernels that call other operators: torch's fast path of `torch.nn.TransformerEncoderLayer` and
+`torch.nn.MultiheadAttention` in evaluation mode without gradients."""
 _AUTOCAST = tuple(name for name in dir(DispatchKey) if name.startswith("Autocast"))
 
 
 def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator from a mode's ``__torch_dispatch__``.
+    """Calls an operator from a mode's ``__torch_dispatch__``.
 
-    The operators that a kernel of `FUSED` calls are cast by an active autocast, as they are without a mode: within one, torch leaves autocast out. And the mode
-    is given them too.
+    An active autocast casts the operators that a kernel of `FUSED` calls, as without a mode; within one, torch leaves
+    autocast out. The mode sees these operators too.
     """
     if func.name() not in FUSED:
         return func(*args, **kwargs)
@@ -44,7 +44,7 @@ def called(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapp
 
 @contextlib.contextmanager
 def _as_entered() -> Iterator[None]:
-    """Autocast as it was where the operator was called."""
+    """Restores autocast's state of the operator's call inside a context."""
     with torch.overrides.enable_reentrant_dispatch():
         entered = excluded_keys()
     excluded = excluded_keys()
@@ -58,7 +58,7 @@ def _as_entered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def layer_by_layer() -> Iterator[None]:
-    """Without the fast path of attention and encoder layers: their linear layers are called, and their attention is an operator."""
+    """Disables the fast path of attention and encoder layers: linear layers are called, attention is an operator."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -69,6 +69,6 @@ def layer_by_layer() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
-    """A context for the oracle and its samples."""
+    """Makes a context for the oracle and its samples: no fast path, and attention by its definition."""
     with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
         yield

@@ -11,12 +11,12 @@ from accelcheck.workloads.base import Dropout, Problem, Workload
 from accelcheck.workloads.draw import initialise, normal
 
 RATE = 0.1
-"""Dropout rate of most models. At 0.5, a mask and its complement, and the scales 1 / p and 1 / (1 - p), would be alike."""
+"""Dropout rate of most models. At 0.5, a mask and its complement, and the scales 1 / p and 1 / (1 - p), are alike."""
 ATTENTION_RATE = 0.25
-"""A multiple of 1 / 256: fused kernels compare a random byte with the rate, and so round other rates (0.1 to 0.1016)."""
+"""Multiple of 1 / 256: fused kernels compare a random byte with the rate, and so round others (0.1 to 0.1016)."""
 BLOCKS = 3
 ROWS, FEATURES = 256, 512
-"""Shape of a mask of `Block`: with 131072 draws, rates of 0.09 and 0.11 differ from 0.1 by 12 standard deviations."""
+"""Mask shape of `Block`: with 131072 draws, rates of 0.09 and 0.11 differ from 0.1 by 12 standard deviations."""
 
 
 class Alone(nn.Module):
@@ -64,13 +64,13 @@ class Branches(nn.Module):
 
 
 class AttentionDropout(nn.Module):
-    """Attention of ``q, k (B, H, S, D)`` over diagonal values ``v (B, H, S, S)``: its output shows the weights after dropout.
+    """Attention of ``q, k (B, H, S, D)`` over diagonal values ``v (B, H, S, S)``, which shows weights after dropout.
 
-    Queries are projected, so that autocast has a product to act on (attention's math path casts its own products up). They
-    are cast back, since attention takes one dtype and autocast does not include it on every device.
+    Queries are projected, so that autocast has a product to act on (attention's math path casts its own products up),
+    and cast back, since attention takes one dtype and autocast does not include it on every device.
 
-    Only the diagonal of each head's output has a gradient. ``grad_v[j, i]`` is then the weight of query i and key j after
-    dropout, times the i-th gradient: one mask element for each element, as in the output, but transposed.
+    Only the diagonal of each head's output has a gradient. ``grad_v[j, i]`` is then the weight of query i and key j
+    after dropout, times the i-th gradient: one mask element for each element, as in the output, but transposed.
     """
 
     __constants__ = ("rate",)
@@ -83,7 +83,8 @@ class AttentionDropout(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         rate = self.rate if self.training else 0.0
         out = functional.scaled_dot_product_attention(self.query(q).to(v.dtype), k, v, dropout_p=rate)
-        # A copy, since inductor loses the gradient of a view next to a detached alias (github.com/pytorch/pytorch/pull/195357).
+        # A copy: inductor loses the gradient of a view next to a detached alias
+        # (github.com/pytorch/pytorch/pull/195357).
         return out.detach(), out.diagonal(dim1=-2, dim2=-1).clone()
 
 
@@ -104,7 +105,7 @@ def _blocks(generator: torch.Generator, extent: int) -> Problem:
             if name.endswith("shift"):
                 parameter.copy_(_clear(generator, *parameter.shape))
             else:
-                # Products have a standard deviation of 1 / 16, and the largest is 0.3: none cancels a shift, which is 1 or more.
+                # Products have a standard deviation of 1 / 16 and a maximum of 0.3: none cancels a shift of at least 1.
                 parameter.copy_(normal(generator, *parameter.shape) / (16 * width**0.5))
     return Problem(module, (normal(generator, ROWS, width),))
 

@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 WIDTH = 32
 MARGIN = 24 * 2.0**-8
-"""Smallest distance of a number that decides from its threshold: 24 times bfloat16's unit roundoff u.
+"""Smallest distance of a deciding number from its threshold: 24 times bfloat16's unit roundoff u.
 
-A halting probability is a sigmoid (slope 1/4 at most) of a state of magnitude 1 to 2. Up to ten residual blocks have each
-rounded this state three times, which gives an error of about sqrt(30) u, and so 2 to 3 u in the probability. Summing up to
-five probabilities adds one u each. Measured over 600 networks, in bfloat16 and under autocast: 4 u at most. The remaining
-margin is for training, whose steps move the number by up to 32 u, mostly away from the threshold; at least 14 u are left.
+A halting probability is a sigmoid (slope 1/4 at most) of a state of magnitude 1 to 2. Up to ten residual blocks have
+each rounded this state three times, which gives an error of about sqrt(30) u, and so 2 to 3 u in the probability.
+Summing up to five probabilities adds one u each. Measured over 600 networks, in bfloat16 and under autocast: 4 u at
+most. The rest of the margin is for training, whose steps move the number by up to 32 u, mostly away from the threshold;
+at least 14 u are left.
 """
 PONDERING = 0.05
 """Weight of the mean number of steps in the loss."""
 
 
 class DynamicDepth(nn.Module):
-    """A shared layer that is applied ``1 + n % 4`` times, where n is the number of samples whose first feature is positive.
+    """Applies a shared layer ``1 + n % 4`` times, where n samples have a positive first feature.
 
     Takes and returns ``(B, width)``.
     """
@@ -66,11 +67,12 @@ class RecurrentCell(nn.Module):
 class AdaptiveTime(nn.Module):
     """Adaptive computation time (A. Graves, arXiv:1603.08983): each sample takes its own number of steps.
 
-    A step applies the two `blocks` to the state and computes a halting probability for each sample. A sample stops after step
-    N, the first at which the sum of its probabilities reaches `limit`. The weight of each step is its probability; that of
-    step N is the remainder R, so that weights sum to 1. The loop ends when all samples have stopped.
+    A step applies the two `blocks` to the state and computes a halting probability for each sample. A sample stops
+    after step N, the first at which the sum of its probabilities reaches `limit`. The weight of each step is its
+    probability; that of step N is the remainder R, so that weights sum to 1. The loop ends when all have stopped.
 
-    Takes ``(B, width)``. Returns the head of the weighted mean state, ``(B, classes)``, and the ponder cost ``N + R``, ``(B,)``.
+    Takes ``(B, width)``. Returns the weighted mean state's head, ``(B, classes)``, and the ponder cost ``N + R``,
+    ``(B,)``.
     """
 
     LIMIT = 0.99
@@ -107,10 +109,10 @@ class AdaptiveTime(nn.Module):
 
 
 class GatedDepth(nn.Module):
-    """Four residual `blocks`; each runs for the whole batch if the mean score of its linear gate is positive, else not at all.
+    """Four residual `blocks`, each run for the whole batch if the mean score of its linear gate is positive.
 
-    A block that runs is weighted by the sigmoid of each sample's own score, so that gates get gradients (as in A. Veit and
-    S. Belongie, arXiv:1711.11503). A skipped block gets no gradient. Takes ``(B, width)``, returns ``(B, classes)``.
+    The sigmoid of each sample's own score weights a block, so that gates get gradients (as in A. Veit and S. Belongie,
+    arXiv:1711.11503). A skipped block gets no gradient. Takes ``(B, width)``, returns ``(B, classes)``.
     """
 
     def __init__(self, width: int = WIDTH, depth: int = 4, classes: int = 10) -> None:
@@ -132,20 +134,20 @@ class GatedDepth(nn.Module):
 
 @torch.no_grad()
 def halts_alike(module: AdaptiveTime, x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, stop at the same step, before the last one, with the limit lowered or raised by `MARGIN`."""
+    """Marks samples, ``(B,)`` bool, that stop at the same early step with the limit lowered or raised by `MARGIN`."""
     double = copy.deepcopy(module).double()
-    found: list[Tensor] = []
+    costs: list[Tensor] = []
     for double.limit in (module.limit - MARGIN, module.limit + MARGIN):
-        found.append(double(x.double())[1])
-    return (found[0] == found[1]) & (found[1] < module.steps)
+        costs.append(double(x.double())[1])
+    return (costs[0] == costs[1]) & (costs[1] < module.steps)
 
 
 @torch.no_grad()
 def votes_alike(module: GatedDepth, runs: Tensor, x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, have a score of at least ``2 * MARGIN`` for each block that `runs`, ``(depth,)`` bool.
+    """Marks samples, ``(B,)`` bool, scoring at least ``2 * MARGIN`` for each block that `runs`, ``(depth,)`` bool.
 
-    For the other blocks, the score must be at most ``-2 * MARGIN``. The margin is doubled because no sigmoid reduces errors
-    of these scores, and training moves them as far.
+    For the other blocks, the score must be at most ``-2 * MARGIN``. The margin is doubled because no sigmoid reduces
+    errors of these scores, and training moves them as far.
     """
     scores = copy.deepcopy(module.gates).double()(x.double())
     clear: Tensor = torch.where(runs, scores >= 2 * MARGIN, scores <= -2 * MARGIN).all(1)
@@ -153,12 +155,12 @@ def votes_alike(module: GatedDepth, runs: Tensor, x: Tensor) -> Tensor:
 
 
 def at_all_scales(alike: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Which samples, ``(B,)`` bool, pass `alike` at each of `SCALES`, the factors of the random draws."""
+    """Marks samples, ``(B,)`` bool, that pass `alike` at each of `SCALES`, the factors of the random draws."""
     return torch.stack([alike(scale * x) for scale in SCALES]).all(0)
 
 
 def _decided(draw: Callable[[int], Tensor], alike: Callable[[Tensor], Tensor], batch: int) -> Tensor:
-    """The first `batch` samples, of as many as it takes, that pass `alike` at all scales."""
+    """Draws samples until `batch` of them pass `alike` at all scales."""
     kept = draw(0)
     while len(kept) < batch:
         x = draw(2 * batch)
@@ -190,7 +192,7 @@ def _gated(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     depth = len(module.blocks)
     while True:
-        # A context that all samples share decides, so that the same blocks run for any part of the batch.
+        # A context shared by all samples decides, so that the same blocks run for any part of the batch.
         context = normal(generator, 1, WIDTH)
         runs = module.gates(context)[0] > 0
         alike = partial(votes_alike, module, runs)
@@ -248,9 +250,8 @@ WORKLOADS = (
         _gated,
         2,
         traits=_TRAITS | {"blocks"},
-        idle=frozenset(
-            f"blocks.{i}.fc.{name}" for i in range(4) for name in ("weight", "bias")
-        ),  # where the gate is shut
+        # Shut gates leave these without a gradient.
+        idle=frozenset(f"blocks.{i}.fc.{name}" for i in range(4) for name in ("weight", "bias")),
     ),
     Workload(
         "train-adaptive-time",

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, normal
+from accelcheck.workloads.draw import normal, of_normal
 
 
 class Shift(nn.Module):
@@ -113,16 +113,10 @@ class Bound(nn.Module):
 
 
 class Overlap(nn.Module):
-    """Each column plus the one before it: an implementation in place would overwrite what it still has to read."""
+    """Adds to each column the one before it: an implementation in place would overwrite operands."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x[:, :1], x[:, 1:] + x[:, :-1]], dim=1)
-
-
-def _weigh(generator: torch.Generator, extent: int) -> Problem:
-    module = Weigh()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
 
 
 def _large(generator: torch.Generator, extent: int) -> Problem:
@@ -195,7 +189,7 @@ WORKLOADS = (
     Workload(
         "elementwise-product",
         "A product alone, which shows what happens to subnormal numbers.",
-        _weigh,
+        partial(of_normal, make=Weigh, shape=(24, 32)),
         3,
         traits=_TRAITS,
         probes=_PROBES - {"nan[1]"} | {"tiny", "scaled"},

@@ -1,8 +1,8 @@
-"""Families of operators at the values, sizes, strides and options where kernels branch: each workload calls many, in one graph.
+"""Families of operators at values, sizes, strides and options where kernels branch, many in one graph.
 
-A kernel has a path for a whole vector and one for its rest, for a row that fits a block and one that does not, for an argument that is
-reduced and one that is not. Sizes lie around powers of 2 for that reason, values in every binade, and each result stands alone, so that a
-failure names the function and the size.
+A kernel has a path for a whole vector and one for its rest, for a row that fits a block and one that does not, for a
+reduced argument and a full one. Sizes lie around powers of 2 for that reason, values in every binade, and each result
+stands alone, so that a failure names the function and the size.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 129, 256, 257, 513, 1025, 2049, 4
 """Sizes below, at and above those of vectors, warps and blocks."""
 FEW_SIZES = (1, 3, 8, 17, 33, 64, 129, 257, 1025)
 LARGEST = 129
-"""Largest product with three sides that are alike."""
+"""Largest size of a product with three equal sides."""
 PER_BINADE = 16
-"""Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade by itself."""
+"""Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
 ALL = (-120, 120)
-"""Binades of float32, but for those whose reciprocals, or whose products with small integers, are not normal."""
+"""Binades of float32 whose reciprocals, and products with small integers, are normal numbers."""
 
 
 class Functions(nn.Module):
-    """Functions of its inputs, as ``{label: result}``.
+    """Evaluates functions of its inputs, as ``{label: result}``.
 
     Args:
         parts: Label, function and the places of its arguments among the inputs.
@@ -50,23 +50,23 @@ class Functions(nn.Module):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of its parts."""
+        """Labels of the parts."""
         return tuple(label for label, *_ in self.parts)
 
     def without(self, labels: frozenset[str]) -> Functions:
-        """The parts of other labels."""
+        """Module without the parts of these labels."""
         return Functions(tuple(part for part in self.parts if part[0] not in labels))
 
     def readers(self, place: int) -> frozenset[str]:
-        """The labels of the parts that read the input at a place."""
+        """Labels of the parts that read the input at a place."""
         return frozenset(label for label, _, places in self.parts if place in places)
 
 
 class _Collected:
-    """Parts and inputs of `Functions`, one after the other.
+    """Collects parts and inputs of `Functions`.
 
     Args:
-        generator: Draws the inputs of which only the shape is given.
+        generator: Generator of inputs given by shape.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -76,8 +76,8 @@ class _Collected:
 
     def add(self, label: str, function: Function, *tensors: Tensor | tuple[int, ...], **options: Any) -> None:
         places = []
-        for given in tensors:
-            tensor = given if isinstance(given, Tensor) else normal(self.generator, *given)
+        for entry in tensors:
+            tensor = entry if isinstance(entry, Tensor) else normal(self.generator, *entry)
             place = next((place for place, known in enumerate(self.inputs) if known is tensor), len(self.inputs))
             if place == len(self.inputs):
                 self.inputs.append(tensor)
@@ -88,14 +88,14 @@ class _Collected:
 def _made(
     build: Callable[..., frozenset[int] | None], generator: torch.Generator, extent: int, **options: Any
 ) -> Problem:
-    """The problem of what a function adds to `_Collected`."""
+    """Problem of everything that a function adds to `_Collected`."""
     parts = _Collected(generator)
     written = build(parts, **options) or frozenset()
     return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs), writes=written)
 
 
 def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:
-    """Numbers of every binade from 2^lowest to below 2^(highest + 1), a row for each: ``(binades, PER_BINADE)``."""
+    """Draws numbers of every binade from 2^lowest to below 2^(highest + 1): ``(binades, PER_BINADE)``."""
     exponents = torch.arange(lowest, highest + 1)
     values = torch.ldexp(1.0 + torch.rand((len(exponents), PER_BINADE), generator=generator), exponents[:, None])
     values[:, 0] = torch.ldexp(torch.ones(len(exponents)), exponents)  # powers of 2 themselves
@@ -103,7 +103,7 @@ def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: 
 
 
 def near(generator: torch.Generator, point: float, nearest: int, *, sides: tuple[int, ...] = (-1, 1)) -> Tensor:
-    """Numbers at distances of 2^-1 to 2^-nearest from a point, a row for each."""
+    """Draws numbers at distances of 2^-1 to 2^-nearest from a point, a row for each."""
     distances = binades(generator, -nearest, -2, negative=False)
     return torch.cat([point + side * distances for side in sides])
 
@@ -129,7 +129,7 @@ _NAMED: Mapping[tuple[int, int], tuple[str, str]] = {
     (-20, 20): ("", "lgamma digamma"),
     (-20, 26): ("floor ceil round trunc", ""),
 }
-"""Functions by the binades of their argument: those of which it may be negative, and those of which it may not."""
+"""Functions by the binades of their argument, which may be negative for the first and not for the second ones."""
 UNARY: Mapping[str, tuple[Function, tuple[int, int], bool]] = {
     **{
         name: (getattr(torch, name, None) or getattr(functional, name), reach, not number)
@@ -146,7 +146,7 @@ UNARY: Mapping[str, tuple[Function, tuple[int, int], bool]] = {
     "to int64": (lambda x: x.to(torch.int64), (-20, 61), True),
     "to bool": (lambda x: x.to(torch.bool), ALL, True),
 }
-"""Function, binades of its argument, and whether that may be negative."""
+"""Functions with the binades of their argument, and True where that may be negative."""
 
 NEAR: Mapping[str, tuple[Function, float, int, tuple[int, ...]]] = {
     "log near 1": (torch.log, 1.0, 22, (-1, 1)),
@@ -192,7 +192,7 @@ def _near(parts: _Collected) -> None:
 
 
 def _sign(x: Tensor) -> Tensor:
-    """1 and -1, also of 0 and -0, which are the same number."""
+    """Signs as 1 and -1, different for 0 and -0, which compare equal."""
     return torch.copysign(torch.ones_like(x), x)
 
 
@@ -235,7 +235,7 @@ def _elementwise(parts: _Collected) -> None:
 
 
 def _large_quotients(parts: _Collected) -> None:
-    """Remainders and quotients where the quotient has up to 24 bits and more, of both signs."""
+    """Adds remainders and quotients with up to 24 bits and more, of both signs."""
     b = binades(parts.generator, -8, 8)
     for shift in (0, 4, 12, 20, 28):
         a = torch.ldexp(b.flip(1) * (1.0 + torch.rand(b.shape, generator=parts.generator)), torch.tensor(shift))
@@ -269,12 +269,12 @@ ROWS: Mapping[str, Function] = {
 
 
 def _rows(parts: _Collected, *, names: tuple[str, ...], across: bool) -> None:
-    """Rows of each size: along them or, turned, across them."""
+    """Adds functions of rows of each size, or of columns if `across`."""
     for size in SIZES:
         x = normal(parts.generator, size, 3) if across else normal(parts.generator, 3, size)
         for name in names:
             function = ROWS[name]
-            if size > 2 or name not in {"var", "layer norm"}:  # which are 0, or 1 and -1, whatever there is
+            if size > 2 or name not in {"var", "layer norm"}:  # else constant: 0, or 1 and -1
                 parts.add(f"{name} of {size}", _turned(function) if across else function, x)
     many = normal(parts.generator, 4, 70001) if across else normal(parts.generator, 70001, 4)
     for name in names[:1]:
@@ -286,7 +286,7 @@ def _turned(function: Function) -> Function:
 
 
 def _products(parts: _Collected, *, batched: bool) -> None:
-    """Matrix products with one side of each size, and the others small."""
+    """Adds matrix products with one side of each size, and the others small."""
     lead = (3,) if batched else ()
     for size in SIZES:
         for name, (rows, depth, columns) in {
@@ -369,7 +369,7 @@ WRITES: Mapping[str, Function] = {
     "masked": lambda x: x.masked_fill_(x > 0, -1),
     "shifted": lambda x: x[1:].copy_(x[:-1].clone()) if len(x) > 1 else x.neg_(),
 }
-"""Writes to a tensor."""
+"""Writes to a tensor, by name."""
 
 
 def _read_before(view: Function, write: Function, x: Tensor, y: Tensor) -> Any:
@@ -392,15 +392,15 @@ ORDERS: Mapping[str, tuple[Function, tuple[int, ...]]] = {
     "written through": (_written_through, (0,)),
     "source written": (_source_written, (0, 1)),
 }
-"""Functions that read and write in turn, and the inputs, of two, that each writes to."""
+"""Functions that read and write in turn, with the places, of two inputs, that each writes to."""
 
 
 def _writes(parts: _Collected) -> frozenset[int]:
-    """Add writes to inputs, through each view and before or after it is read. Returns the places of the inputs that are written to."""
+    """Adds writes to inputs, through each view, before or after a read; returns the places of the written inputs."""
     written = set[int]()
     for number, (layout, view) in enumerate(LAYOUTS.items()):
         if layout in {"expanded", "windows"}:
-            continue  # elements that share memory, to which nothing may write
+            continue  # elements share memory, and writes to them are undefined
         for turn, (name, write) in enumerate(WRITES.items()):
             order, (function, places) = list(ORDERS.items())[(number + turn) % len(ORDERS)]
             first = len(parts.inputs)
@@ -410,7 +410,7 @@ def _writes(parts: _Collected) -> frozenset[int]:
 
 
 def _late_writes(parts: _Collected) -> frozenset[int]:
-    """Add writes to inputs after operators of each kind have read them. Returns the places of the inputs."""
+    """Adds writes to inputs after operators of each kind have read them; returns the places of the inputs."""
     for consumer, read in CONSUMERS.items():
         for name, write in WRITES.items():
             parts.add(f"{name}, {consumer}", partial(_written_after, read, write), (12, 18))
@@ -424,7 +424,7 @@ def _written_after(read: Function, write: Function, x: Tensor) -> Any:
 
 
 def _convolutions(parts: _Collected) -> None:
-    """Convolutions of 1 to 3 dimensions, and transposed ones, with options one at a time and together."""
+    """Adds convolutions of 1 to 3 dimensions, and transposed ones, with options one at a time and together."""
     options: Mapping[str, dict[str, Any]] = {
         "plain": {},
         "padding": {"padding": 1},
@@ -455,7 +455,7 @@ def _convolutions(parts: _Collected) -> None:
 
 
 def _windows(parts: _Collected) -> None:
-    """Pooling, padding and interpolation with their options."""
+    """Adds pooling, padding and interpolation with their options."""
     x = normal(parts.generator, 2, 3, 11, 13)
     line = normal(parts.generator, 2, 3, 19)
     for name, chosen in {
@@ -491,7 +491,7 @@ def _windows(parts: _Collected) -> None:
 
 
 def _indices(parts: _Collected) -> None:
-    """Reads and writes by index: repeated, negative and unsorted ones, at sizes around those of blocks; joins of many tensors."""
+    """Adds reads and writes by repeated, negative and unsorted indices around block sizes, and joins of tensors."""
     for size in FEW_SIZES:
         x, source = normal(parts.generator, size, 3), normal(parts.generator, 2 * size + 1, 3)
         rows = integers(parts.generator, 0, size, 2 * size + 1)
@@ -534,7 +534,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def _integers(parts: _Collected) -> None:
-    """Integers up to the ends of their range: what overflows wraps around."""
+    """Adds integers up to the ends of their range, where overflows wrap around."""
     for dtype in INTEGERS:
         info = torch.iinfo(dtype)
         word = str(dtype).removeprefix("torch.")
@@ -577,7 +577,7 @@ def _quotients(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def _attention(parts: _Collected) -> None:
-    """Attention with queries, keys and heads of each of a few sizes, causal, masked and with fewer keys than queries."""
+    """Adds attention with queries, keys and heads of a few sizes: causal, masked, and with fewer keys than queries."""
     for size in (1, 3, 17, 64, 129):
         q, k, v = (normal(parts.generator, 1, 2, size, 8) for _ in range(3))
         parts.add(f"{size} positions", functional.scaled_dot_product_attention, q, k, v)
@@ -607,9 +607,9 @@ def _workload(
     compiled: int = TRANSLATORS["compile-static"],
     backward: int = TRANSLATORS["compile-static"],
 ) -> Workload:
-    """A workload of what `build` adds; compile-static has it at the level `compiled`, its gradients at `backward`.
+    """Workload of everything `build` adds; compile-static has it at level `compiled`, its gradients at `backward`.
 
-    Runtimes have values and options at the levels of `RUNTIMES`: sizes take them minutes.
+    Runtimes run values and options at the levels of `RUNTIMES`, but not sizes, which take them minutes.
     """
     runtimes = RUNTIMES if name.startswith(("options-", "values-")) else {}
     return Workload(
@@ -666,7 +666,7 @@ WORKLOADS = (
             f"sizes-columns-{number + 1}",
             f"Columns of each size: {', '.join(names)}.",
             partial(_rows, names=names, across=True),
-            techniques=_EAGER,  # a compiler adds thousands of rows up one after the other, which errs more, and may
+            techniques=_EAGER,  # a compiler may add thousands of rows one after the other, which errs more
         )
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),

@@ -1,7 +1,7 @@
 """Random programs of floating-point numbers: operators with views, writes in place, branches on sizes and mixed dtypes.
 
-Each operator maps numbers of the size of 1 to such numbers, and decisions depend on inputs and sizes alone, which no rounding
-moves: so a correct implementation differs from FP64 by rounding errors, whatever follows what.
+Each operator maps numbers around 1 to such numbers, and decisions depend on inputs and sizes alone, which no rounding
+moves. So a correct implementation differs from FP64 by rounding errors, in every order of operators.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 LARGEST = 1e3
 SMALLEST = 1e-3
-"""Limits to the largest magnitude of each value and gradient: less is what rounding leaves of a cancellation."""
+"""Limits of the largest magnitude of each value and gradient; smaller ones are left of a cancellation."""
 INDICES = 3
-"""The integers of an input are below this, so that they are legal in most dimensions."""
+"""Bound of the integers of an input, so that they are legal in most dimensions."""
 UNARY: Mapping[str, Function] = {
     **{name: getattr(torch, name) for name in "sin cos tanh sigmoid sinc atan relu abs square".split()},
     **{name: getattr(functional, name) for name in "softplus silu logsigmoid hardtanh leaky_relu hardswish".split()},
@@ -43,8 +43,8 @@ UNARY: Mapping[str, Function] = {
     "x * 0.75 + 1": lambda x: x * 0.75 + 1,
     "x ** 3 of tanh": lambda x: torch.tanh(x) ** 3,
 }
-"""Functions of an element. `erf` and `elu`, which inductor gets wrong alone (docs/findings.md), are for the bundles of
-operators: in a program a wrong operator hides what becomes of several."""
+"""Functions of an element. Bundles of operators test `erf` and `elu`, which inductor gets wrong alone
+(docs/findings.md): in a program a wrong operator hides errors of several."""
 BINARY: Mapping[str, Function] = {
     **{name: getattr(torch, name) for name in "add sub mul maximum minimum logaddexp".split()},
     "x / (1 + y * y)": lambda x, y: x / (1 + y * y),
@@ -80,9 +80,9 @@ SHAPES: Mapping[str, Function] = {
     "pooled": lambda x, dim: functional.avg_pool1d(x.movedim(dim, -1).flatten(0, -2), 2),
 }
 WRITTEN: Mapping[str, Function] = {**LAYOUTS, "windows": lambda x: x.unfold(-1, 4, 4)}
-"""Views that are written to. Windows do not overlap, since functionalization refuses writes to those that do."""
+"""Views to write to. Windows do not overlap, since functionalization refuses writes to overlapping ones."""
 STEADY_WRITES = [name for name in WRITES if name != "masked"]
-"""Writes that decide nothing by values, which rounding moves."""
+"""Writes without decisions by values, which rounding moves."""
 MIXED: Mapping[str, Function] = {
     "x + integers": lambda x, k: x + k,
     "x * integers": lambda x, k: x * k,
@@ -102,17 +102,17 @@ INDEXED: Mapping[str, Function] = {
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Products of the rows of two matrices, or stacks of matrices, scaled to the size of these."""
+    """Multiplies the rows of two matrices, or stacks of them, and scales the products to the size of the rows."""
     return torch.matmul(x, y.transpose(-1, -2)) / math.sqrt(x.shape[-1])
 
 
 def branch(x: Tensor, *, dim: int, size: int, functions: tuple[Function, Function]) -> Tensor:
-    """One function or the other, by a size."""
+    """Applies one of two functions, chosen by a size."""
     return functions[x.shape[dim] > size](x)
 
 
 def written(x: Tensor, *, view: Function, writes: Sequence[Function], late: Function) -> Tensor:
-    """A copy that was written to through a view, and is read through both afterwards."""
+    """Writes to a copy through a view, and reads it through both afterwards."""
     copy = x.clone()
     window = view(copy)
     for write in writes:
@@ -121,20 +121,20 @@ def written(x: Tensor, *, view: Function, writes: Sequence[Function], late: Func
 
 
 def _inputs(shapes: Shapes, extent: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Floating-point tensors, whose first dimension grows by the extent, and a vector of integers below `INDICES`."""
+    """Floating-point tensors, with a first dimension that grows by the extent, and integers below `INDICES`."""
     numbers = [torch.randn(shape, generator=generator) for shape in program_steps.sized(shapes, extent)]
     integers = torch.randint(0, INDICES, (shapes[0][-1],), generator=generator)
-    integers[0] = INDICES - 1  # what is legal for one draw is legal for all
+    integers[0] = INDICES - 1  # so that operators legal for one draw are legal for all
     return (*numbers, integers)
 
 
 def _proposed(choice: random.Random, values: Sequence[Tensor], *, integers: int) -> program_steps.Step:
-    """An operator, drawn with its arguments; it may be illegal.
+    """Draws an operator with its arguments, possibly an illegal one.
 
     Args:
         choice: Source of random choices.
         values: Inputs and results so far, on any device.
-        integers: Position of the input of integers.
+        integers: Position of the integer input.
     """
     places = [place for place in range(len(values)) if place != integers]
     place = program_steps.recent(choice, places)
@@ -169,7 +169,7 @@ def _proposed(choice: random.Random, values: Sequence[Tensor], *, integers: int)
 
 
 def _sound(steps: Sequence[program_steps.Step], inputs: Sequence[Tensor]) -> bool:
-    """Runs steps in FP64. Returns True where the last value and its gradients are finite and of moderate size."""
+    """Runs steps in FP64; True if the last value and its gradients are finite and of moderate size."""
     wide = [value.double().requires_grad_() if value.is_floating_point() else value for value in inputs]
     try:
         last = program_steps.values_of(steps, wide)[-1]
@@ -178,7 +178,7 @@ def _sound(steps: Sequence[program_steps.Step], inputs: Sequence[Tensor]) -> boo
         asked = [value for value in wide if value.requires_grad]
         weights = torch.arange(1.0, last.numel() + 1, dtype=torch.float64).cos().reshape(last.shape)
         gradients = torch.autograd.grad(last, asked, weights, allow_unused=True)
-    except (RuntimeError, IndexError):  # a write to what a gradient needs, an index that is too large
+    except (RuntimeError, IndexError):  # a write to an operand of a gradient, an index that is too large
         return False
     largest = [float(value.detach().abs().max()) for value in (last, *gradients) if value is not None]
     return all(SMALLEST < size < LARGEST for size in largest)
@@ -186,7 +186,7 @@ def _sound(steps: Sequence[program_steps.Step], inputs: Sequence[Tensor]) -> boo
 
 @functools.lru_cache(64)
 def drawn(number: int) -> tuple[program_steps.RandomProgram, Shapes]:
-    """The program of a number and the shapes of its floating-point inputs: the same on every machine."""
+    """Program of a number and the shapes of its floating-point inputs: the same on every machine."""
     seed = stable_seed(f"program-{number}")
     choice = random.Random(seed)  # noqa: S311 - no secret
     shapes = program_steps.drawn_shapes(choice)
@@ -199,6 +199,6 @@ def drawn(number: int) -> tuple[program_steps.RandomProgram, Shapes]:
 
 
 def make(generator: torch.Generator, extent: int, *, number: int) -> Problem:
-    """A program's problem; its values follow from the generator, its steps from its number alone."""
+    """Makes a program's problem, with values from the generator, and steps from its number alone."""
     program, shapes = drawn(number)
     return Problem(program_steps.RandomProgram(program.steps, program.results), _inputs(shapes, extent, generator))

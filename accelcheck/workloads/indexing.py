@@ -49,7 +49,7 @@ class IndexAdd(nn.Module):
 
 
 class FarElements(nn.Module):
-    """Elements of a view of 2**32 elements, whose rows are all windows of ``x (2**17 - 1,)``: it takes no memory."""
+    """Elements of a view of 2**32 elements without memory, whose rows are windows of ``x (2**17 - 1,)``."""
 
     def forward(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return x.unfold(0, 65536, 1)[rows, columns]  # not 2**16, which TorchScript types as a float

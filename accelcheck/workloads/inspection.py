@@ -1,4 +1,4 @@
-"""Finds the traits of a model by looking at its modules, and at the operators of one forward pass."""
+"""Finds the traits of a model from its modules and the operators of one forward pass."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem
 
 ALIKE = 1e-3
-"""Relative distance of a sample's result alone from that in its batch: other sizes are rounded otherwise."""
+"""Relative distance allowed between a sample's result alone and in its batch: other sizes round differently."""
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot"})
 
 
 def found_traits(problem: Problem) -> Iterator[str]:
-    """The traits that can be seen: of modules, and of one forward pass in evaluation mode.
+    """Yields the visible traits: of modules, and of one forward pass in evaluation mode.
 
-    Not found here, and to be stated: ``activations`` and those that only a test's own models have.
+    Others have to be stated: ``activations`` and those of a test's own models.
 
     Args:
-        problem: May be changed.
+        problem: Problem that may be changed.
     """
     module = quieted(problem).module.eval()
     parts = list(module.modules())
@@ -52,14 +52,14 @@ def found_traits(problem: Problem) -> Iterator[str]:
         yield "matmul"
     if operators.images:
         yield "conv"
-    # `bool(tensor)` and `tensor.item()`: what Python decides by them no trace follows, unless the model does without while it is traced.
+    # Python decisions by `bool(tensor)` and `tensor.item()` defeat traces, unless the model skips them while traced.
     if "aten::_local_scalar_dense" in operators.seen and not _exportable(module, problem.inputs):
         yield "branching"
     yield from _tried(module, problem.inputs, out)
 
 
 def _tried(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Iterator[str]:
-    """Traits that further runs show; `out` is what the module gives for these inputs."""
+    """Yields traits that further runs show; `out` is the module's result for these inputs."""
     if _repeats_blocks(module, inputs, out):
         yield "blocks"
     if _samplewise(module, inputs, out):
@@ -69,7 +69,7 @@ def _tried(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Iterator[str
 
 
 class _Functions(TorchFunctionMode):
-    """Sees calls of torch's functions."""
+    """Records calls of torch's functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # What `nn.MultiheadAttention` calls is not seen: it calls the same unless it is to return its weights.
+        # Calls by `nn.MultiheadAttention` are invisible; it calls attention unless it returns its weights.
         whole = func is nn.functional.multi_head_attention_forward and not (kwargs or {}).get("need_weights", True)
         self.attention |= whole or func is nn.functional.scaled_dot_product_attention
         return func(*args, **(kwargs or {}))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Sees dispatched operators."""
+    """Records dispatched operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -104,7 +104,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
 
 def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
-    """Whether the first sample alone gives what it gives in the batch, in every output."""
+    """True if the first sample alone gives its result in the batch, in every output."""
     try:
         results = [tensor for _, tensor in flatten(out)]
         sizes = {value.shape[0] if value.dim() else 0 for value in (*inputs, *results)}
@@ -114,11 +114,12 @@ def _samplewise(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
             alone = [tensor for _, tensor in flatten(module(*(value[:1] for value in inputs)))]
     except Exception:  # noqa: BLE001 - a model need not take one sample
         return False
-    return len(alone) == len(results) and all(alike(one, other[:1]) for one, other in zip(alone, results, strict=True))
+    pairs = zip(alone, results, strict=True)
+    return len(alone) == len(results) and all(alike(single, whole[:1]) for single, whole in pairs)
 
 
 def _repeats_blocks(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> bool:
-    """Whether it calls all of its blocks, and gives the same where each of them is called once more."""
+    """True if the module calls all of its blocks, and gives the same result when each is called once more."""
     blocks = blocks_of(module)
     if blocks is None:
         return False
@@ -133,7 +134,7 @@ def _repeats_blocks(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> boo
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same but for rounding errors."""
+    """True if two tensors differ by rounding errors alone."""
     if one.shape != other.shape:
         return False
     if not is_inexact(one):

@@ -1,7 +1,7 @@
-"""Random programs of integers of all widths, each exact: what overflows wraps around. They also write to their inputs.
+"""Random programs of exact integers of all widths, whose overflows wrap around. They also write to their inputs.
 
-Compilers compute narrow integers in wider ones, fold constants that a program makes itself, and put off writes to inputs: a
-program shows where the order, or a width, is lost.
+Compilers compute narrow integers in wider ones, fold constants that a program makes itself, and delay writes to inputs:
+a program shows a lost order, or width.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ MADE: Mapping[str, Function] = {
     "positions": lambda x: torch.arange(x.shape[-1], dtype=x.dtype, device=x.device),
     "identity": lambda x: torch.eye(x.shape[-1], dtype=x.dtype, device=x.device),
 }
-"""Constants that a program makes itself, as large as a value."""
+"""Constants made by a program itself, as large as a value."""
 MOVES = {name: function for name, function in SHAPES.items() if name not in {"stacked", "padded", "pooled"}}
-"""Functions of shape that make no fractions."""
+"""Functions of shape without fractions."""
 WINDOWS = {
     name: view for name, view in LAYOUTS.items() if name not in {"expanded", "windows", "as_strided of a product"}
 }
-"""Views whose elements have memory of their own."""
+"""Views whose elements do not share memory."""
 
 
 def written(x: Tensor, *, view: Function, write: Function) -> Tensor:
-    """Write to an argument through a view. Returns what is in it afterwards, and one."""
+    """Writes to an argument through a view, and returns its content plus one."""
     write(view(x))
     return x + 1
 
@@ -79,13 +79,13 @@ def written(x: Tensor, *, view: Function, write: Function) -> Tensor:
 def _inputs(
     shapes: Shapes, dtypes: Sequence[torch.dtype], extent: int, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Integers from -100 to 100; where their dtype has no sign, the negative ones are above 155."""
+    """Integers from -100 to 100; negative ones become numbers above 155 in a dtype without sign."""
     pairs = zip(program_steps.sized(shapes, extent), dtypes, strict=True)
     return tuple(torch.randint(-100, 101, shape, generator=generator).to(dtype) for shape, dtype in pairs)
 
 
 def _proposed(choice: random.Random, values: Sequence[Tensor], *, inputs: int) -> program_steps.Step:
-    """An operator, drawn with its arguments; it may be illegal.
+    """Draws an operator with its arguments, possibly an illegal one.
 
     Args:
         choice: Source of random choices.
@@ -117,7 +117,7 @@ def _is_integer(value: Tensor) -> bool:
 
 
 def _sound(steps: Sequence[program_steps.Step], inputs: Sequence[Tensor]) -> bool:
-    """Runs steps. Returns True where the last value is a constant by design, or not the same number everywhere."""
+    """Runs steps; True if the last value is a constant by design, or not the same number everywhere."""
     try:
         last = program_steps.values_of(steps, inputs)[-1]
     except (RuntimeError, IndexError):  # shapes that meta tensors let through
@@ -127,7 +127,7 @@ def _sound(steps: Sequence[program_steps.Step], inputs: Sequence[Tensor]) -> boo
 
 @functools.lru_cache(64)
 def drawn(number: int) -> tuple[program_steps.RandomProgram, Shapes, tuple[torch.dtype, ...]]:
-    """The program of a number, and the shapes and dtypes of its inputs: the same on every machine."""
+    """Program of a number, and the shapes and dtypes of its inputs: the same on every machine."""
     seed = stable_seed(f"program-{number}")
     choice = random.Random(seed)  # noqa: S311 - no secret
     shapes = program_steps.drawn_shapes(choice)
@@ -141,7 +141,7 @@ def drawn(number: int) -> tuple[program_steps.RandomProgram, Shapes, tuple[torch
 
 
 def make(generator: torch.Generator, extent: int, *, number: int) -> Problem:
-    """A program's problem; its values follow from the generator, its steps from its number alone."""
+    """Makes a program's problem, with values from the generator, and steps from its number alone."""
     program, shapes, dtypes = drawn(number)
     writes = frozenset(step.places[0] for step in program.steps if step.writes)
     inputs = _inputs(shapes, dtypes, extent, generator)

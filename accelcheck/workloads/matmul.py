@@ -1,4 +1,4 @@
-"""Matrix product, bias and ReLU: nominal size, sizes around a tile, empty, and inputs with different kinds of strides."""
+"""Matrix product, bias and ReLU: nominal size, sizes around a tile, empty, and inputs with various strides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.empty(columns))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
+        """Draws the parameters."""
         with torch.no_grad():
             plant(self.weight.t(), generator)
             self.bias.copy_(0.1 * normal(generator, len(self.bias)))
@@ -38,7 +38,7 @@ class MatmulBiasRelu(Affine):
 
 
 class MatmulBiasReluTotal(Affine):
-    """As `MatmulBiasRelu`, with a second output ``(N,)``: the sum over rows plus the bias, which is not empty without rows."""
+    """`MatmulBiasRelu` with a second output ``(N,)``, the sum over rows plus bias, which is not empty without rows."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.relu(x @ self.weight + self.bias)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal, separated
+from accelcheck.workloads.draw import initialise, integers, of_normal, separated
 
 
 class Mlp(nn.Module):
@@ -66,12 +66,6 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
     return Problem(module, (separated(generator, 32 + extent, 48),))
 
 
-def _blocks(generator: torch.Generator, extent: int) -> Problem:
-    module = ResidualMlp()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 24 + extent, 32),))
-
-
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Mlp()
     initialise(module, generator, relu=True)
@@ -102,7 +96,7 @@ WORKLOADS = (
     Workload(
         "mlp-blocks",
         "Three residual blocks of layer norm, linear, GELU, linear.",
-        _blocks,
+        partial(of_normal, make=ResidualMlp, shape=(24, 32)),
         1,
         traits=_TRAITS | {"blocks", "samplewise"},
         probes=_PROBES | {"huge"},

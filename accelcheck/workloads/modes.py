@@ -1,4 +1,4 @@
-"""Combinations of module mode and gradients that forward and backward mode leave out: gradients in evaluation mode, training mode without any."""
+"""Combinations of mode and gradients left out by other modes: gradients in evaluation, training mode without any."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Normed(nn.Module):
 
 
 class Saliency(nn.Module):
-    """A classifier that stays in evaluation mode, also where gradients are asked, as for saliency maps and adversarial examples."""
+    """Classifier that stays in evaluation mode even for gradients, as for saliency maps and adversarial examples."""
 
     def __init__(self, features: int = 24, hidden: int = 32, classes: int = 10) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Saliency(nn.Module):
 
 
 class FrozenBackbone(nn.Module):
-    """A head on a backbone without gradients whose batch norm stays in training mode: it follows new data, while its parameters are frozen."""
+    """Head on a frozen backbone without gradients, whose batch norm stays in training mode and follows new data."""
 
     def __init__(self, features: int = 24, hidden: int = 32, classes: int = 10) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class FrozenBackbone(nn.Module):
 
 
 def _moved(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw parameters, and running statistics that no batch has: one norm for the other changes every result."""
+    """Draws parameters, and running statistics that no batch has: a wrong choice of them changes every result."""
     initialise(module, generator)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm1d):

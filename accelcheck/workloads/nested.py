@@ -1,4 +1,4 @@
-"""Tensors in whatever nests them: containers, dataclasses, and objects such as the caches of language models."""
+"""Tensors nested in containers, dataclasses, and objects such as the caches of language models."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.devices.torch_names import pytree
 
 Step: TypeAlias = tuple[bool, Any]
-"""To a part of a value: whether it is an attribute or an item, and its name, key or index."""
+"""Step to a part of a value: True for an attribute, False for an item, and its name, key or index."""
 Place: TypeAlias = tuple[Step, ...]
-"""The steps to a tensor."""
+"""Steps to a tensor."""
 
 
 class OwnModelError(ForeignCodeError):
-    """A model or its inputs cannot be checked; the message names the object and says what to do."""
+    """Unsuitable model or inputs; the message names the object and a remedy."""
 
 
 def tensors_of(value: Any) -> Iterator[tuple[Place, Tensor]]:
-    """Every tensor of a result, with the steps that lead to it: of containers, dataclasses, and objects such as caches.
+    """Yields every tensor of a result, with its place in containers, dataclasses, and objects such as caches.
 
     Raises:
         OwnModelError: It holds something that cannot be compared, such as a text; the message has its path.
@@ -40,17 +40,17 @@ def _walk(value: Any, place: Place, above: set[int]) -> Iterator[tuple[Place, Te
     children = _children(value)
     if children is None:
         if any(attribute for attribute, _ in place):
-            return  # of an object, such as a size: what is no tensor there is its own affair
+            return  # an object may hold anything besides tensors, such as a size
         raise OwnModelError(
-            f"{written(place)}: expected tensors, or containers and dataclasses of them; got {type(value).__name__}, which cannot "
-            "be compared: check a function that returns the tensors alone"
+            f"{written(place)}: expected tensors, or containers and dataclasses of them; got {type(value).__name__}, "
+            "which cannot be compared: check a function that returns the tensors alone"
         )
     for step, child in children:
         yield from _walk(child, (*place, step), above | {id(value)})
 
 
 def _children(value: Any) -> list[tuple[Step, Any]] | None:
-    """Parts of a value with the steps to them; None of what has none."""
+    """Parts of a value with the steps to them; None for a value without parts."""
     if isinstance(value, Mapping):
         return [((False, key), child) for key, child in value.items()]
     if isinstance(value, (tuple, list)):
@@ -61,12 +61,12 @@ def _children(value: Any) -> list[tuple[Step, Any]] | None:
 
 
 def written(place: Place) -> str:
-    """Steps as one writes them down, such as ``out['cache'].layers[0].keys``."""
+    """Steps in Python's notation, such as ``out['cache'].layers[0].keys``."""
     return "out" + "".join(f".{name}" if attribute else f"[{name!r}]" for attribute, name in place)
 
 
 def at(value: Any, place: Place) -> Any:
-    """What is at a place."""
+    """Part of a value at a place."""
     for attribute, name in place:
         value = getattr(value, name) if attribute else value[name]
     return value
@@ -74,24 +74,24 @@ def at(value: Any, place: Place) -> Any:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Makes values like one that a model has given, of other tensors.
+    """Rebuilds a model's return value with other tensors.
 
     Attributes:
-        template: The value.
-        places: Where its tensors are.
+        template: Return value of the model.
+        places: Places of its tensors.
     """
 
     template: Any
     places: Sequence[Place]
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """A value of these tensors, one for each place."""
+        """Value with these tensors, one for each place."""
         if self.places == [()]:
             return tensors[0]
         leaves, structure = pytree.tree_flatten(self.template)
         if [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)] == [id(at(self.template, p)) for p in self.places]:
             given = iter(tensors)  # compilers follow this
             return pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], structure)
-        # A copy that finds each tensor of the template among what it has copied already.
+        # A copy that treats each tensor of the template as copied already.
         known = {id(at(self.template, place)): tensor for place, tensor in zip(self.places, tensors, strict=True)}
         return copy.deepcopy(self.template, known)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hole:
-    """Stands for a tensor among a call's arguments: its place among the inputs, and whether these hold a complex one's parts."""
+    """Placeholder for a tensor argument: its place among the inputs, and True if these hold a complex one's parts."""
 
     place: int
     is_complex: bool
 
 
 class Mark(enum.Enum):
-    """Stands for an argument that follows the inputs: their device, or the float32 that is float64 where inputs are."""
+    """Placeholder for an argument that follows the inputs: their device, or float32, which is float64 if they are."""
 
     DEVICE = "device"
     FLOAT = "float32"
@@ -33,18 +33,18 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True)
 class SampleCall:
-    """One call of an operator.
+    """Call of an operator.
 
     Attributes:
-        label: The operator, dtype and number of the sample, such as ``add float32 3``.
-        function: The operator.
-        leaves: The leaves of its arguments: `Hole`, `Mark`, and values that are no tensors.
-        spec: Structure of the arguments: the input, further ones, and those by keyword.
-        process: OpInfo's function of the output that takes out what is free, such as the signs of eigenvectors.
-        writes: Whether it writes to its arguments, which are then copied first.
-        smooth: Whether it has gradients, and they are finite.
-        empty: Whether its results have no elements.
-        variant: How the sample is changed: see `accelcheck.workloads.operator_variants`.
+        label: Operator, dtype and number of the sample, such as ``add float32 3``.
+        function: Operator to call.
+        leaves: Leaves of its arguments: `Hole`, `Mark`, and values other than tensors.
+        spec: Structure of the arguments: the input, further ones, and keywords.
+        process: OpInfo's function that removes freedom from the output, such as the signs of eigenvectors.
+        writes: True if it writes to its arguments, which are then copied first.
+        smooth: True if it has finite gradients.
+        empty: True if its results have no elements.
+        variant: Change of the sample: see `accelcheck.workloads.operator_variants`.
     """
 
     label: str
@@ -58,7 +58,7 @@ class SampleCall:
     variant: str = ""
 
     def __call__(self, anchor: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
+        """Tensors that the operator returns; complex ones as pairs of real numbers, and numbers as tensors."""
         leaves = [_filled(leaf, anchor, tensors, copied=self.writes) for leaf in self.leaves]
         if self.variant in LAYOUTS:
             leaves = laid_out(leaves, self.variant)
@@ -68,7 +68,7 @@ class SampleCall:
         return tuple(_comparable(self.process(self.function(first, *args, **kwargs)), anchor))
 
     def moved(self, by: int) -> SampleCall:
-        """The same call with its inputs at other places."""
+        """Call with its inputs at other places."""
         leaves = (Hole(leaf.place + by, leaf.is_complex) if isinstance(leaf, Hole) else leaf for leaf in self.leaves)
         return replace(self, leaves=tuple(leaves))
 
@@ -93,15 +93,15 @@ def _comparable(out: Any, anchor: Tensor) -> Iterator[Tensor]:
 
 
 def plain(value: Tensor) -> bool:
-    """Returns whether a tensor is dense, and neither nested nor quantized."""
-    # No question for the type: where a graph is captured, tensors are of another.
+    """True for a dense tensor that is neither nested nor quantized."""
+    # The type is not compared: captured graphs have tensors of another type.
     return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 class Calls(nn.Module):
-    """Calls operators. Its first input, one number, gives dtype and device; the others are the tensors of all samples.
+    """Calls operators. The first input, one number, gives dtype and device; the others are the tensors of all samples.
 
-    Returns the results by label: in training mode, of the calls alone that have gradients.
+    Returns results by label, in training mode only those of calls with gradients.
     """
 
     def __init__(self, calls: Sequence[SampleCall]) -> None:
@@ -113,15 +113,15 @@ class Calls(nn.Module):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of its calls."""
+        """Labels of the calls."""
         return tuple(call.label for call in self.calls)
 
     def without(self, labels: frozenset[str]) -> Calls:
-        """The calls of other labels."""
+        """Module without the calls of these labels."""
         return Calls([call for call in self.calls if call.label not in labels])
 
     def readers(self, place: int) -> frozenset[str]:
-        """The labels of the calls that read the input at a place; the first one has no values of its own."""
+        """Labels of the calls that read the input at a place; the first input has no values of its own."""
         hole_at = place - 1
         return frozenset(
             call.label

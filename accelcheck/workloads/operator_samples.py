@@ -1,7 +1,7 @@
-"""Samples of torch's operators from torch's own description of them (OpInfo), and the problems that these make.
+"""Samples of torch's operators from torch's own description of them (OpInfo), and the problems that they make.
 
-`torch.testing._internal.common_methods_invocations.op_db` is the list that PyTorch's own tests go through. Nothing that it
-says of tolerances is used: `accelcheck.workloads.operator_trials` says which samples count.
+PyTorch's own tests use the list `torch.testing._internal.common_methods_invocations.op_db`. Its tolerances are not
+used: `accelcheck.workloads.operator_trials` selects the samples.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ HALF = ("bfloat16", "float16")
 FEW = 2
 """Most samples of an operator in a bundle."""
 NEAR = 24
-"""The first samples of an operator, among which those of a bundle are chosen."""
+"""First samples of an operator, from which a bundle chooses."""
 ELEMENTS = 2**14
 """Most elements of the tensors of a sample."""
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
 _STRUCTURE = re.compile(r"gradcheck_wrapper_(hermitian|triangular)_input|<lambda>")
-"""Pattern of the names of OpInfo's functions that give a matrix the structure of those that an operator is for."""
+"""Names of OpInfo's functions that give a matrix the structure that an operator needs."""
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
 _Origin: TypeAlias = "tuple[str, torch.dtype, int]"
-"""The operator, dtype and number of a sample."""
+"""Operator, dtype and number of a sample."""
 
 
 @functools.cache
 def database() -> Mapping[str, Any]:
-    """OpInfo by the operator's name, with that of its variant where it has one, as in ``div.floor_rounding``."""
+    """OpInfo by operator, including the variant's name where there is one, as in ``div.floor_rounding``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         entries = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
@@ -57,13 +57,13 @@ def database() -> Mapping[str, Any]:
 
 
 def structured(info: Any) -> Callable[..., Any]:
-    """Wraps an operator of triangular or Hermitian matrices so that its result depends on the part alone that it reads.
+    """Wraps an operator of triangular or Hermitian matrices, as OpInfo says, so that unread elements change no result.
 
-    OpInfo says how. Derivatives by what is not read are a convention, in which forward and reverse mode differ.
+    Derivatives by unread elements are a convention, in which forward and reverse mode differ.
     """
     wrapper = info.gradcheck_wrapper
     standard = importlib.import_module("torch.testing._internal.opinfo.core").OpInfo.__dataclass_fields__
-    # OpInfo's function leaves the other triangle than triangular_solve reads.
+    # OpInfo's function keeps the other triangle than the one triangular_solve reads.
     plain = wrapper is standard["gradcheck_wrapper"].default or info.name == "triangular_solve"
     if plain or not _STRUCTURE.match(wrapper.__name__):
         return cast("Callable[..., Any]", info.op)
@@ -72,27 +72,27 @@ def structured(info: Any) -> Callable[..., Any]:
 
 @functools.lru_cache(64)
 def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
-    """OpInfo's first samples of an operator, with the values of a seed.
+    """First samples of an operator in OpInfo, with the values of a seed.
 
-    Reference inputs, where an operator has them, are more: further sizes, and values that are large, small or not finite. Those of
-    complex numbers take seconds to make, and of bool there are none.
+    Reference inputs, where an operator has them, add sizes, and large, small or non-finite values. Complex ones take
+    seconds to make, and bool has none.
 
     Args:
-        name: In `database`.
+        name: Name in `database`.
         dtype: Dtype of the samples.
         seed: Seed of their values.
         reach: Most samples.
     """
     info = database()[name]
     further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
-    # Not `sample_inputs`: it sets a seed of its own, so that every draw has the same numbers, and looks for a test on the stack.
+    # Not `sample_inputs`, which seeds itself, so that all draws would be equal, and looks for a test on the stack.
     samples_of = info.sample_inputs_func if further is None or name in LARGE else further
     with seeded(seed):
         return list(itertools.islice(samples_of(info, "cpu", dtype, requires_grad=False), reach))
 
 
 def _flat(sample: Any) -> _Leaves:
-    """The leaves of a sample's arguments, with the device where no tensor among them says it."""
+    """Leaves of a sample's arguments, with the device if no tensor among them implies it."""
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     if any(isinstance(leaf, Tensor | torch.device) or leaf == "cpu" for leaf in leaves):
         return leaves, spec
@@ -109,7 +109,7 @@ def _fits(leaves: Sequence[Any]) -> bool:
 
 
 def _open(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """The leaves with `Hole` and `Mark` in place of what varies, and the tensors, real."""
+    """Leaves with `Hole` and `Mark` in place of varying arguments, and the tensors, as real numbers."""
     opened, tensors = list[Any](), list[Tensor]()
     for leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -127,13 +127,13 @@ def _real(value: Tensor) -> Tensor:
 
 
 class CalledOperator(NamedTuple):
-    """An operator as a workload calls it.
+    """Operator as called by a workload.
 
     Attributes:
-        name: In `database`.
+        name: Name in `database`.
         dtypes: Dtypes of its samples.
-        gradients: Whether it is differentiated.
-        variants: How samples are changed, one for each; none where they are OpInfo's own.
+        gradients: True to differentiate it.
+        variants: Changes of samples, one for each; empty for OpInfo's own samples.
         cases: Dtypes of the cases.
     """
 
@@ -146,13 +146,13 @@ class CalledOperator(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """The calls of some operators, the same in every draw.
+    """Calls of some operators, the same in every draw.
 
     Attributes:
-        calls: With their places among `inputs`.
-        inputs: The tensors that they were tried with.
-        origins: CalledOperator, dtype and number of the sample of each call.
-        left: Number of samples that are left out, by reason.
+        calls: Calls with their places among `inputs`.
+        inputs: Tensors of the trials.
+        origins: Operator, dtype and number of the sample of each call.
+        left: Number of samples left out, by reason.
     """
 
     calls: tuple[SampleCall, ...]
@@ -163,14 +163,14 @@ class Template:
 
 @functools.lru_cache(16)
 def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
-    """The template of some operators.
+    """Template of some operators.
 
     Args:
-        operators: Described ones, and others, which are left out.
-        most: Most samples of a floating dtype; of each other dtype a third.
+        operators: Operators; those that this torch does not describe are left out.
+        most: Most samples of a floating dtype; a third of it for each other dtype.
 
     Raises:
-        UnknownTorchError: This version of torch has none of them.
+        UnknownTorchError: This version of torch describes none of them.
     """
     known = [operator for operator in operators if operator.name in database()]
     if not known:
@@ -190,7 +190,7 @@ def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
 def _chosen(
     operator: CalledOperator, word: str, most: int, left: Counter[str]
 ) -> list[tuple[int, SampleCall, list[Tensor]]]:
-    """The number, call and inputs of samples that are of use; at most one of them has results without elements."""
+    """Number, call and inputs of useful samples; at most one of them has results without elements."""
     name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
     smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     drawn = _drawn(name, dtype, stable_seed(name), _reach(most))
@@ -205,7 +205,7 @@ def _chosen(
             opened, tensors = _open(leaves)
             process = drawn[place].output_process_fn_grad
             label = f"{name} {variant or word} {place}"
-            # The function that gives a matrix its structure makes a tensor with strides of its own.
+            # The function that gives a matrix its structure makes a tensor with other strides.
             function = info.op if variant in LAYOUTS else structured(info)
             call = SampleCall(label, function, opened, spec, process, smooth=smooth, variant=variant)
             tested, values = _tested(call, tensors, operator.cases)
@@ -220,7 +220,7 @@ def _chosen(
 
 
 def _tested(call: SampleCall, tensors: list[Tensor], cases: Sequence[str]) -> tuple[SampleCall | str, list[Tensor]]:
-    """The call as `tried` has it, with the inputs of its variant that can be used, or the last ones."""
+    """Call after `tried`, or a reason why it is useless, with the variant's first usable inputs, or the last ones."""
     tested: SampleCall | str = "has nothing to change"
     inputs = tensors
     for changed_inputs in changed(tensors, call.variant):
@@ -232,7 +232,7 @@ def _tested(call: SampleCall, tensors: list[Tensor], cases: Sequence[str]) -> tu
 
 
 def _rounded(value: Tensor, cases: Sequence[str]) -> Tensor:
-    """The value as all dtypes of cases hold it."""
+    """Value rounded to a number of all dtypes of the cases."""
     if value.is_floating_point():
         for word in cases:
             value = value if word == "float32" else value.to(getattr(torch, word)).float()
@@ -240,13 +240,13 @@ def _rounded(value: Tensor, cases: Sequence[str]) -> Tensor:
 
 
 def _reach(most: int) -> int:
-    """The samples among which to choose: to make those that come after them takes longer than to judge a few."""
+    """Number of samples to choose from: making more of them takes longer than judging a few."""
     return NEAR if most <= FEW else 10**6
 
 
 @functools.lru_cache(16)
 def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tuple[Tensor, ...]:
-    """The inputs of a draw: its own where they have the shapes of the template's, and are as good; the template's elsewhere."""
+    """Inputs of a draw: its own where they have the template's shapes and pass the trials, else the template's."""
     made = template(operators, most)
     cases = {operator.name: operator.cases for operator in operators}
     values = list(made.inputs)
@@ -270,7 +270,7 @@ def make(generator: torch.Generator, extent: int, *, operators: tuple[CalledOper
 
 
 def _copied(value: Tensor) -> Tensor:
-    """A copy with the same strides and offset; `Tensor.clone` would make it dense."""
+    """Copies a tensor with its strides and offset; `Tensor.clone` would make it dense."""
     size = value.untyped_storage().nbytes() // value.element_size()
     return value.as_strided((size,), (1,), 0).clone().as_strided(value.shape, value.stride(), value.storage_offset())
 

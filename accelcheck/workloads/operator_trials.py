@@ -1,4 +1,4 @@
-"""Trials of sample calls: whether FP64 gives finite numbers, the same ones twice, and narrower dtypes alike ones."""
+"""Trials of sample calls: FP64 must give finite numbers, twice the same ones, and narrower dtypes similar ones."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from accelcheck.workloads.operator_calls import SampleCall
 
 NEARBY = (1 - 2**-12, 1 + 2**-12)
-"""Factors of inputs that must not move NaN and infinities of a result: around a pole, rounding would move them too."""
+"""Factors of inputs that must not move NaN and infinities of a result: near a pole, rounding would move them too."""
 RESULTS = 2**16
-"""Most elements of the results of a sample that is resized."""
+"""Most elements of a resized sample's results."""
 FEW_ELEMENTS = 64
-"""Elements of the tensors of a sample whose results are few whatever they are."""
+"""Most elements of a sample's tensors whose results are not counted, since they are few."""
 UNROUNDED = frozenset(
     "_to_copy _unsafe_view abs cat clamp clone copy_ flip gather index_select neg repeat stack where".split()
 )
-"""Operators that are no views, and whose results in float16 are numbers that were given in float16."""
+"""Operators besides views whose float16 results are numbers of float16 inputs."""
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds for the three generators that OpInfo draws from; they are put back afterwards."""
+    """Seeds the three generators that OpInfo draws from, and restores them afterwards."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,10 +51,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def tried(call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = ("float32",)) -> SampleCall | str:
-    """The call as FP64 and narrower dtypes show it; where it is of no use, why, in a few words.
+    """Call with the facts that FP64 and narrower dtypes show, or a reason in a few words why it is useless.
 
-    Found out are whether it writes and, if `smooth`, has finite gradients. With special values its results may be
-    infinite or NaN: where FP64's are, also those of inputs that are a little larger or smaller.
+    The facts are whether it writes and, if `smooth`, has finite gradients. With special values, results may be infinite
+    or NaN where FP64's are, also for inputs that are a little larger or smaller.
     """
     if call.variant in RESIZED and _results(call, tensors) > RESULTS:
         return f"has more than {RESULTS} results"
@@ -77,13 +77,13 @@ def tried(call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = (
 
 
 def _results(call: SampleCall, tensors: Sequence[Tensor]) -> float:
-    """The results' number of elements, by meta tensors, which need no memory; infinite without a kernel for these."""
+    """Number of the results' elements, by meta tensors, which need no memory; infinite without a meta kernel."""
     if sum(tensor.numel() for tensor in tensors) <= FEW_ELEMENTS:
         return 0
     try:
         with torch.no_grad(), seeded(1):
-            found = call(torch.ones(1, device="meta"), [tensor.to("meta") for tensor in tensors])
-        return sum(out.numel() for out in found)
+            results = call(torch.ones(1, device="meta"), [tensor.to("meta") for tensor in tensors])
+        return sum(out.numel() for out in results)
     except Exception:  # noqa: BLE001 - of many kinds
         return math.inf
 
@@ -91,15 +91,16 @@ def _results(call: SampleCall, tensors: Sequence[Tensor]) -> float:
 def _run_widely(
     call: SampleCall, anchor: Tensor, tensors: Sequence[Tensor]
 ) -> tuple[SampleCall, tuple[Tensor, ...], list[Tensor]] | str:
-    """Run a call twice in FP64. Returns it with what it writes to, its results and inputs; or why it is of no use."""
+    """Runs a call twice in FP64: the call with its writes, results and inputs, or a reason why it is useless."""
     wide = [value.double() if value.is_floating_point() else value.clone() for value in tensors]
     versions = [value._version for value in wide]  # noqa: SLF001 - torch has no public name for it
     try:
-        # Attention by its definition: its kernels are said to draw random numbers whether they do or not.
+        # Attention by its definition: its kernels are tagged random even where they are not.
         with torch.no_grad(), seeded(1), sdpa_kernel(SDPBackend.MATH), _Watch() as watch:
             first = call(anchor, wide)
-        writes = any(  # batch norm writes to statistics without a word
-            value._version != version or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))  # noqa: SLF001
+        writes = any(  # batch norm writes statistics without declaring it
+            value._version != version  # noqa: SLF001 - torch has no public name for it
+            or not torch.equal(value.nan_to_num(), before.nan_to_num().to(value.dtype))
             for value, version, before in zip(wide, versions, tensors, strict=True)
         )
         call = replace(call, writes=writes)
@@ -121,10 +122,9 @@ def _run_widely(
 
 
 def _alike_in(call: SampleCall, anchor: Tensor, tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Run an operator in the anchor's dtype, and see that its NaN and infinities are those expected.
+    """Runs an operator in the anchor's dtype, and compares NaN and infinities with the expected ones.
 
-    Tiny numbers may underflow in between, and those of an expanded tensor cancel: results that follow from this are not
-    expected either.
+    Tiny numbers may underflow in between, and those of an expanded tensor cancel: such results must be close too.
     """
     close = _close if call.variant in {*SCALED, "expanded"} else lambda *_: True
     try:
@@ -136,14 +136,14 @@ def _alike_in(call: SampleCall, anchor: Tensor, tensors: Sequence[Tensor], expec
 
 
 def _alike_pattern(one: Tensor, other: Tensor) -> bool:
-    """Compare where NaN and infinities of two results stand."""
+    """Compares the places of NaN and infinities of two results."""
     return one.shape == other.shape and all(
         torch.equal(kind(one), kind(other)) for kind in (torch.isnan, torch.isposinf, torch.isneginf)
     )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Compare two results by their norms, to eight bits."""
+    """Compares two results by their norms, to eight bits."""
     if not one.is_floating_point():
         return True
     return bool(torch.linalg.vector_norm(one - other.double()) <= 2**-8 * torch.linalg.vector_norm(one.double()))
@@ -154,7 +154,7 @@ def _finite(results: Iterable[Tensor]) -> bool:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Sees whether an operator draws random numbers, also from a seed of OpInfo's, and whether it rounds to float16."""
+    """Detects operators that draw random numbers, even from a seed of OpInfo's, or round to float16."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -173,14 +173,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Compare two results, but for the last bits, which may follow from where memory begins."""
+    """Compares two results except for the last bits, which may depend on memory addresses."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
-    """Compute the gradients, to see that they exist and are finite."""
+    """True if the gradients exist and are finite."""
     wide = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in wide]
     try:
         outs = [out for out in call(anchor, wide) if out.requires_grad]
@@ -190,7 +190,7 @@ def _smooth(call: SampleCall, anchor: Tensor, wide: Sequence[Tensor]) -> bool:
             [torch.ones_like(out) for out in outs],
             allow_unused=True,
         )
-        there = [gradient for gradient in gradients if gradient is not None]
-        return bool(there) and _finite(there)
+        present = [gradient for gradient in gradients if gradient is not None]
+        return bool(present) and _finite(present)
     except Exception:  # noqa: BLE001 - operators without a derivative raise one of several
         return False

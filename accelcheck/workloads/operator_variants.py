@@ -1,4 +1,4 @@
-"""Changes samples of operators to what OpInfo does not have: special values, sizes around blocks, layouts, mixed dtypes."""
+"""Variants of operator samples that OpInfo lacks: special values, sizes around blocks, layouts, mixed dtypes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, are spread evenly over 0 to 1."""
+"""Inverse of the golden ratio, whose multiples, modulo 1, are spread evenly over 0 to 1."""
 
 
 def _placed(tensors: Sequence[Tensor], *values: float) -> list[Tensor]:
-    """Put values into each floating tensor, at places of its own."""
+    """Puts values into each floating tensor, at different places."""
     changed = []
     for number, tensor in enumerate(tensors):
         if tensor.is_floating_point() and tensor.numel():
@@ -30,24 +30,19 @@ def _placed(tensors: Sequence[Tensor], *values: float) -> list[Tensor]:
 
 
 SPECIAL: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        "nan": (math.nan,),
-        "infinite": (math.inf, -math.inf),
-        "zeros": (0.0, -0.0),
-        "ones": (1.0, -1.0, 0.5, 2.0),
-    }
+    {"nan": (math.nan,), "infinite": (math.inf, -math.inf), "zeros": (0.0, -0.0), "ones": (1.0, -1.0, 0.5, 2.0)}
 )
-"""Values that are put into the inputs, by variant."""
+"""Values put into the inputs, by variant."""
 SCALED: Mapping[str, float] = MappingProxyType({"tiny": 2.0**-80, "huge": 2.0**40})
 """Factors of the inputs, by variant: squares of tiny numbers are 0 in float32, and of huge ones finite."""
 RESIZED: Mapping[str, int] = MappingProxyType({f"length-{size}": size for size in (9, 34, 67, 132, 261, 1030, 4103)})
-"""Sizes of the dimension that the inputs share, by variant: beyond vectors, warps and blocks by another rest each time."""
+"""Sizes of the dimension that the inputs share, by variant: beyond vectors, warps and blocks by different rests."""
 
 
 def _resized(tensors: Sequence[Tensor], size: int, *, last: bool) -> list[Tensor] | None:
-    """Give another size to the last or the first dimension, of every tensor where it has that of the largest tensor.
+    """Resizes the last or the first dimension of every tensor that shares its size with the largest tensor.
 
-    Numbers lie between those of neighbours, so that they stay within a domain and do not repeat; integers repeat.
+    New numbers lie between neighbours, so that they stay within a domain and do not repeat; integers repeat.
     """
     dim = -1 if last else 0
     largest = max((tensor for tensor in tensors if tensor.dim()), key=Tensor.numel, default=None)
@@ -71,7 +66,7 @@ def _resized(tensors: Sequence[Tensor], size: int, *, last: bool) -> list[Tensor
 
 
 def changed(tensors: Sequence[Tensor], variant: str) -> list[list[Tensor]]:
-    """The inputs of a call as a variant may have them: none where it changes nothing; for a layout the same ones."""
+    """Possible inputs of a call under a variant: none where it changes nothing; unchanged ones for a layout."""
     if variant in SPECIAL:
         floating = any(tensor.is_floating_point() and tensor.numel() for tensor in tensors)
         return [_placed(tensors, *SPECIAL[variant])] if floating else []
@@ -92,11 +87,11 @@ def changed(tensors: Sequence[Tensor], variant: str) -> list[list[Tensor]]:
 MIXED: Mapping[str, torch.dtype] = MappingProxyType(
     {"float16": torch.float16, "int64": torch.int64, "int8": torch.int8}
 )
-"""Dtypes of the floating tensors but the first, by variant: an operator promotes them."""
+"""Dtypes of all floating tensors but the first, by variant: an operator promotes them."""
 
 
 def beside(leaves: Sequence[Any], variant: str) -> list[Any]:
-    """The arguments of a call with the floating tensors but the first in the dtype of a variant."""
+    """Arguments of a call with all floating tensors but the first in the dtype of a variant."""
     floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves]
     return [
         leaf.to(MIXED[variant]) if floats and any(floating[:place]) else leaf
@@ -113,13 +108,13 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "channels-last": lambda x: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x,
     }
 )
-"""Gives a tensor other strides, or memory that does not begin with it, by variant."""
+"""Functions that give a tensor other strides, or an offset in memory, by variant."""
 FIRST = frozenset({"transposed-first"})
 """Layouts of the first tensor alone."""
 
 
 def laid_out(leaves: Sequence[Any], variant: str) -> list[Any]:
-    """The arguments of a call with the strides of a variant."""
+    """Arguments of a call with the strides of a variant."""
     layout, places = LAYOUTS[variant], [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     if variant in FIRST:
         places = places[:1] if len(places) > 1 else []

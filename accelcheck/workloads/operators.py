@@ -1,7 +1,7 @@
-"""One small workload for each class of operators, with no other class in front of it: what a device gets wrong shows at level 1.
+"""Small workloads, one for each class of operators and without other classes, so that defects show at level 1.
 
-A device that lacks one operator, a convolution for example, would otherwise hide every defect behind it. Under eager alone, since
-other techniques add nothing to single operators.
+On a device that lacks one operator, for example a convolution, other workloads would hide every defect behind it. For
+eager alone, since other techniques add nothing to single operators.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from accelcheck.workloads.base import Dropout, Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, normal, orders
 
 RATE = 0.125
-"""Share of elements that `Drawn` drops."""
+"""Part of elements that `Drawn` drops."""
 QUANTILE = -1.1503493803760079
-"""Where the standard normal distribution function is `RATE`."""
+"""Quantile of the standard normal distribution at `RATE`."""
 
 
 class Contraction(nn.Module):
@@ -37,9 +37,9 @@ class Reductions(nn.Module):
     """Sums, means, extremes and counts of ``x (37, 130)``, and sums of int32, int8 and bool tensors of its shape."""
 
     def forward(self, x: Tensor, wide: Tensor, narrow: Tensor, flags: Tensor) -> list[Tensor]:
-        found = [x.sum(0), x.sum(1), x.mean(0), x.mean(1), x.amax(1), x.amin(0), x.argmax(1), x.cumsum(0)]
-        found += [wide.sum(0), wide.sum(1), narrow.sum(1), narrow.amax(0), flags.sum(0), flags.any(1), flags.all(0)]
-        return found
+        results = [x.sum(0), x.sum(1), x.mean(0), x.mean(1), x.amax(1), x.amin(0), x.argmax(1), x.cumsum(0)]
+        results += [wide.sum(0), wide.sum(1), narrow.sum(1), narrow.amax(0), flags.sum(0), flags.any(1), flags.all(0)]
+        return results
 
 
 class ScatterGather(nn.Module):
@@ -59,20 +59,20 @@ class Casts(nn.Module):
     """Numbers in other types: to half precision, to integers (towards 0), to bool, and integers to floating-point."""
 
     def forward(self, x: Tensor, whole: Tensor) -> list[Tensor]:
-        found = [x.to(torch.bfloat16), x.to(torch.float16), x.to(torch.int32), x.to(torch.int64), x.to(torch.bool)]
-        return [*found, whole.to(torch.float32), whole.to(torch.int8), whole.to(torch.bool)]
+        narrow = [x.to(torch.bfloat16), x.to(torch.float16), x.to(torch.int32), x.to(torch.int64), x.to(torch.bool)]
+        return [*narrow, whole.to(torch.float32), whole.to(torch.int8), whole.to(torch.bool)]
 
 
 class RootsExponentials(nn.Module):
-    """Roots and logarithms of ``x > 0``, exponentials and their kin of ``y``, and exponentials near the end of the range."""
+    """Roots and logarithms of ``x > 0``, exponentials and related functions of ``y``, and ``exp`` near underflow."""
 
     def forward(self, x: Tensor, y: Tensor, far: Tensor) -> list[Tensor]:
-        found = [x.sqrt(), x.rsqrt(), x.log(), x.log1p(), y.exp(), y.exp2(), y.expm1(), y.sin(), y.cos(), y.tanh()]
-        return [*found, y.erf(), y.sigmoid(), far.exp()]
+        near = [x.sqrt(), x.rsqrt(), x.log(), x.log1p(), y.exp(), y.exp2(), y.expm1(), y.sin(), y.cos(), y.tanh()]
+        return [*near, y.erf(), y.sigmoid(), far.exp()]
 
 
 class Copies(nn.Module):
-    """Copies of strided, reversed, expanded and repeated tensors, joined ones, and a write into a window: ``x (24, 30)``."""
+    """Copies of strided, reversed, expanded and repeated tensors, joins, and a write to a window: ``x (24, 30)``."""
 
     def forward(self, x: Tensor, row: Tensor) -> list[Tensor]:
         written = x.clone()
@@ -92,7 +92,7 @@ class Copies(nn.Module):
 
 
 class Parameter(nn.Module):
-    """Its parameter ``(181,)``, whatever the input: nothing is computed in front of the optimizer."""
+    """Returns its parameter ``(181,)`` for any input: nothing is computed before the optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Parameter(nn.Module):
 
 
 class Drawn(nn.Module):
-    """Elements dropped where a uniform number is below `RATE`, and where a normal one is below `QUANTILE`: ``x, y`` alike."""
+    """Drops elements with a uniform number below `RATE`, or a normal one below `QUANTILE`: ``x``, ``y`` alike."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if not self.training:
@@ -113,7 +113,7 @@ class Drawn(nn.Module):
 
 
 def inner_product(out: Tensor, target: Tensor) -> Tensor:
-    """A loss ``sum(out * target)``, 0-D, whose gradient is the target, without rounding."""
+    """Computes the loss ``sum(out * target)``, 0-D, whose gradient is the target, without rounding."""
     return (out * target).sum()
 
 
@@ -127,7 +127,7 @@ def _reductions(generator: torch.Generator, extent: int) -> Problem:
     shape = 37, 130
     wide = integers(generator, -(2**24), 2**24, *shape).to(torch.int32)
     narrow = integers(generator, -128, 128, *shape).to(torch.int8)
-    # Of the mean 2: a sum of half precision in half precision stops to grow. Whole rows of flags are true, and false.
+    # A mean of 2: a half-precision sum stops growing in half precision. Whole rows of flags are true, or false.
     flags = integers(generator, 0, 2, *shape) == 1
     flags[3], flags[5], flags[:, 7] = False, True, True
     return Problem(Reductions(), (2.0 + normal(generator, *shape), wide, narrow, flags))
@@ -136,8 +136,8 @@ def _reductions(generator: torch.Generator, extent: int) -> Problem:
 def _batch_norm(generator: torch.Generator, extent: int) -> Problem:
     module = nn.BatchNorm2d(6)
     initialise(module, generator)
-    # Means of either sign and variances around 1, so that the running ones move in the first batch. The means are small, since a
-    # variance in one pass, which is no fault, cancels where they are not.
+    # Means of either sign and variances around 1 move the running ones in the first batch. The means are small, since a
+    # variance computed in one pass, which is no fault, cancels otherwise.
     x = normal(generator, 12, 6, 5, 7)
     means = torch.linspace(-0.5, 0.5, 6).view(6, 1, 1)
     return Problem(module, (x * (1.0 + 0.1 * torch.arange(6).view(6, 1, 1)) + means,))
@@ -154,7 +154,7 @@ def _scatter_gather(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _casts(generator: torch.Generator, extent: int) -> Problem:
-    # Of either sign, with fractions, some of them 0; and integers that int8 wraps.
+    # Fractions of either sign, some of them 0; and integers that int8 wraps.
     x = 40.0 * normal(generator, 24, 33)
     x[::5, ::4] = 0.0
     return Problem(Casts(), (x, integers(generator, -(2**20), 2**20, 24, 33).to(torch.int32)))
@@ -162,7 +162,7 @@ def _casts(generator: torch.Generator, extent: int) -> Problem:
 
 def _roots(generator: torch.Generator, extent: int) -> Problem:
     x = torch.exp(2.0 * normal(generator, 24, 64))
-    # From the smallest normal number upwards: in this range fast exponentials go wrong first.
+    # From the smallest normal number upwards, where fast exponentials fail first.
     far = torch.linspace(-87.0, -60.0, 24 * 64).view(24, 64) - 0.01 * torch.rand(24, 64, generator=generator)
     return Problem(RootsExponentials(), (x, 2.0 * normal(generator, 24, 64), far))
 
@@ -198,71 +198,64 @@ def _drawn(generator: torch.Generator, extent: int) -> Problem:
 EAGER = frozenset({"eager"})
 _FLOAT32 = frozenset({"float32"})
 _FORWARD = frozenset({Mode.FORWARD})
+_workload = partial(Workload, techniques=EAGER)
 
 WORKLOADS = (
-    Workload("product-alone", "Matrix products, and nothing else.", _contraction, techniques=EAGER),
-    Workload(
+    _workload("product-alone", "Matrix products, and nothing else.", _contraction),
+    _workload(
         "reductions",
         "Sums, means and extremes of each dtype, of integers and bools too.",
         _reductions,
         modes=_FORWARD,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "batch-norm",
         "Batch norm alone: its statistics move without a convolution in front.",
         _batch_norm,
         traits=frozenset({"batchnorm"}),
         dtypes=_FLOAT32,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "scatter-gather",
         "Elements read and written by index tensors that collide.",
         _scatter_gather,
         dtypes=_FLOAT32,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "casts",
         "Numbers in other types: half precision, integers, bool.",
         _casts,
         modes=_FORWARD,
         dtypes=_FLOAT32,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "roots-exponentials",
         "Roots, logarithms and exponentials, to the end of the range.",
         _roots,
         modes=_FORWARD,
         dtypes=_FLOAT32,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "copies",
         "Copies of strided, reversed, expanded and joined tensors.",
         _copies,
         modes=_FORWARD,
         traits=frozenset({"exact"}),
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "optimizer-steps",
         "Four steps of AdamW whose gradients are given: nothing is computed in front of them.",
         _optimizer,
         modes=frozenset({Mode.TRAIN}),
         traits=frozenset({"training"}),
         dtypes=_FLOAT32,
-        techniques=EAGER,
     ),
-    Workload(
+    _workload(
         "random-numbers",
         "Uniform and normal numbers, shown by which elements they drop.",
         _drawn,
         modes=frozenset({Mode.RANDOM}),
         dtypes=_FLOAT32,
         dropouts=(Dropout("out[0]", "grad:input[0]", RATE), Dropout("out[1]", "grad:input[1]", RATE)),
-        techniques=EAGER,
     ),
 )

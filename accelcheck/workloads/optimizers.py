@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import OptimizerMaker
 
 SIZES = ((), (7,), (16,), (33,), (5, 13), (120,))
-"""Shapes of the parameters: a scalar, less than one vector register, several registers, and several with a remainder."""
+"""Shapes of the parameters: a scalar, less than a vector register, several registers, and several with a rest."""
 
 
 class Bank(nn.Module):
-    """``sin(x * scales)``, where each parameter holds the scales of its own columns: ``(B, 242)`` to the same, nothing summed."""
+    """``sin(x * scales)``, each parameter holding the scales of its own columns: ``(B, 242)`` to the same, no sums."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def _bank(generator: torch.Generator, extent: int, *, optimizer: OptimizerMaker)
         module,
         (normal(generator, *shape),),
         target=normal(generator, *shape),
-        # Gradients of about 1 for each element: their squares do not underflow, and are large against eps.
+        # Gradients of about 1 for each element: squares do not underflow, and are large compared with eps.
         loss=_squares,
         optimizer=optimizer,
         steps=4,
@@ -50,7 +50,7 @@ def _bank(generator: torch.Generator, extent: int, *, optimizer: OptimizerMaker)
 
 
 def _squares(out: Tensor, target: Tensor) -> Tensor:
-    """The sum of squared errors of a sample, averaged over samples; accumulated in FP32 or wider, as there are thousands."""
+    """Sum of squared errors per sample, averaged over samples; summed in FP32 or wider, as there are thousands."""
     wide = torch.promote_types(out.dtype, torch.float32)
     total = functional.mse_loss(out.to(wide), target.to(wide), reduction="sum") / len(out)
     return total.to(out.dtype)
@@ -69,9 +69,9 @@ def _workload(name: str, summary: str, optimizer: OptimizerMaker) -> Workload:
     )
 
 
-# eps as in train-transformer: with the usual value, the rounding error of a gradient near 0 would decide the sign of a step.
-# The decay rates are exact in FP32: optimizers that keep their step count in a tensor compute 1 - 0.999**t in FP32, which
-# cancels. Workloads with the usual rates show that.
+# Larger eps, as in train-transformer: otherwise the rounding error of a gradient near 0 decides the sign of a step. The
+# decay rates are exact in FP32: optimizers with their step count in a tensor compute 1 - 0.999**t in FP32, which
+# cancels, as workloads with the usual rates show.
 _EPS, _BETAS = 1e-3, (0.875, 0.96875)
 
 WORKLOADS = (
@@ -88,8 +88,8 @@ WORKLOADS = (
     _workload(
         "rmsprop",
         "Four steps of RMSprop with momentum, on parameters of awkward sizes.",
-        # Not centred: gradients change little from step to step, so that the variance would be the result of a cancellation.
-        # eps is larger because the first step is that of a gradient ten times as large.
+        # Not centred: gradients change little between steps, so that the variance would cancel. A larger eps, since the
+        # first step is that of a gradient ten times as large.
         partial(torch.optim.RMSprop, lr=1e-2, eps=100 * _EPS, momentum=0.9),
     ),
     _workload(

@@ -1,4 +1,4 @@
-"""Models of other people with held-out data and a metric: what a technique costs in accuracy."""
+"""User-owned models with held-out data and a metric, for the accuracy that a technique costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.workloads.base import Workload
 from accelcheck.workloads.nested import OwnModelError, Rebuilt
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
-"""``metric(output, target)``: a score for each sample of a batch, or one number for it; larger is better."""
+"""Function ``metric(output, target)``: a score for each sample of a batch, or one number for it; larger is better."""
 
 
 def _none(output: Any, target: Any) -> Any:
@@ -22,12 +22,12 @@ def _none(output: Any, target: Any) -> Any:
 
 @dataclass(frozen=True)
 class OwnTask(Workload):
-    """A workload whose mode is ``accuracy``: the inputs and target of its problem are the first batch, `Problem.further` the others.
+    """Workload of mode ``accuracy``: its problem is the first batch, `Problem.further` the others.
 
     Attributes:
-        metric: See `Metric`.
-        rebuilt: Makes what the model returns of its tensors; None where it returns one tensor.
-        max_drop: How much of the mean score a technique may cost, above 0 and at most 1.
+        metric: Function for the scores of a batch, see `Metric`.
+        rebuilt: Rebuilds the model's return value from its tensors; None where it returns one tensor.
+        max_drop: Largest loss of mean score allowed to a technique, above 0 and at most 1.
     """
 
     metric: Metric = _none
@@ -35,7 +35,7 @@ class OwnTask(Workload):
     max_drop: float = 0.01
 
     def scores(self, result: Mapping[str, Tensor], target: Tensor | None) -> Tensor:
-        """The scores of a batch, given the result of a forward pass on the CPU: ``(n,)`` bool or FP64; 0-D where the metric gives one number.
+        """Scores of a batch from its forward result on the CPU: ``(n,)`` bool or FP64, 0-D for a single number.
 
         Raises:
             OwnModelError: The metric raises, or gives something else.
@@ -43,12 +43,12 @@ class OwnTask(Workload):
         tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in result.values()]
         output = tensors[0] if self.rebuilt is None else self.rebuilt(tensors)
         try:
-            found = torch.as_tensor(self.metric(output, target)).detach().cpu()
+            scores = torch.as_tensor(self.metric(output, target)).detach().cpu()
         except Exception as error:
             raise OwnModelError(f"metric: raised {type(error).__name__}: {error}") from error
-        if found.dim() > 1 or found.is_complex() or not found.numel():
+        if scores.dim() > 1 or scores.is_complex() or not scores.numel():
             raise OwnModelError(
-                f"metric: expected a score for each sample, of shape (n,), or one number, got shape {tuple(found.shape)} of "
-                f"{str(found.dtype).removeprefix('torch.')}"
+                "metric: expected a score for each sample, of shape (n,), or one number, got shape "
+                f"{tuple(scores.shape)} of {str(scores.dtype).removeprefix('torch.')}"
             )
-        return found if found.dtype == torch.bool and found.dim() else found.double()
+        return scores if scores.dtype == torch.bool and scores.dim() else scores.double()

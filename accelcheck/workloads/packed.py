@@ -1,4 +1,4 @@
-"""Self-attention over queries, keys and values packed in one tensor: sequences of one length, and of different lengths."""
+"""Self-attention over queries, keys and values packed in one tensor: sequences of equal and of different lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Packed(nn.Module):
 
 
 class PackedAttention(Packed):
-    """All sequences have the length of the tensor."""
+    """Self-attention of sequences with the length of the tensor."""
 
     def forward(self, qkv: Tensor) -> Tensor:
         parts = qkv.permute(2, 0, 3, 1, 4)
@@ -34,7 +34,7 @@ class PackedAttention(Packed):
 
 
 class VariableAttention(Packed):
-    """Sequences of ``lengths (B,)``: tokens beyond the end of a sequence are masked, and their outputs are zeros."""
+    """Self-attention of sequences of ``lengths (B,)``: tokens beyond the end are masked, with outputs of zero."""
 
     def forward(self, qkv: Tensor, lengths: Tensor) -> Tensor:
         place = torch.arange(qkv.size(1), device=qkv.device)

@@ -1,6 +1,6 @@
-"""What a compute platform is asked for: a workload for each item. The technique ``platform`` alone is tried with them.
+"""Requirements of a compute platform: a workload for each item, run by the technique ``platform`` alone.
 
-The input of a dtype's workload are bit patterns, as int64, which `accelcheck.checks.platform` takes for numbers of the dtype.
+The inputs of a dtype's workload are bit patterns as int64, which `accelcheck.checks.platform` takes for its numbers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from accelcheck.workloads.draw import initialise, integers, normal, separated
 from accelcheck.workloads.mlp import Mlp
 
 NAME = "platform"
-"""Of the technique."""
+"""Name of the technique."""
 RANDOM = 96
 """Random bit patterns of a format of more than 8 bits."""
 CLASSES = 10
 
 
 def _patterns(bits: int, generator: torch.Generator, extent: int) -> Problem:
-    """Every bit pattern of a format of up to 8 bits; else those with one bit set or not set, those with all low bits set, random ones."""
+    """Every bit pattern of a format of up to 8 bits; else single set or cleared bits, runs of low bits, random ones."""
     if bits <= 8:
-        found = torch.arange(1 << bits)
+        patterns = torch.arange(1 << bits)
     else:
         ones = torch.ones((), dtype=torch.int64) << torch.arange(bits)
         random = integers(generator, -(1 << 63), (1 << 63) - 1, RANDOM)
-        found = torch.cat([ones, ~ones, ones - 1, torch.tensor([0, -1]), random])
+        patterns = torch.cat([ones, ~ones, ones - 1, torch.tensor([0, -1]), random])
         if bits < 64:
-            found &= (1 << bits) - 1
-    return Problem(nn.Identity(), (found,))
+            patterns &= (1 << bits) - 1
+    return Problem(nn.Identity(), (patterns,))
 
 
 def _vectors(generator: torch.Generator, extent: int) -> Problem:
@@ -62,7 +62,7 @@ def _timed(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _nothing(generator: torch.Generator, extent: int) -> Problem:
-    """No input: the item is about other processes."""
+    """Problem with an unused input: the item is about other processes."""
     empty: Tensor = normal(generator, 1)
     return Problem(nn.Identity(), (empty,))
 
@@ -80,75 +80,47 @@ _DTYPES = {
     "int8": 8,
     "int4": 4,
 }
-"""Bits of each dtype that has a point of its own in PyTorch's Compute Platform Quality Levels."""
-_FLOAT32 = frozenset({"float32"})
-_ITEM = frozenset({Mode.PLATFORM})
-_SPEED = frozenset({Mode.PLATFORM_SPEED})
-_ALONE = frozenset({NAME})
+"""Bits of each dtype with a point of its own in PyTorch's Compute Platform Quality Levels."""
+_workload = partial(Workload, dtypes=frozenset({"float32"}), techniques=frozenset({NAME}))
+_item = partial(_workload, modes=frozenset({Mode.PLATFORM}))
 
 WORKLOADS = (
     *(
-        Workload(
+        _item(
             f"dtype-{name}",
-            f"Tensors of {name}: made, copied, cast, added, multiplied, reduced; {'every bit pattern' if bits <= 8 else 'extreme and random numbers'}.",
+            f"Tensors of {name}: made, copied, cast, added, multiplied, reduced; "
+            f"{'every bit pattern' if bits <= 8 else 'extreme and random numbers'}.",
             partial(_patterns, bits),
-            modes=_ITEM,
-            dtypes=_FLOAT32,
-            techniques=_ALONE,
         )
         for name, bits in _DTYPES.items()
     ),
     *(
-        Workload(
+        _workload(
             f"{mode}-{work}",
-            f"Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples in {mode} mode, beside the host's CPU: {what}.",
+            "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples in "
+            f"{mode} mode, beside the host's CPU: {what}.",
             _timed,
-            modes=_SPEED,
+            modes=frozenset({Mode.PLATFORM_SPEED}),
             traits=frozenset({"matmul", "linear", "training"}),
-            dtypes=_FLOAT32,
-            techniques=_ALONE,
         )
         for mode in ("eager", "graph")
         for work, what in (("inference", "a forward pass"), ("training", "a training step"))
     ),
-    Workload(
+    _item(
         "distributed-backend",
         "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.",
         _vectors,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
-    Workload(
+    _item(
         "cpp-extension",
         "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
         _vectors,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
-    Workload(
-        "profiler",
-        "Three linear layers under torch.profiler: the operators, and the device's own events.",
-        _layers,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
-    ),
-    Workload(
-        "import-with-hardware",
-        "A new process that imports torch, and computes on the device.",
-        _nothing,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
-    ),
-    Workload(
+    _item("profiler", "Three linear layers under torch.profiler: the operators, and the device's own events.", _layers),
+    _item("import-with-hardware", "A new process that imports torch, and computes on the device.", _nothing),
+    _item(
         "import-without-hardware",
         "A new process that imports torch where the device is hidden, and computes on the CPU.",
         _nothing,
-        modes=_ITEM,
-        dtypes=_FLOAT32,
-        techniques=_ALONE,
     ),
 )

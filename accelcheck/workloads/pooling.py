@@ -11,7 +11,7 @@ from accelcheck.workloads.draw import initialise, lengths, normal, orders
 
 
 def valid(x: Tensor, lengths: Tensor) -> Tensor:
-    """Where ``x (B, S, F)`` is not padding: bool, ``(B, S, 1)``."""
+    """Bool mask ``(B, S, 1)`` of ``x (B, S, F)`` without padding."""
     return (torch.arange(x.size(1), device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
 
 

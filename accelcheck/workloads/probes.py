@@ -1,4 +1,4 @@
-"""Draws: the sets of parameters and inputs that a case is judged with, random and structured ones (probes)."""
+"""Draws: sets of parameters and inputs that a case is judged with, random and structured ones (probes)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
 
 
 SCALES = (1.0, 0.75, 0.875, 0.625)
-"""Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale, but
-not at all of them. No factor is above 1, since workloads choose a range in which nothing overflows and every function is
-well conditioned."""
+"""Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale,
+but not at all. No factor is above 1: workloads choose ranges without overflows, with well-conditioned functions."""
 DRAWS = len(SCALES)
 _STRIDE = 7919
-"""Distance between the seeds of draws. Large, so that no draw has the seed of a warm-up run (the case's seed plus 1, 2, ...)."""
+"""Distance between the seeds of draws, too large for the seed of a warm-up run (the case's seed plus 1, 2, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One set of parameters and inputs of a case.
+    """Set of parameters and inputs of a case.
 
     Attributes:
         number: Number of the random parameters and inputs, from 0 to ``DRAWS - 1``; 0 has the case's own seed.
-        probe: Name of the probe that is applied to them; empty for random inputs.
+        probe: Name of the probe applied to them; empty for random inputs.
     """
 
     number: int = 0
@@ -44,17 +43,17 @@ class Draw:
 
     @property
     def plain(self) -> Draw:
-        """The draw with the same number and random inputs."""
+        """Draw with the same number and random inputs."""
         return Draw(self.number)
 
     @property
     def parameters(self) -> tuple[int, bool]:
-        """Equal for two draws if and only if they have the same parameters: the number, and whether a probe changes them."""
+        """Key that two draws share if and only if they have the same parameters: number, and change by a probe."""
         return self.number, self.probe == "channels"
 
     @property
     def special(self) -> bool:
-        """Whether the probe puts a NaN or an infinite element into an input."""
+        """True if the probe puts a NaN or an infinite element into an input."""
         return self.probe.startswith(("nan", "inf", "-inf"))
 
     def seed(self, seed: int) -> int:
@@ -62,14 +61,14 @@ class Draw:
         return seed + _STRIDE * self.number
 
     def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
-        """The problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
+        """Problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
 
-        Its random modules drop nothing: see `accelcheck.workloads.probes`.
+        Its random modules drop nothing: see `quieted`.
 
         Args:
-            workload: Makes the problem.
-            seed: The case's seed.
-            dtype: Storage dtype of the case, such as ``bfloat16``: it decides which numbers are subnormal.
+            workload: Workload of the case.
+            seed: Seed of the case.
+            dtype: Storage dtype of the case, such as ``bfloat16``, which decides which numbers are subnormal.
         """
         problem = quieted(workload.problem(self.seed(seed)))
         if self.probe:
@@ -80,16 +79,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Probe:
-    """A structured input, such as zeros or one NaN. A workload lists the names of those that are meaningful for it.
+    """Structured input, such as zeros or one NaN. A workload lists the names of its meaningful probes.
 
     Attributes:
         name: Name in `Workload.probes` and in failures.
-        summary: What it exposes.
-        apply: ``apply(problem, dtype)`` returns the problem with other inputs (or parameters). It may change the problem in
+        summary: Faults that it exposes.
+        apply: ``apply(problem, dtype)`` returns the problem with other inputs (or parameters), possibly changed in
             place. ``dtype`` is the case's storage dtype.
-        modes: Modes in which it is used. With backward mode, no value may lie where a function is not differentiable.
-        reshapes: Whether inputs get another shape. Slow techniques and lazy devices, which would compile again, skip it.
-        repeated: Whether it is also applied to the other random draws, to find a bias that all of them share.
+        modes: Modes that use it. In backward mode, no value may lie where a function is not differentiable.
+        reshapes: True if inputs get another shape. Slow techniques and lazy devices, which would recompile, skip it.
+        repeated: True to apply it to the other random draws too, to find a bias that all of them share.
     """
 
     name: str
@@ -101,12 +100,12 @@ class Probe:
 
 
 def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
-    """All draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
+    """Lists all draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
 
     Args:
-        workload: Names its probes.
-        mode: Probes that are not for this mode are left out.
-        admitted: Whether a probe may be used; `Technique.admits`, for one.
+        workload: Workload with the names of its probes.
+        mode: Mode of the case; probes of other modes are left out.
+        admitted: Predicate of usable probes, such as `Technique.admits`.
 
     Raises:
         UnknownNameError: The workload names a probe that does not exist.
@@ -115,15 +114,15 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
         raise unknown("probe", name, sorted(PROBES))
     probes = [PROBES[name] for name in sorted(workload.probes)]
     probes = [probe for probe in probes if mode in probe.modes and admitted(probe)]
-    found = [Draw()]
+    chosen = [Draw()]
     for number in range(1, DRAWS):
-        found += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
-    # Those that change shapes come last, so that the others still run the code that was compiled for the first shape.
-    return [*found, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
+        chosen += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
+    # Probes that change shapes come last: the others still run the code compiled for the first shape.
+    return [*chosen, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
-    """The problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
+    """Problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
 
     Raises:
         ValueError: No floating-point input is at one of these positions.
@@ -131,19 +130,20 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
     floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
     if not set(only) <= floating:
         raise ValueError(
-            f"a probe changes input {', '.join(map(str, only))}; floating-point inputs of the workload: {sorted(floating)}"
+            f"a probe changes input {', '.join(map(str, only))}; "
+            f"floating-point inputs of the workload: {sorted(floating)}"
         )
 
-    def one(index: int, value: Any) -> Any:
+    def replaced(index: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or (only and index not in only):
             return value
         return _refilled(value, change(value))
 
-    return replace(problem, inputs=tuple(one(index, value) for index, value in enumerate(problem.inputs)))
+    return replace(problem, inputs=tuple(replaced(index, value) for index, value in enumerate(problem.inputs)))
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:
-    """`content` with the strides of `value`. Along an expanded dimension, where elements share memory, the first one counts."""
+    """Gives `content` the strides of `value`; of elements that share memory (expanded dimensions), the first counts."""
     if content.stride() == value.stride() or content.shape != value.shape:
         return content
     size = value.untyped_storage().nbytes() // value.element_size()
@@ -154,32 +154,17 @@ def _refilled(value: Tensor, content: Tensor) -> Tensor:
     return view
 
 
-def _zeros(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, torch.zeros_like)
-
-
-def _ones(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, torch.ones_like)
+def _each(change: Callable[[Tensor], Tensor], *only: int) -> Callable[[Problem, torch.dtype], Problem]:
+    """Makes the `Probe.apply` of a change that depends on the inputs alone, not on the dtype."""
+    return lambda problem, _: _changed(problem, change, *only)
 
 
 def _hot(x: Tensor) -> Tensor:
-    """Row r is 1 at position r modulo the width, and 0 elsewhere."""
+    """One-hot rows: row r is 1 at position r modulo the width, and 0 elsewhere."""
     rows = x.numel() // max(1, x.shape[-1])
     hot = torch.zeros(rows, x.shape[-1])
     hot[torch.arange(rows), torch.arange(rows) % x.shape[-1]] = 1.0
     return hot.reshape(x.shape)
-
-
-def _one_hot(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, _hot)
-
-
-def _one_hot_values(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, _hot, 2)
-
-
-def _powers(problem: Problem, dtype: torch.dtype) -> Problem:
-    return _changed(problem, lambda x: x * _exponents(x.shape[-1]))
 
 
 def _exponents(count: int) -> Tensor:
@@ -196,77 +181,61 @@ def _channels(problem: Problem, dtype: torch.dtype) -> Problem:
     return problem
 
 
-def _midpoints(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Numbers halfway between two neighbours of bfloat16 in even rows, of float16 in odd rows; exact in FP32."""
-
-    def change(x: Tensor) -> Tensor:
-        rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
-        odd = 2 * (torch.arange(x.numel()).reshape(x.shape) % 128) + 1
-        return torch.where(x < 0, -1.0, 1.0) * (1.0 + odd * torch.where(rows % 2 == 0, 2.0**-8, 2.0**-11))
-
-    return _changed(problem, change)
+def _midpoints(x: Tensor) -> Tensor:
+    """Midpoints between neighbours of bfloat16 (even rows) and float16 (odd rows), exact in FP32."""
+    rows = torch.arange(x.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1)
+    odd = 2 * (torch.arange(x.numel()).reshape(x.shape) % 128) + 1
+    return torch.where(x < 0, -1.0, 1.0) * (1.0 + odd * torch.where(rows % 2 == 0, 2.0**-8, 2.0**-11))
 
 
-def _cancel(problem: Problem, dtype: torch.dtype) -> Problem:
+def _cancel(x: Tensor) -> Tensor:
     """One large number among ones: a sum in half precision loses the ones."""
-
-    def change(x: Tensor) -> Tensor:
-        x = torch.ones_like(x)
-        x[..., 0] = 2048.0
-        return x
-
-    return _changed(problem, change)
+    x = torch.ones_like(x)
+    x[..., 0] = 2048.0
+    return x
 
 
 def _tiny(problem: Problem, dtype: torch.dtype) -> Problem:
-    """Numbers of about half the smallest normal one: results are subnormal, or 0 where they are flushed."""
+    """Replaces inputs by about half the smallest normal number: results are subnormal, or 0 where they are flushed."""
     return _changed(problem, lambda x: torch.where(x < 0, -0.5, 0.5) * torch.finfo(dtype).tiny * (1.0 + x.abs() / 8))
 
 
-def _huge(problem: Problem, dtype: torch.dtype) -> Problem:
+def _huge(x: Tensor) -> Tensor:
     """Numbers of about 1e4, whose squares overflow float16."""
-    return _changed(problem, lambda x: 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max())
+    return 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max()
 
 
-def _scaled(problem: Problem, dtype: torch.dtype) -> Problem:
-    """1024 times the inputs: a homogeneous workload gives exactly 1024 times the outputs, since every rounding is the same."""
-    return _changed(problem, lambda x: 1024 * x)
+def _scaled(x: Tensor) -> Tensor:
+    """Inputs times 1024, and so the outputs of a homogeneous workload exactly: every rounding is the same."""
+    return 1024 * x
 
 
-def _future(problem: Problem, dtype: torch.dtype) -> Problem:
-    """The last key and value are much larger than all others: a query that wrongly sees them has a wrong output."""
-
-    def change(x: Tensor) -> Tensor:
-        x = x.clone()
-        x[..., -1, :] *= 16.0
-        return x
-
-    return _changed(problem, change, 1, 2)
+def _future(x: Tensor) -> Tensor:
+    """A last key or value much larger than all others: a query that wrongly sees it has a wrong output."""
+    x = x.clone()
+    x[..., -1, :] *= 16.0
+    return x
 
 
-def _sharp(problem: Problem, dtype: torch.dtype) -> Problem:
+def _sharp(x: Tensor) -> Tensor:
     """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
-    return _changed(problem, lambda x: 8 * x, 0)
+    return 8 * x
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
-    """All samples but the first: each must give what it gives in the whole batch."""
+    """Drops the first sample: each other one must give its result in the whole batch."""
     return replace(problem, inputs=tuple(v[1:].clone() if isinstance(v, Tensor) else v for v in problem.inputs))
 
 
 def _special(number: float, operand: int) -> Callable[[Problem, torch.dtype], Problem]:
-    def apply(problem: Problem, dtype: torch.dtype) -> Problem:
+    def change(x: Tensor) -> Tensor:
+        # `_refilled` takes the first of elements that share memory.
+        place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+        x = x.clone()
+        x[place] = number
+        return x
 
-        def change(x: Tensor) -> Tensor:
-            # Of elements that share memory `_refilled` takes the first.
-            place = tuple(0 if stride == 0 else size // 2 for size, stride in zip(x.shape, x.stride(), strict=True))
-            x = x.clone()
-            x[place] = number
-            return x
-
-        return _changed(problem, change, operand)
-
-    return apply
+    return _each(change, operand)
 
 
 BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
@@ -274,27 +243,28 @@ BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 PROBES = {
     probe.name: probe
     for probe in (
-        Probe("zeros", "Zeros: only the bias is left, and zero points of integer grids must stand for 0.", _zeros),
-        Probe("ones", "Ones: wrong padding and wrong counts of terms.", _ones),
-        Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _one_hot),
         Probe(
-            "one-hot-values", "Values that make the output of attention its weights.", _one_hot_values, repeated=True
+            "zeros",
+            "Zeros: only the bias is left, and zero points of integer grids must stand for 0.",
+            _each(torch.zeros_like),
         ),
-        Probe("powers", "Features of different magnitudes: absolute tolerances and shared scales.", _powers),
+        Probe("ones", "Ones: wrong padding and wrong counts of terms.", _each(torch.ones_like)),
+        Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _each(_hot)),
+        Probe("one-hot-values", "Values that make the output of attention its weights.", _each(_hot, 2), repeated=True),
+        Probe(
+            "powers",
+            "Features of different magnitudes: absolute tolerances and shared scales.",
+            _each(lambda x: x * _exponents(x.shape[-1])),
+        ),
         Probe("channels", "Output channels of different magnitudes: scales along the wrong axis.", _channels),
-        Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _midpoints),
-        Probe("cancel", "One large number among ones: accumulation in half precision.", _cancel),
+        Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _each(_midpoints)),
+        Probe("cancel", "One large number among ones: accumulation in half precision.", _each(_cancel)),
         Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
-        Probe("huge", "Inputs near 1e4: squares that overflow.", _huge),
-        Probe("scaled", "1024 times the inputs: saturation, clipping.", _scaled),
-        Probe("future", "A large last key and value, which earlier queries must not see.", _future),
-        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _sharp),
-        Probe(
-            "slice",
-            "A part of the batch: samples that depend on each other, stale shapes.",
-            _slice,
-            reshapes=True,
-        ),
+        Probe("huge", "Inputs near 1e4: squares that overflow.", _each(_huge)),
+        Probe("scaled", "1024 times the inputs: saturation, clipping.", _each(_scaled)),
+        Probe("future", "A large last key and value, which earlier queries must not see.", _each(_future, 1, 2)),
+        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _each(_sharp, 0)),
+        Probe("slice", "A part of the batch: samples that depend on each other, stale shapes.", _slice, reshapes=True),
         *(
             Probe(
                 f"{word}[{operand}]",
@@ -310,19 +280,19 @@ PROBES = {
 
 
 def random_modules(module: nn.Module) -> dict[str, str]:
-    """The modules that draw random numbers in training: what each is, by its name."""
+    """Modules that draw random numbers in training: descriptions by name."""
     return {name or "the module itself": str(part) for name, part, _ in _dropping(module)}
 
 
 def quieted(problem: Problem) -> Problem:
-    """The same problem, its random modules changed in place so that they drop nothing."""
+    """Problem with its random modules changed in place so that they drop nothing."""
     for _, part, rate in _dropping(problem.module):
         setattr(part, rate, 0.0)
     return problem
 
 
 def _dropping(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """Name, module, and the attribute that holds its rate, of each that drops anything."""
+    """Yields name, module, and name of the rate's attribute of each module that drops anything."""
     for name, part in module.named_modules():
         rate = "p" if isinstance(part, dropout_base) else "dropout"
         if isinstance(part, (dropout_base, nn.MultiheadAttention, nn.RNNBase)) and getattr(part, rate) > 0:

@@ -26,7 +26,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "attention": "calls of scaled_dot_product_attention",
         "batches": "several batches, one for each training step",
         "batchnorm": "batch normalisation",
-        "blocks": "an nn.ModuleList named `blocks`, or the longest list of modules of one class, whose members take a tensor first and can be called again",
+        "blocks": "an nn.ModuleList named `blocks`, or the longest list of modules of one class, whose members take a "
+        "tensor first and can be called again",
         "branching": "Python control flow that depends on data",
         "constants": "expressions that depend on no input",
         "conv": "NCHW convolutions",
@@ -45,55 +46,56 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "stream": "a submodule `net` that is called once for each input",
         "training": "a target, a loss and an optimizer",
         "twice-differentiable": "gradients that can be differentiated again, and are in backward mode",
-        "unsteady": "results whose last bits may follow from where memory lies, as LAPACK's do: no rerun has to give the same bits",
+        "unsteady": "results whose last bits may follow from where memory lies, as LAPACK's do: no rerun has to give "
+        "the same bits",
         "variable-length": "sequences that differ in length",
         "views": "outputs that are all views of the first input",
     }
 )
-"""What a workload with the trait has, by trait. Techniques of other packages may ask for further ones."""
+"""Properties of workloads, by trait. Techniques of other packages may require further traits."""
 
 TRANSLATORS: Mapping[str, int] = MappingProxyType(
     {
         "eager": 2,
         "compile-static": 3,
         **dict.fromkeys(
-            """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime openvino
-            jit-trace func-vmap-copies func-jacfwd view-padded""".split(),
+            """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime
+            openvino jit-trace func-vmap-copies func-jacfwd view-padded""".split(),
             4,
         ),
     }
 )
-"""Techniques with an implementation of their own for each operator of torch, which are tried with all of them, and their levels."""
+"""Levels of techniques with an implementation of their own for each operator of torch, which run all operators."""
 RUNTIMES: Mapping[str, int] = MappingProxyType({"onnxruntime": 3, "openvino": 3})
 """Levels of the runtimes, which have kernels of their own, for families that take them seconds."""
 
 CONTRACTING = frozenset({"attention", "conv", "linear", "matmul"})
-"""Traits of workloads with contractions: what reduced precision and tuned kernels are about."""
+"""Traits of workloads with contractions, which reduced precision and tuned kernels are about."""
 
 
 def described(name: str) -> str:
-    """A trait with what it means, for a sentence."""
+    """Name and meaning of a trait, for a sentence."""
     return f"{name} ({TRAITS[name]})" if name in TRAITS else name
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One instance of a workload, with parameters and inputs: on the CPU, in FP32 (integer and bool inputs keep their dtype).
+    """Instance of a workload, with parameters and inputs on the CPU, in FP32; integer and bool inputs keep their dtype.
 
     `Program.of` moves it to a device and casts it.
 
     Attributes:
         module: The model or function. A function without parameters is a module without parameters.
         inputs: Positional arguments of the module: tensors or plain numbers.
-        target: Second argument of `loss`. Needed in train and trajectory mode, and by tasks.
-        loss: ``loss(output, target)`` returns a 0-D tensor. Needed in train and trajectory mode, and by tasks.
-        optimizer: Makes an optimizer of a list of parameters. Needed in train and trajectory mode, and by tasks.
+        target: Second argument of `loss`. Train and trajectory mode, and tasks, need target, loss and optimizer.
+        loss: ``loss(output, target)`` returns a 0-D tensor.
+        optimizer: Makes an optimizer of a list of parameters.
         steps: Number of optimizer steps in train and trajectory mode.
-        recipe: How the module is trained in trajectory mode. `inputs` and `target` are then a data set with one sample a row.
-        further: Batches after the first one, which `inputs` and `target` are. Step k of train mode takes batch k, from the first one
-            again after the last. The workload has the trait ``batches``.
-        writes: Places of the inputs that the module writes to. What it leaves in them is judged like an output, and each run has
-            them as they were.
+        recipe: Training in trajectory mode; `inputs` and `target` are then a data set with one sample a row.
+        further: Batches after the first one, `inputs` and `target`. Step k of train mode takes batch k, cyclically. The
+            workload has the trait ``batches``.
+        writes: Places of the inputs that the module writes to. Their final values are judged like outputs, and each run
+            starts from their original ones.
     """
 
     module: nn.Module
@@ -109,44 +111,44 @@ class Problem:
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise TypeError(
-                f"Problem.module: expected an nn.Module, got {type(self.module).__name__}: put a function into the `forward` of a "
-                "module, or register it with `workload_of`"
+                f"Problem.module: expected an nn.Module, got {type(self.module).__name__}: put a function into the "
+                "`forward` of a module, or register it with `workload_of`"
             )
         if not isinstance(self.inputs, (tuple, list)):
             raise TypeError(
-                f"Problem.inputs: expected a tuple of the module's positional arguments, got {type(self.inputs).__name__}; for one "
-                "argument give (x,)"
+                "Problem.inputs: expected a tuple of the module's positional arguments, got "
+                f"{type(self.inputs).__name__}; for one argument give (x,)"
             )
 
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A module of independent parts, whose outputs are a mapping by their labels."""
+    """Module of independent parts, with a mapping of outputs by the parts' labels."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of its parts."""
+        """Labels of the parts."""
 
     def without(self, labels: frozenset[str]) -> nn.Module:
-        """The same module without the parts of these labels, with the same inputs."""
+        """Module with the same inputs, without the parts of these labels."""
 
     def readers(self, place: int) -> frozenset[str]:
-        """The labels of the parts that read the input at a place."""
+        """Labels of the parts that read the input at a place."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """One dropout layer of a workload, and the tensors from which its mask can be read.
+    """Dropout layer of a workload, and the tensors that show its mask.
 
-    In random mode, each element of one output and of one gradient must be its value without dropout (the module in evaluation
-    mode) times 0 or ``1 / (1 - rate)``. The value without dropout must be clearly different from 0, so that a zero shows a
+    In random mode, each element of one output and of one gradient must be its value without dropout (the module in
+    evaluation mode) times 0 or ``1 / (1 - rate)``. That value must be clearly different from 0, so that a zero shows a
     dropped element.
 
     Attributes:
         output: Path of the output, such as ``out[1]``.
         gradient: Path of the gradient, such as ``grad:input[0]``.
         rate: Probability that an element is dropped, between 0 and 1.
-        transposed: Whether the last two dimensions of the gradient are those of the output in reverse order.
+        transposed: True if the last two dimensions of the gradient are those of the output in reverse order.
     """
 
     output: str
@@ -157,23 +159,24 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model or function that techniques are applied to.
+    """Model or function that techniques are applied to.
 
-    Each module of the package ``accelcheck.workloads`` is a family and lists its instances in ``WORKLOADS``; other packages
-    register theirs with the hook ``pytest_accel_workloads``.
+    Each module of the package ``accelcheck.workloads`` is a family and lists its instances in ``WORKLOADS``; other
+    packages register theirs with the hook ``pytest_accel_workloads``.
 
     Attributes:
-        name: Name on the command line and in case ids. Unique among workloads. The seed of parameters and inputs depends on
-            it alone; never reuse it for something else, since baselines and ledgers are stored under case ids.
-        summary: One sentence: what the workload is, and which shapes or operators it stresses.
-        make: ``make(generator, extent)`` returns the problem. Draw all random numbers from ``generator``, which is on the CPU.
-            Parameters must depend on the generator alone. Workloads with the trait ``resizable`` add ``extent`` (an int, 0 for
-            the nominal size) to the sizes that may vary between calls, such as batch or length; others ignore it.
-        level: 1 smoke, 2 standard, 3 full: the level from which a cheap technique runs the workload.
-        modes: The modes in which it is run. Each mode that is not here gives no case.
-        traits: What techniques ask for in `Technique.requires`, `works_on` and `excludes`: see `accelcheck.workloads.traits.TRAITS`. A
-            workload that lacks one has fewer cases, and ``accelcheck list --workload=NAME`` says why; one that claims a trait
-            wrongly fails.
+        name: Name on the command line and in case ids, unique among workloads. It alone decides the seed of parameters
+            and inputs; never reuse it for another workload, since baselines and ledgers are stored under case ids.
+        summary: Sentence about the workload, and the shapes or operators it stresses.
+        make: ``make(generator, extent)`` returns the problem. Draw all random numbers from ``generator``, which is on
+            the CPU. Parameters must depend on the generator alone. Workloads with the trait ``resizable`` add
+            ``extent`` (an int, 0 for the nominal size) to the sizes that may vary between calls, such as batch or
+            length; others ignore it.
+        level: Level from which a cheap technique runs the workload: 1 smoke, 2 standard, 3 full.
+        modes: Modes of its cases.
+        traits: Properties that techniques match with `Technique.requires`, `works_on` and `excludes`: see
+            `accelcheck.workloads.traits.TRAITS`. A workload without a trait has fewer cases, and
+            ``accelcheck list --workload=NAME`` says why; one that claims a trait wrongly fails.
     """
 
     name: str
@@ -183,66 +186,66 @@ class Workload:
     modes: frozenset[Mode] = frozenset({Mode.FORWARD, Mode.BACKWARD})
     traits: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
-    """Storage dtypes in which the workload runs. Leave out those in which eager itself does not solve the problem, such as
-    FP16 where its range is exceeded."""
+    """Storage dtypes of its cases. Leave out those in which eager itself does not solve the problem, such as FP16 where
+    its range is exceeded."""
     features: frozenset[str] = frozenset()
     """Features that a device must declare, see `accelcheck.devices.base.Device.features`; elsewhere cases are
     ``unsupported``."""
     probes: frozenset[str] = frozenset()
-    """Structured inputs to run besides the random ones: names in `accelcheck.workloads.probes.PROBES`. An unknown name raises
-    `UnknownNameError` when a case runs."""
+    """Structured inputs to run besides the random ones: names in `accelcheck.workloads.probes.PROBES`. An unknown name
+    raises `UnknownNameError` when a case runs."""
     dropouts: tuple[Dropout, ...] = ()
-    """Its dropout layers. Needed if `modes` has ``random``."""
+    """Dropout layers, needed if `modes` has ``random``."""
     idle: frozenset[str] = frozenset()
-    """Parameters, by name, and inputs, such as ``input[1]``, that get no gradient although they could: nothing depends on them.
-    A gradient that is missing elsewhere is an error in backward mode."""
+    """Parameters, by name, and inputs, such as ``input[1]``, that nothing depends on, so that they get no gradient. A
+    gradient that is missing elsewhere is an error in backward mode."""
     techniques: frozenset[str] = frozenset()
-    """Names of the techniques that it is tried with, of those that accept it; empty for all."""
+    """Names of the techniques that run it, of those that accept it; empty for all."""
     levels: Mapping[str, int] = field(default_factory=dict)
-    """Levels of its cases by technique, or by technique and mode as in ``compile-static/backward``, in the technique's first
-    dtype; of a technique that is not there its cost decides."""
+    """Levels of its cases by technique, or by technique and mode as in ``compile-static/backward``, in the technique's
+    first dtype. The cost of a technique decides the level where it is absent here."""
     divisible: bool = False
-    """True for modules that are `Divisible`: parts that a technique refuses are then left out of a case, and named."""
+    """True for `Divisible` modules: parts that a technique refuses are left out of a case, and named."""
     sizes: OtherSizes | None = None
-    """A user-owned model at other sizes, which forward and backward cases judge too; None for built-in workloads."""
+    """User-owned model at other sizes, which forward and backward cases judge too; None for built-in workloads."""
     estimators: frozenset[str] = frozenset()
-    """Names of custom autograd functions of a user-owned model whose gradients are meant to differ from the derivatives."""
+    """Names of a user-owned model's custom autograd functions with gradients that are not derivatives by design."""
     given: bool = False
-    """Whether nobody would change the model for its check. Tensors that rounding errors alone decide, such as the gradient of a bias
-    before batch norm, are then left out of the judgement, and named; in a workload that was made for checks they are an error."""
+    """True for a model that nobody would change for its check. Tensors decided by rounding errors alone, such as the
+    gradient of a bias before batch norm, are left out of the judgement, and named; elsewhere they are an error."""
 
     @property
     def owned(self) -> bool:
-        """Whether it is a user-owned model: built-in operators are `given` too."""
+        """True for a user-owned model; built-in operators are `given` but not owned."""
         return self.sizes is not None
 
     def without(self, labels: frozenset[str]) -> Workload:
-        """The same without some parts of its modules; for a `divisible` one."""
+        """Workload without some parts of its modules; for a `divisible` one."""
         digest = hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()[:12]
         return replace(self, name=f"{self.name}~{digest}", make=partial(_reduced, self.make, labels))
 
     def only(self, label: str) -> Workload:
-        """The same with one part of its modules; for a `divisible` one."""
+        """Workload with one part of its modules; for a `divisible` one."""
         return replace(self, name=f"{self.name}~{label}", make=partial(_single, self.make, label))
 
     def narrowed(self) -> Workload:
-        """The same without the inputs that none of its parts reads, but for the first one; for a `divisible` one.
+        """Workload with only the inputs that its parts read, and the first one; for a `divisible` one.
 
-        A converter takes time for each input: 1.2 s for the 277 of a bundle with four parts left, and 0.1 s for their nine.
+        A converter takes 1.2 s for the 277 inputs of a bundle with four parts left, and 0.1 s for their nine.
         """
         return replace(self, name=f"{self.name}~narrowed", make=partial(_narrowed, self.make))
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
-        """The problem for a seed: bitwise the same on every machine with the same torch.
+        """Problem of a seed, bitwise the same on every machine with the same torch.
 
         Args:
-            seed: Of the generator that `make` draws from, and of a fork of torch's global generator, from which the
-                initialisers of `torch.nn` draw. The global generator itself does not change.
-            extent: Added to the sizes that may vary: see `make`.
+            seed: Seed of the generator for `make`, and of a fork of torch's global generator, from which `torch.nn`'s
+                initialisers draw. The global generator itself does not change.
+            extent: Amount added to the sizes that may vary: see `make`.
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # of the CPU alone: the fork does not restore other devices'
+            torch.default_generator.manual_seed(seed)  # the CPU's alone: the fork does not restore other devices'
             made: Any = self.make(generator, extent)
         if not isinstance(made, Problem):
             raise TypeError(
@@ -254,10 +257,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class OtherSizes:
-    """A workload at other sizes than its example's.
+    """Workload at other sizes than its example's.
 
     Attributes:
-        workloads: By a label that names the size, such as ``dimension 0 = 9``; the first one matters most.
+        workloads: Workloads by size, such as ``dimension 0 = 9``, the most important one first.
         refused: Reasons why other dimensions keep their sizes.
     """
 
@@ -268,7 +271,7 @@ class OtherSizes:
 def _reduced(
     make: Callable[[torch.Generator, int], Problem], labels: frozenset[str], generator: torch.Generator, extent: int
 ) -> Problem:
-    """The problem that `make` makes, without the parts of these labels."""
+    """Problem without the parts of these labels."""
     problem = make(generator, extent)
     module = divided(problem.module).without(labels)
     return replace(problem, module=module, writes=frozenset(filter(divided(module).readers, problem.writes)))
@@ -277,14 +280,14 @@ def _reduced(
 def _single(
     make: Callable[[torch.Generator, int], Problem], label: str, generator: torch.Generator, extent: int
 ) -> Problem:
-    """The problem that `make` makes, with the part of this label alone."""
+    """Problem with the part of this label alone."""
     problem = make(generator, extent)
     others = frozenset(divided(problem.module).labels) - {label}
     return _reduced(lambda *_: problem, others, generator, extent)
 
 
 class _Narrowed(nn.Module):
-    """A `Divisible` module that takes only the inputs at some places, and gives None for the others."""
+    """`Divisible` module that takes only the inputs at some places, and passes None for the others."""
 
     def __init__(self, module: Divisible, places: Sequence[int], count: int) -> None:
         super().__init__()
@@ -298,7 +301,7 @@ class _Narrowed(nn.Module):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of its parts."""
+        """Labels of the parts."""
         labels: tuple[str, ...] = self.module.labels
         return labels
 
@@ -319,7 +322,7 @@ _PLACE = re.compile(r"grad:input\[([0-9]+)\]")
 
 
 def part_of(module: Divisible, path: str) -> str:
-    """The label of the part that alone decides the tensor at a path; empty where there is none, or several."""
+    """Label of the part that alone decides the tensor at a path; empty for no part or several."""
     if gradient := _PLACE.match(path):
         readers = module.readers(int(gradient[1]))
         return next(iter(readers)) if len(readers) == 1 else ""
@@ -327,7 +330,7 @@ def part_of(module: Divisible, path: str) -> str:
 
 
 def divided(module: nn.Module) -> Divisible:
-    """The module of a `Workload.divisible`.
+    """Module of a `Workload.divisible`.
 
     Raises:
         TypeError: It is not `Divisible`.

@@ -1,4 +1,4 @@
-"""Steps of random programs, each an operator on values before it, how they are drawn, and the module that runs them."""
+"""Steps of random programs, each an operator on previous values; draws of steps, and the module that runs them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 STEPS = (3, 10)
-"""Least and most operators of a program, besides those that views and writes need."""
+"""Least and most operators of a program, without those that views and writes need."""
 BATCHES = (7, 11, 13)
-"""Size of the first dimension of inputs, to which the extent is added; no other dimension has it."""
+"""Sizes of the inputs' first dimension, to which the extent is added; no other dimension has them."""
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 33)
 """Sizes of the other dimensions."""
 EXTENTS = (0, 1, 2, 5)
@@ -26,20 +26,20 @@ EXTENTS = (0, 1, 2, 5)
 ELEMENTS = 2**14
 """Most elements of a value."""
 ATTEMPTS = 200
-"""Most operators that are drawn for a program."""
+"""Most draws of operators for a program."""
 RECENT = 0.7
-"""Share of arguments that are among the last three values."""
+"""Part of arguments among the last three values."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An operator of a program.
+    """Operator of a program.
 
     Attributes:
         label: Name of the operator with its options.
         function: Operator on the values at `places`.
         places: Positions of its arguments among the inputs and the results of the steps before it.
-        writes: Whether it writes to its first argument, which is then an input of the program.
+        writes: True if it writes to its first argument, which is then an input of the program.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Step:
 
 
 class RandomProgram(nn.Module):
-    """Runs steps one after the other. Returns the values at `results`."""
+    """Runs steps one after the other, and returns the values at `results`."""
 
     def __init__(self, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class RandomProgram(nn.Module):
         return tuple(values[place] for place in self.results)
 
     def extra_repr(self) -> str:
-        """The steps, one a line."""
+        """Steps of the program, one a line."""
         return "\n".join(f"{number}: {step.label} of {step.places}" for number, step in enumerate(self.steps))
 
 
 def values_of(steps: Sequence[Step], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs, and the results of all steps."""
+    """Inputs, and the results of all steps."""
     values = list(inputs)
     for step in steps:
         values.append(step.function(*(values[place] for place in step.places)))
@@ -74,12 +74,12 @@ def values_of(steps: Sequence[Step], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def recent(choice: random.Random, places: Sequence[int]) -> int:
-    """Draw a place, more often one of the last three: programs are chains rather than stars."""
+    """Draws a place, more often one of the last three: programs are chains rather than stars."""
     return choice.choice(places[-3:] if choice.random() < RECENT else places)
 
 
 def drawn_step(choice: random.Random, table: Mapping[str, Function], *places: int, **options: int) -> Step:
-    """Draw an operator of a table, with its arguments and options."""
+    """Draws an operator of a table, with its arguments and options."""
     name = choice.choice(list(table))
     label = f"{name} ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else name
     return Step(label, partial(table[name], **options) if options else table[name], places)
@@ -93,7 +93,7 @@ def drawn_shapes(choice: random.Random) -> Shapes:
 
 
 def sized(shapes: Shapes, extent: int) -> Shapes:
-    """Shapes whose first dimension has grown by the extent."""
+    """Shapes with their first dimension grown by the extent."""
     return tuple((shape[0] + extent if shape[0] in BATCHES else shape[0], *shape[1:]) for shape in shapes)
 
 
@@ -104,16 +104,16 @@ def grown(
     suits: Callable[[Tensor], bool],
     sound: Callable[[Sequence[Step], Sequence[Tensor]], bool],
 ) -> RandomProgram:
-    """Draw a program: propose one operator after the other, and keep those that are legal at all extents, and sound.
+    """Draws a program: proposes operators one after the other, and keeps sound ones that are legal at all extents.
 
-    Its results have the last value, and the last that is no view of an input: to give a view back computes nothing.
+    Its results include the last value, and the last one that is no view of an input: returning a view computes nothing.
 
     Args:
         choice: Source of random choices.
         inputs: Makes the inputs at an extent.
-        proposed: Draws an operator on values without memory; it may be illegal.
-        suits: Says whether the program may go on with a value.
-        sound: Says whether the last of some steps may stay, by running them with the inputs.
+        proposed: Draws an operator on values without memory, possibly an illegal one.
+        suits: Predicate of values that the program may go on with.
+        sound: Predicate of steps whose last one may stay, which runs them with the inputs.
     """
     meta = [[value.to("meta") for value in inputs(extent)] for extent in EXTENTS]
     steps, computed = list[Step](), list[int]()
@@ -131,13 +131,13 @@ def grown(
 
 
 def _is_view(steps: Sequence[Step], inputs: Sequence[Tensor]) -> bool:
-    """Runs steps. Returns True where the last value lies in the memory of an input."""
+    """Runs steps; True if the last value lies in the memory of an input."""
     memory = values_of(steps, inputs)[-1].untyped_storage().data_ptr()
     return any(value.untyped_storage().data_ptr() == memory for value in inputs)
 
 
 def _legal(steps: Sequence[Step], inputs: Sequence[Sequence[Tensor]], suits: Callable[[Tensor], bool]) -> bool:
-    """Runs steps on tensors without memory. Returns True where the last value suits, and is small, at all extents."""
+    """Runs steps on tensors without memory; True if the last value suits, and is small, at all extents."""
     try:
         last = [values_of(steps, tensors)[-1] for tensors in inputs]
     except (RuntimeError, IndexError, ValueError):

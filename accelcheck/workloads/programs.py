@@ -1,8 +1,7 @@
 """Small random programs as workloads, each from its number: even ones of floating-point numbers, odd ones of integers.
 
-Single operators show what a translation of one gets wrong; programs show what fusion, functionalisation and scheduling make
-of several. PyTorch fuzzes its compiler in this way too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for
-its options).
+Single operators show errors in their translation; programs show errors of fusion, functionalisation and scheduling.
+PyTorch fuzzes its compiler so too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for options).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 COUNT = 48
-"""Programs that level 3 runs; others have numbers of one's own choice."""
+"""Number of programs at level 3; users choose the numbers of others."""
 PROGRAM_TECHNIQUES: Mapping[str, int] = {
     "eager": 3,
     "compile-static": 3,
@@ -28,11 +27,11 @@ PROGRAM_TECHNIQUES: Mapping[str, int] = {
         ("compile-aot-eager", "compile-dynamic", "export", "jit-trace", "aot-inductor", "compile-openxla"), 4
     ),
 }
-"""Techniques that see several operators at once, and their levels."""
+"""Levels of techniques that see several operators at once."""
 
 
 def program(number: int) -> Workload:
-    """The workload of the program of a number: above `COUNT`, of one that was asked for, at any level."""
+    """Workload of a program; a requested one, numbered above `COUNT`, is at every level."""
     levels = PROGRAM_TECHNIQUES if number <= COUNT else dict.fromkeys(PROGRAM_TECHNIQUES, 1)
     made, of = (integer_programs.make, "integers") if number % 2 else (float_programs.make, "mixed dtypes")
     return Workload(
@@ -53,7 +52,7 @@ _NAME = re.compile(r"program-([1-9][0-9]{0,8})")
 
 
 def named(words: Iterable[str]) -> list[Workload]:
-    """The programs that names of workloads, or ids of cases, ask for besides those of `WORKLOADS`."""
+    """Programs besides `WORKLOADS` that names of workloads, or ids of cases, request."""
     names = (word.split("/")[1] if word.count("/") == 4 else word for word in words)
     numbers = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
     return [program(number) for number in sorted(numbers) if number > COUNT]

@@ -1,4 +1,4 @@
-"""Results whose parts differ by orders of magnitude: channels of small scale, and probabilities with a long tail."""
+"""Results with parts of different magnitudes: channels of small scale, and probabilities with a long tail."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from accelcheck.workloads.draw import initialise, normal
 class Spectrum(nn.Module):
     """A window, the first cosine terms (DCT-II) minus a running mean over batches, and a linear layer on these.
 
-    Takes ``(B, n)``, returns the layer's output ``(B, 5)`` and the terms ``(B, terms)``. Window and cosines are computed from
-    constants in every call. In training, the mean of the batch updates the running mean. Sums are accumulated in FP32 or wider,
-    and rounded to the dtype of the input at the end.
+    Takes ``(B, n)``, returns the layer's output ``(B, 5)`` and the terms ``(B, terms)``. Window and cosines are
+    computed from constants in every call. In training, the mean of the batch updates the running mean. Sums are
+    accumulated in FP32 or wider, and rounded to the dtype of the input at the end.
     """
 
     def __init__(self, terms: int = 6) -> None:

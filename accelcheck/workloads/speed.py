@@ -1,4 +1,4 @@
-"""Timed workloads: models of the other families at larger sizes, of some milliseconds on two CPU cores."""
+"""Timed workloads: models of the other families at larger sizes, taking milliseconds on two CPU cores."""
 
 from __future__ import annotations
 

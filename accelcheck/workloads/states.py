@@ -1,4 +1,4 @@
-"""The state of a training as bytes that ``torch.save`` writes and ``torch.load`` reads with ``weights_only=True``."""
+"""Training states as bytes that ``torch.save`` writes and ``torch.load`` reads with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _VALUES = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 def pack(state: Mapping[str, Any]) -> bytes:
-    """A state moved to the CPU and written by ``torch.save``.
+    """Moves a state to the CPU and writes it by ``torch.save``.
 
     Args:
         state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
 
     Raises:
-        TypeError: It contains another type, which ``torch.load`` could not read with ``weights_only=True``. The message names
-            its path.
+        TypeError: It contains another type, which ``torch.load`` could not read with ``weights_only=True``. The message
+            names its path.
     """
     file = io.BytesIO()
     torch.save(_plain(state, "state"), file)
@@ -29,7 +29,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """The state that `pack` wrote, with all tensors on the CPU. No code in it is executed.
+    """Reads a state that `pack` wrote, with all tensors on the CPU, without executing code in it.
 
     Raises:
         RuntimeError, pickle.UnpicklingError, EOFError: `content` was not written by `pack`.

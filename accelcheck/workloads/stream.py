@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GAIN = 1.0
-"""A global variable that `Centred` reads in every call."""
+"""Global variable that `Centred` reads in every call."""
 
 LENGTHS = (12, 17, 12, 24, 12, 9, 17, 24, 12)
-"""Lengths of the inputs of a stream. Known lengths come again between new ones."""
+"""Lengths of the inputs of a stream, in which known lengths recur between new ones."""
 LONG = 14
-"""Length above which inputs take the other branch, in workloads that branch on the size."""
+"""Length above which inputs take the other branch, in workloads with a branch on the size."""
 
 
 class Stream(nn.Module):
@@ -40,7 +40,7 @@ class Centred(nn.Module):
     """A layer, minus the mean of its rows, and a head: ``(n, 8)`` to ``(n, 4)``. The result depends on the size n.
 
     Args:
-        limit: Rows are squared if there are more than this. None for no such branch.
+        limit: Number of rows above which they are squared; None for no such branch.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -61,7 +61,7 @@ class Centred(nn.Module):
         rows = torch.tanh(functional.linear(x, self.weight, self.bias))
         if self.limit is not None and size > self.limit:
             rows = rows * rows
-        # The size is a factor here, not a shape: code compiled for another size runs without an error, with a wrong result.
+        # The size is a factor here, not a shape: code compiled for another size gives a wrong result without an error.
         out = functional.linear(rows - rows.sum(0) / size, self.head)
         return out * (self.scale * GAIN)
 

@@ -12,7 +12,7 @@ from accelcheck.workloads.draw import integers, normal
 
 
 class StraightThroughRound(torch.autograd.Function):
-    """Rounding to the nearest integer, with the gradient of the identity (a straight-through estimator) in place of 0."""
+    """Rounds to the nearest integer, with the gradient of the identity (a straight-through estimator) instead of 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class StraightThroughRound(torch.autograd.Function):
 
 
 class Rounded(nn.Module):
-    """``round(x * weight)``: ``x (N, F)``, ``weight (F,)``. Not scriptable: TorchScript has no custom autograd functions."""
+    """``round(x * weight)``: ``x (N, F)``, ``weight (F,)``. TorchScript has no custom autograd functions."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -24,14 +24,14 @@ def _present() -> Capability:
 
 @dataclass(frozen=True)
 class Lesson:
-    """The training set and the held-out samples of one fold.
+    """Training set and held-out samples of one fold.
 
     Attributes:
-        training: The untrained problem, whose data are all samples outside the fold.
-        samples: The training samples, ``(m, ...)`` FP32 on the CPU.
-        classes: Their classes, ``(m,)`` int64.
-        inputs: The held-out samples of the fold, ``(n, ...)`` FP32 on the CPU.
-        target: Their classes, ``(n,)`` int64.
+        training: Untrained problem with all samples outside the fold.
+        samples: Training samples, ``(m, ...)`` FP32 on the CPU.
+        classes: Classes of the training samples, ``(m,)`` int64.
+        inputs: Held-out samples of the fold, ``(n, ...)`` FP32 on the CPU.
+        target: Classes of the held-out samples, ``(n,)`` int64.
     """
 
     training: Problem
@@ -43,17 +43,17 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Task(Workload):
-    """A workload for the modes accuracy and learning: a classifier with a data set, judged by cross-validation.
+    """Workload of the modes accuracy and learning: a classifier with a data set, judged by cross-validation.
 
     `make` returns a problem whose single input holds all samples, whose target holds their classes (int64), and whose
     module returns logits ``(n, classes)``. Each fold is held out in turn, so that every sample is judged equally often.
 
     Attributes:
         folds: Number of parts that the samples are divided into, 2 or more.
-        seeds: Number of trainings that learning mode compares; a multiple of `folds`, so that every sample has the same weight.
-        least: Accuracy, 0 to 1, that FP32 eager must reach on the held-out samples of all folds. Without it, a model that
-            learned nothing would hide every loss of accuracy.
-        present: Whether the data set is available on this machine; cases are ``unavailable`` otherwise.
+        seeds: Number of trainings that learning mode compares; a multiple of `folds`, which weights samples equally.
+        least: Accuracy, 0 to 1, that FP32 eager must reach on the held-out samples of all folds. Without it, a model
+            that learned nothing would hide every loss of accuracy.
+        present: Returns the availability of the data set on this machine; cases are ``unavailable`` without it.
 
     Raises:
         ValueError: There are fewer than two folds or seeds, or `seeds` is no multiple of `folds`.
@@ -72,7 +72,7 @@ class Task(Workload):
             )
 
     def lesson(self, seed: int, fold: int) -> Lesson:
-        """The held-out samples of a fold, and the problem of this seed with all other samples.
+        """Held-out samples of a fold, and the problem of this seed with all other samples.
 
         Raises:
             ValueError: The problem has no target.
@@ -88,7 +88,7 @@ class Task(Workload):
 
 
 def deal(classes: Tensor, folds: int) -> Tensor:
-    """The fold of each sample, ``(n,)`` int64. Sizes of folds differ by at most one, and so do their counts of each class.
+    """Fold of each sample, ``(n,)`` int64. Sizes of folds, and their counts of each class, differ by at most one.
 
     Samples of one class are dealt to the folds in turn, in their order in the data set.
     """

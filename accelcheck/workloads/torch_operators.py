@@ -1,7 +1,6 @@
-"""The operators of torch as workloads: ``op-NAME`` of one operator, and ``ops-FAMILY-PART-N``, bundles of those of a family.
+"""Operators of torch as workloads: ``op-NAME`` of one operator, and ``ops-FAMILY-PART-N``, bundles of a family.
 
-To import OpInfo takes 3 s, so that names and dtypes come from a stored file, which ``python benchmarks/torch_operators.py``
-writes.
+An import of OpInfo takes 3 s: names and dtypes come from a file that ``python benchmarks/torch_operators.py`` writes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("torch_operators.json")
 SAMPLES = 10
-"""Most samples of an operator where it stands alone; of each dtype that is not floating a third. Where there are more, these are drawn from them."""
+"""Most samples of an operator alone, drawn from all of them; a third of it for each dtype that is not floating."""
 BUNDLE = 24
 """Most operators of a bundle."""
 STANDARD = frozenset({"unary", "binary", "reduction", "index", "pooling", "loss"})
@@ -34,17 +33,17 @@ UNSTEADY = frozenset({"linalg"})
 
 @dataclass(frozen=True)
 class SamplePart:
-    """Samples of operators that make workloads of their own.
+    """Samples of operators that make separate workloads.
 
     Attributes:
-        declared: Dtypes that OpInfo declares, of which an operator has one at least.
+        declared: Dtypes that OpInfo declares, at least one of them for an operator.
         dtypes: Dtypes of the samples; empty for all declared ones that the operator has.
         cases: Dtypes of the cases, which all operators have.
-        variants: How samples are changed.
+        variants: Changes of samples.
         level: Level under eager; one more in half precision.
-        compiled: Level of the forward mode under compile-static in families of `STANDARD`; one more in others, and in half
-            precision.
-        gradients: Whether operators are differentiated.
+        compiled: Level of the forward mode under compile-static in families of `STANDARD`; one more in others, and in
+            half precision.
+        gradients: True to differentiate operators.
     """
 
     declared: tuple[str, ...]
@@ -67,9 +66,9 @@ PARTS: Mapping[str, SamplePart] = MappingProxyType(
         "mixed": SamplePart(("float32",), variants=tuple(MIXED), gradients=False),
     }
 )
-"""Samples that make workloads, by the name that these have."""
+"""Parts of samples, by the name in their workloads."""
 ALONE = frozenset({"floating", "further"})
-"""Parts of which each operator is also a workload of its own."""
+"""Parts with a workload of its own for each operator too."""
 COMMON = tuple(
     """add sub mul div.no_rounding_mode pow rsqrt sqrt exp log abs sin tanh sigmoid clamp where lt
     nn.functional.relu nn.functional.leaky_relu nn.functional.silu softmax log_softmax cumsum
@@ -81,16 +80,16 @@ COMMON = tuple(
     sum mean amax argmax var sort topk cat stack split expand permute repeat roll tril
     gather scatter index_select masked_fill""".split()
 )
-"""Sixty operators that transformers, convolutional networks and their losses are made of: the bundle of level 1."""
+"""Sixty operators of transformers, convolutional networks and their losses: the bundle of level 1."""
 KERNELS = ("eager", "compile-static", "func-vmap-copies", "onnxruntime", "openvino")
-"""Techniques with kernels, or rules, of their own for values, sizes and layouts: others hand operators on."""
+"""Techniques with kernels or rules of their own for values, sizes and layouts: others hand operators on."""
 
 TRANSFORMED: Mapping[str, int] = MappingProxyType({"func-jacfwd": 3, "func-vmap-copies": 3})
-"""Levels of the transforms that have a formula of their own for each operator, and take seconds for a bundle."""
+"""Levels of transforms with a formula of their own for each operator, which take seconds for a bundle."""
 
 
 def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Workload:
-    """The workload of a part of an operator."""
+    """Workload of one operator's part."""
     operator = called(name, part, entry)
     return Workload(
         f"op-{name}" if part == "floating" else f"op-{name}-{part}",
@@ -107,14 +106,14 @@ def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Worklo
 
 
 def called(name: str, part: str, entry: Mapping[str, Any]) -> CalledOperator:
-    """The operator as the workloads of a part call it; `entry` is what is stored of that part."""
+    """Operator as called by the workloads of a part, from the stored `entry` of that part."""
     chosen, refused = PARTS[part], entry.get("left_variants", ())
     variants = tuple(variant for variant in chosen.variants if variant not in refused)
     return CalledOperator(name, chosen.dtypes or tuple(entry["dtypes"]), entry["gradients"], variants, chosen.cases)
 
 
 def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
-    """Workloads of up to `BUNDLE` operators of a family each: one graph for a compiler, in place of one for each operator."""
+    """Yields workloads of up to `BUNDLE` operators of a family: one graph for a compiler instead of one for each."""
     for part in PARTS:
         families: dict[str, list[CalledOperator]] = {}
         for name, entry in stored.items():
@@ -145,7 +144,7 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
 
 
 def common(stored: Mapping[str, Mapping[str, Any]]) -> Workload:
-    """The bundle of `COMMON`, with one sample of each operator."""
+    """Bundle of `COMMON`, with one sample of each operator."""
     operators = tuple(called(name, "floating", stored[name]["floating"]) for name in COMMON)
     return Workload(
         "ops-common",
@@ -163,7 +162,7 @@ def common(stored: Mapping[str, Mapping[str, Any]]) -> Workload:
 
 
 def _levels(family: str, part: str) -> Mapping[str, int]:
-    """The levels of a bundle. Its gradients are compiled at level 4 where they cost minutes and add few kernels."""
+    """Levels of a bundle. Gradients are compiled at level 4 where they cost minutes and add few kernels."""
     later = int(family not in STANDARD)
     if part == "floating":
         return {**TRANSLATORS, **TRANSFORMED, "compile-static": 2 + later}

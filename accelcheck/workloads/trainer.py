@@ -29,16 +29,15 @@ def _as_they_are(inputs: Inputs) -> Inputs:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a problem is trained in trajectory mode. Its inputs and target are a data set with one sample a row.
+    """Training of a problem in trajectory mode. Inputs and target are a data set with one sample a row.
 
     Attributes:
-        batches: Number of mini-batches that the data set is divided into, of equal size. Rows that are left over are not used
-            in that epoch.
+        batches: Number of equal mini-batches of the data set. Left-over rows are not used in that epoch.
         schedule: Makes the learning-rate schedule from the optimizer. It is stepped once per optimizer step.
         clip: Largest norm of the gradient; longer gradients are scaled down to it.
         accumulation: Number of mini-batches whose gradients are averaged for one optimizer step.
-        augment: Changes the inputs of a mini-batch, on the device. Draw from torch's CPU generator, so that all devices get the
-            same random numbers. Must be picklable.
+        augment: Changes the inputs of a mini-batch, on the device. Draw from torch's CPU generator, so that all devices
+            get the same random numbers. Must be picklable.
     """
 
     batches: int
@@ -49,7 +48,7 @@ class Recipe:
 
 
 class Trainable(Protocol):
-    """What a trainer needs of a program; see the attributes of `accelcheck.workloads.base.Program`."""
+    """Parts of a program that a trainer uses; see the attributes of `accelcheck.workloads.base.Program`."""
 
     module: nn.Module
     inputs: tuple[Any, ...]
@@ -73,7 +72,7 @@ class Trainable(Protocol):
 
 
 class Loader:
-    """Endless shuffled mini-batches of row numbers, in another order in each epoch. Its position can be saved."""
+    """Yields endless shuffled mini-batches of row numbers, in another order each epoch; its position can be saved."""
 
     def __init__(self, rows: int, batches: int, seed: int) -> None:
         self.rows = rows
@@ -90,18 +89,18 @@ class Loader:
         return self.order[self.position - self.size : self.position]
 
     def state_dict(self) -> dict[str, Any]:
-        """Its position: the generator's state, the order of the present epoch, and the next row in it."""
+        """Position: the generator's state, the order of the present epoch, and the next row in it."""
         return {"generator": self.generator.get_state(), "order": self.order, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position of another loader, given by its `state_dict`."""
+        """Continues from the position of another loader, given by its `state_dict`."""
         self.generator.set_state(state["generator"])
         self.order, self.position = state["order"], state["position"]
 
 
 @dataclass
 class Parts:
-    """The state of a training besides the program: made by `Trainer.parts`, saved and restored with it.
+    """State of a training besides the program, made by `Trainer.parts`, saved and restored with it.
 
     Attributes:
         optimizer: The optimizer of the module's parameters.
@@ -117,7 +116,7 @@ class Parts:
 
 
 def milestone(step: int) -> bool:
-    """Whether parameters are recorded after this number of steps: powers of two, and multiples of ten."""
+    """True for numbers of steps after which parameters are recorded: powers of two, and multiples of ten."""
     return step & (step - 1) == 0 or step % 10 == 0
 
 
@@ -125,11 +124,11 @@ class Trainer:
     """Trains a program according to a recipe. A subclass can replace each part of a step.
 
     Attributes:
-        recipe: How to train.
-        start: A state to continue from, as returned by `save` after an earlier run; None to start from the program as it is.
-        scales: The scaler's scale after each step of the last run, by step; empty without a scaler.
-        step: Number of the step that is being taken, counted from 0 at the beginning of the training.
-        records: ``records(count)`` tells whether parameters are recorded after ``count`` steps.
+        recipe: Recipe of the training.
+        start: State to continue from, as returned by `save` after an earlier run; None for a new training.
+        scales: Scale of the scaler after each step of the last run, by step; empty without a scaler.
+        step: Number of the present step, counted from 0 at the beginning of the training.
+        records: ``records(count)`` is true if parameters are recorded after ``count`` steps.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -141,11 +140,11 @@ class Trainer:
         self.records: Callable[[int], bool] = milestone
 
     def train(self, program: Trainable) -> Result:
-        """Take `program.steps` optimizer steps.
+        """Takes `program.steps` optimizer steps.
 
         Returns:
-            ``loss[i]`` and ``norm[i]`` (of the gradient before clipping) of step i, 0-D; and ``parameter:name@n`` after n
-            steps, for each n that `records` selects.
+            ``loss[i]`` and ``norm[i]`` (of the gradient before clipping) of step i, 0-D; and ``parameter:name@n`` after
+            n steps, for each n that `records` selects.
 
         Raises:
             ValueError: The program lacks a loss, a target or an optimizer.
@@ -174,7 +173,7 @@ class Trainer:
         return result
 
     def parts(self, program: Trainable) -> Parts:
-        """New parts for a training from its beginning."""
+        """Makes new parts for a training from its beginning."""
         if program.optimizer is None:
             raise ValueError("a training needs an optimizer: give the Problem one")
         optimizer = program.optimizer(list(program.module.parameters()))
@@ -182,7 +181,7 @@ class Trainer:
         return Parts(optimizer, self.recipe.schedule(optimizer), loader)
 
     def take(self, program: Trainable, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Take one optimizer step; returns the loss averaged over its mini-batches, and the gradient's norm before clipping."""
+        """Takes one optimizer step; returns its mean loss over mini-batches, and the gradient norm before clipping."""
         parts.optimizer.zero_grad(set_to_none=True)
         losses = []
         for _ in range(self.recipe.accumulation):
@@ -197,12 +196,12 @@ class Trainer:
         return torch.stack(losses).sum(), norm
 
     def unscale(self, program: Trainable, parts: Parts) -> None:
-        """Divide the gradients by the scaler's scale, if there is a scaler."""
+        """Divides the gradients by the scaler's scale, if there is a scaler."""
         if program.scaler is not None:
             program.scaler.unscale_(parts.optimizer)
 
     def update(self, program: Trainable, parts: Parts) -> None:
-        """Step the optimizer (with a scaler, unless gradients are infinite), then update the scaler and step the schedule."""
+        """Steps the optimizer (with a scaler, unless gradients are infinite), then updates scaler and schedule."""
         if program.scaler is None:
             parts.optimizer.step()
         else:
@@ -211,29 +210,29 @@ class Trainer:
         parts.schedule.step()
 
     def loss(self, program: Trainable, parts: Parts) -> Tensor:
-        """The loss of the next mini-batch, 0-D, unscaled."""
+        """Loss of the next mini-batch, 0-D, unscaled."""
         call = program.module if program.call is None else program.call
         inputs, target = self.batch(program, parts.loader)
         with program.around():
-            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` checked that there is a loss
+            loss: Tensor = program.loss(call(*inputs), target)  # type: ignore[misc]  # `train` checked it
         return loss
 
     def batch(self, program: Trainable, loader: Loader) -> tuple[Inputs, Tensor]:
-        """Augmented inputs and target of the next mini-batch. Inputs that are no tensors are passed on unchanged."""
+        """Augmented inputs and target of the next mini-batch. Inputs other than tensors are passed on unchanged."""
         rows = loader.draw()
         inputs = tuple(_rows(value, rows) for value in program.inputs)
         return self.recipe.augment(inputs), _rows(program.target, rows)
 
     def share(self, loss: Tensor) -> Tensor:
-        """The contribution of a mini-batch's loss to the loss of its step."""
+        """Contribution of a mini-batch's loss to the loss of its step."""
         return loss / self.recipe.accumulation
 
     def clip(self, program: Trainable) -> Tensor:
-        """Clip the norm of the gradient; returns the norm before clipping, 0-D."""
+        """Clips the norm of the gradient; returns the norm before clipping, 0-D."""
         return torch.nn.utils.clip_grad_norm_(program.module.parameters(), self.recipe.clip).detach()
 
     def state(self, program: Trainable, parts: Parts) -> dict[str, Any]:
-        """Everything that the next step depends on: tensors, numbers, text, and containers of them."""
+        """State that decides the next step: tensors, numbers, text, and containers of them."""
         return {
             "module": program.module.state_dict(),
             "optimizer": parts.optimizer.state_dict(),
@@ -245,7 +244,7 @@ class Trainer:
         }
 
     def load(self, program: Trainable, parts: Parts, state: Mapping[str, Any]) -> None:
-        """Restore a `state`. Parameters keep their storage, so that code compiled for them stays valid."""
+        """Restores a `state`. Parameters keep their storage, so that code compiled for them stays valid."""
         program.module.load_state_dict(state["module"])
         parts.optimizer.load_state_dict(state["optimizer"])
         parts.schedule.load_state_dict(state["schedule"])
@@ -256,7 +255,7 @@ class Trainer:
         self.step = state["step"]
 
     def save(self, program: Trainable) -> bytes:
-        """The state after the last run, as bytes written by ``torch.save``, with all tensors on the CPU.
+        """State after the last run, as bytes written by ``torch.save``, with all tensors on the CPU.
 
         Call it before the program changes: runs do not copy their state.
 
@@ -268,7 +267,7 @@ class Trainer:
         return pack(self.state(program, self._parts))
 
     def restore(self, program: Trainable, parts: Parts, saved: bytes) -> None:
-        """Load bytes that `save` returned."""
+        """Loads bytes that `save` returned."""
         self.load(program, parts, unpack(saved))
         program.synchronize()
 

@@ -1,4 +1,4 @@
-"""Long trainings: shuffled mini-batches, accumulated and clipped gradients, a learning-rate schedule, dropped inputs."""
+"""Long trainings: shuffled mini-batches, accumulated and clipped gradients, a schedule, dropped inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STEPS = 50
 BATCHES = 8
 CLASSES = 10
 DROPPED = 0.25
-"""Probability that an input is dropped. As in `torch.nn.Dropout`, but drawn on the CPU, so that all devices drop the same."""
+"""Probability of dropping an input, drawn on the CPU, unlike `torch.nn.Dropout`, so that all devices drop the same."""
 
 
 class Perceptron(nn.Module):
     """A linear layer, then two blocks of SiLU and linear: ``(N, features)`` to ``(N, CLASSES)``.
 
-    Smooth, so that rounding errors switch no unit on or off. The first layer is no block, since the input of a reentrant
-    checkpoint must require a gradient.
+    Smooth, so that rounding errors switch no unit on or off. The first layer is no block, since a reentrant checkpoint
+    needs an input with a gradient.
     """
 
     def __init__(self, features: int = 24, hidden: int = 32) -> None:
@@ -43,7 +43,7 @@ class Perceptron(nn.Module):
 
 
 def drop(inputs: Inputs) -> Inputs:
-    """Drop elements of floating-point inputs, and scale the others up."""
+    """Drops elements of floating-point inputs, and scales the others up."""
     return tuple(_dropped(value) for value in inputs)
 
 
@@ -59,7 +59,7 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     rows, features = BATCHES * (16 + extent), 24
     x = normal(generator, rows, features)
-    # Classes that mostly depend on the sample, so that there is something to learn.
+    # Classes depend mostly on the sample, so that there is something to learn.
     target = (x @ normal(generator, features, CLASSES) + normal(generator, rows, CLASSES)).argmax(1)
     return Problem(
         module,
@@ -83,7 +83,7 @@ def _transformer(generator: torch.Generator, extent: int) -> Problem:
         (tokens,),
         target=tokens.roll(1, 1) // 5,
         loss=functional.cross_entropy,
-        # As in train-transformer: with a small eps, the rounding error of a gradient near 0 would decide the sign of a step.
+        # A large eps, as in train-transformer: else the rounding error of a gradient near 0 decides the sign of a step.
         optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1),
         steps=STEPS,
         recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=1.0),

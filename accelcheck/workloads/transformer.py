@@ -11,7 +11,7 @@ from torch.nn import functional
 from accelcheck.core.case import Mode
 from accelcheck.workloads.attention import MultiHeadAttention
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal
+from accelcheck.workloads.draw import initialise, integers, of_normal
 
 VOCABULARY = 50
 
@@ -49,7 +49,7 @@ class Encoder(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Token and position embeddings, two `EncoderBlock` in `blocks`, a norm and a head: logits ``(B, vocabulary, S)``."""
+    """Token and position embeddings, two `EncoderBlock` in `blocks`, norm and head: logits ``(B, vocabulary, S)``."""
 
     def __init__(self, width: int = 32, heads: int = 2, longest: int = 64) -> None:
         super().__init__()
@@ -67,18 +67,6 @@ class Tagger(nn.Module):
         return out
 
 
-def _block(generator: torch.Generator, extent: int) -> Problem:
-    module = EncoderBlock(64, 4, 128)
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 2, 24 + extent, 64),))
-
-
-def _blocks(generator: torch.Generator, extent: int) -> Problem:
-    module = Encoder()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, 2, 20 + extent, 32),))
-
-
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Tagger()
     initialise(module, generator)
@@ -88,8 +76,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
         (integers(generator, 0, VOCABULARY, *shape),),
         target=integers(generator, 0, VOCABULARY, *shape),
         loss=functional.cross_entropy,
-        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near 0
-        # would decide the sign of the step, and move the parameter by a whole lr.
+        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near
+        # 0 would decide the sign of the step, and move the parameter by a whole lr.
         optimizer=partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
         steps=4,
     )
@@ -101,12 +89,18 @@ WORKLOADS = (
     Workload(
         "transformer-block",
         "One pre-norm encoder block: attention, layer norm, GELU.",
-        _block,
+        partial(of_normal, make=partial(EncoderBlock, 64, 4, 128), shape=(2, 24, 64), axis=1),
         2,
         traits=_TRAITS,
         probes=frozenset({"slice"}),
     ),
-    Workload("transformer-blocks", "Three encoder blocks and a norm.", _blocks, 2, traits=_TRAITS | {"blocks"}),
+    Workload(
+        "transformer-blocks",
+        "Three encoder blocks and a norm.",
+        partial(of_normal, make=Encoder, shape=(2, 20, 32), axis=1),
+        2,
+        traits=_TRAITS | {"blocks"},
+    ),
     Workload(
         "train-transformer",
         "Four steps of AdamW on the cross entropy of tokens.",
@@ -114,7 +108,7 @@ WORKLOADS = (
         2,
         frozenset({Mode.TRAIN}),
         _TRAITS | {"blocks", "training"},
-        # With parameters in FP16, AdamW's second moments are subnormal: eager itself differs from the oracle (head.bias by 5 %).
+        # With FP16 parameters, AdamW's second moments are subnormal: eager itself differs from the oracle by 5 %.
         frozenset({"float32", "bfloat16"}),
     ),
 )
