@@ -33,8 +33,8 @@ class ScoreDrop:
         drop: Drop of the mean score; negative where it rose.
         bound: Upper bound of the drop, with `CONFIDENCE`; the drop itself where there is no interval.
         words: Description of the samples that the bound rests on.
-        enough: Function that takes a limit above the drop and returns the number of such samples with a bound within it;
-            0 without an interval.
+        enough: Function that takes a limit above the drop and returns the number of such samples whose bound is
+            within it; 0 without an interval.
     """
 
     drop: float
