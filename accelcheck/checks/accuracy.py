@@ -39,12 +39,12 @@ WATCHED_STEPS = 2
 
 @dataclass(frozen=True)
 class Sitting:
-    """One examination: a fold's samples, classified by the reference and by the candidate.
+    """The samples of one fold, classified by the reference and by the candidate.
 
     Attributes:
-        pairs: Who was right, sample by sample.
-        right: Samples that the candidate has right.
-        evidence: What shows that the technique ran.
+        pairs: Counts of samples that one of the two has right and the other wrong.
+        right: Number of samples that the candidate has right.
+        evidence: Observations which show that the technique ran.
         faults: Faults other than a loss of accuracy.
     """
 
@@ -255,12 +255,12 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained model and its examination.
+    """A trained model and its answers on the samples of a fold.
 
     Attributes:
         state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.
         logits: Logits of the fold's samples, ``(n, classes)`` FP32 on the CPU.
-        right: Whether the largest logit is that of the sample's class, ``(n,)`` bool.
+        right: True where the largest logit is that of the sample's class, ``(n,)`` bool.
     """
 
     state: Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""Further calls of a prepared program, more than a cache has entries: their results stay right, and nothing keeps them."""
+"""Further calls of a prepared program, more than a cache has entries: results stay right, and memory does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closer looks at a result that exceeds its budget slightly: by more samples, or by a class of fast algorithms.
+"""Judges a result that exceeds its budget slightly again: by more samples, or by a class of fast algorithms.
 
 Each part of a divisible workload is looked at by itself: its budgets then depend on no other part, and the samples of one
 operator cost less than those of a bundle.
@@ -41,7 +41,7 @@ class CloserLooks:
 
     Attributes:
         trial: Case that is judged.
-        needed: Draws that are right in a class of fast algorithms only, by class.
+        needed: Draws that are right only by the budget of a class of fast algorithms, by class.
     """
 
     trial: Trial

@@ -1,6 +1,6 @@
-"""Runs one case, in the process in which cases run: capability, workload, oracle, technique, verdict.
+"""Runs one case in the process of the cases: capability, workload, oracle, technique, verdict.
 
-It knows no limit, baseline or expectation: `accelcheck.checks.supervisor` holds against these what comes out, in the process of pytest.
+Limits, baselines and ledgers are unknown here: `accelcheck.checks.supervisor` applies them in pytest's process.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TOO_EARLY = (
 
 @dataclass
 class Bench:
-    """Techniques, workloads and devices that cases are run with, and which devices are present.
+    """Techniques, workloads and devices that cases are run with, and the probe's answer for each device.
 
     Attributes:
         matrix: Techniques and workloads by name.

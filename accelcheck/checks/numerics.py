@@ -149,7 +149,7 @@ class _Run:
 
     Args:
         trial: The case.
-        draw: That the program is prepared for first.
+        draw: First draw that the program is prepared for.
     """
 
     def __init__(self, trial: Trial, draw: Draw = FIRST) -> None:

@@ -1,4 +1,4 @@
-"""The check of accuracy by a metric of the model's owner: the scores of held-out data against those of FP32 eager."""
+"""The check of accuracy by a user's metric: the scores of held-out data against those of FP32 eager."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoreDrop:
-    """The drop from the scores of one implementation to those of another.
+    """The drop of scores from one implementation to another.
 
     Attributes:
-        drop: Of the mean score; negative where it rose.
-        bound: What the drop is at most, with `CONFIDENCE`; the drop itself where there is no interval.
-        words: Samples that the bound rests on.
-        enough: Gives the number of samples alike whose bound is within a limit above the drop; 0 without an interval.
+        drop: Drop of the mean score; negative where it rose.
+        bound: Upper bound of the drop, with `CONFIDENCE`; the drop itself where there is no interval.
+        words: Description of the samples that the bound rests on.
+        enough: Function that takes a limit above the drop and returns the number of such samples whose bound is
+            within it; 0 without an interval.
     """
 
     drop: float

@@ -1,4 +1,4 @@
-"""The checks of somebody's own model beyond its example: other sizes, and the gradients of its custom functions."""
+"""Further checks of a user-owned model: other sizes, and the gradients of its custom functions."""
 
 from __future__ import annotations
 

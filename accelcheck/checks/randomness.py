@@ -36,13 +36,13 @@ STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomne
 
 @dataclass(frozen=True)
 class Undropped:
-    """What a dropout's output and gradient are without dropout, and how much rounding errs there.
+    """Output and gradient of a dropout layer when nothing is dropped, and their rounding errors.
 
     Attributes:
-        truth: By FP64 on the CPU, of parameters and inputs as the storage dtype rounds them.
+        truth: FP64 results on the CPU, of parameters and inputs rounded to the storage dtype.
         rounding: The largest errors of the CPU's eager in the technique's precision and of the rounding samples: see
             `verify.randomness.errors`.
-        told: Where the mask can be read from the value.
+        told: Elements from whose value the mask can be read.
     """
 
     truth: Tensor

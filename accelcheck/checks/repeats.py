@@ -1,4 +1,4 @@
-"""What a second call must leave as the first one made it: results that their owner keeps, and gradients that add up."""
+"""Effects of a second call: results of the first must stay as they were, and gradients must add up."""
 
 from __future__ import annotations
 

@@ -95,11 +95,11 @@ class Contender:
     """A program that does the work of a mode once a call, each time with other inputs.
 
     Attributes:
-        program: What is run.
+        program: Program that is run.
         state: Its parameters and buffers as they were before it ran.
-        call: One forward pass or training step.
+        call: Function that runs one forward pass or training step.
         preparation: Seconds that the technique took to prepare.
-        timed: Runs a block of warm calls, and gives the seconds of one; None until it is first compared.
+        timed: Function that runs a block of warm calls and returns the seconds of one; None before a comparison.
     """
 
     timed: Callable[[], float] | None = None

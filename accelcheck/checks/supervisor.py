@@ -1,8 +1,8 @@
-"""Runs cases in a process of their own, and holds what comes out against gate and ledger: the side of pytest's process.
+"""The supervisor in pytest's process: runs cases in another process, and applies baselines, limits and ledgers.
 
-One that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork from before the
-first case, so that it knows every technique and device that was registered here, by whatever way. When it ends, another fork takes
-its place.
+A case that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork
+of pytest's from before the first case, so it knows every registered technique and device. When it ends, another fork
+takes its place.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ RUNS = 3
 
 
 class Supervisor:
-    """Gives the records of cases for the journal.
+    """Makes the records of cases for the journal.
 
     Args:
-        bench: Runs them, in the process that is made for them.
+        bench: Runner of cases, used in the process of the cases.
         ledger: Known failures.
-        gate: Holds measurements against baselines and limits; None where neither was asked for.
-        seconds: That a case may take; None for `seconds_of` it, by its level and technique; 0 for no limit.
-        here: Whether cases run in this process, which a crash or hang then ends.
+        gate: Baselines and limits that measurements are compared with; None where neither was asked for.
+        seconds: Time limit of a case; 0 for none; None for `seconds_of`, by its level and technique.
+        here: True to run cases in this process, which a crash or hang then ends.
 
     Raises:
         CleanProcessError: A fork of this process cannot compute.

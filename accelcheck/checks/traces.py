@@ -1,4 +1,4 @@
-"""Traces that a run must not leave: in running statistics, flags and hooks, in generators of random numbers, in others' memory."""
+"""Side effects that a run must not have: on running statistics, flags, hooks, generators and other tensors' memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Habits:
-    """Traces that eager itself leaves with a workload on a device.
+    """Side effects that eager itself has with a workload on a device.
 
     Attributes:
         buffers: Names of the buffers that change.
@@ -44,10 +44,10 @@ class Traces:
 
     Args:
         trial: The case.
-        program: Before it is run.
-        state: Of the program before it is run.
-        asked: Whether each parameter required a gradient when the technique was prepared.
-        training: Whether the run is in training mode.
+        program: Program that has not run yet.
+        state: Its parameters and buffers at that time.
+        asked: For each parameter, True if it required a gradient when the technique was prepared.
+        training: True for a run in training mode.
     """
 
     def __init__(

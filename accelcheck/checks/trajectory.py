@@ -41,7 +41,7 @@ RESUMED = "resumed"
 
 
 class Bed:
-    """A prepared program that is reset to its initial state before each run.
+    """A test bed: a prepared program that is reset to its initial state before each run.
 
     Parameters keep their storage and the call stays as it is, so that code is compiled once; optimizer, schedule, loader
     and scaler are made anew for each run.

@@ -1,4 +1,4 @@
-"""What a check is given (`Trial`), what it returns (`Finding`), and the functions that all checks share."""
+"""The input of a check (`Trial`), its result (`Finding`), and the functions that all checks share."""
 
 from __future__ import annotations
 
@@ -185,14 +185,14 @@ class Finding:
     """The outcome of a check.
 
     Attributes:
-        evidence: What shows that the technique ran.
+        evidence: Observations which show that the technique ran.
         faults: Faults other than missing evidence.
         figures: Measured errors and their budgets.
         compared: Number of elements that were compared; a pass needs at least one.
-        lacking: Kind of tensors, such as ``gradient``, that the case is about and of which none was compared; empty for none.
+        lacking: Kind of tensors that the case is about, such as ``gradient``, where none was compared; else empty.
         eager_excess: See `accelcheck.verify.reference.Reference`; 0 where a check has no such reference.
         measurements: Time and memory, where the check measures them.
-        digest: Of everything that the timed work depends on, where the check measures.
+        digest: Digest of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.
         implausible: Reason why what was timed cannot have done the work; empty for none.
         refused: Reasons of the parts of the workload that the technique refuses, by label.

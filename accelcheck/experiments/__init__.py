@@ -1,4 +1,4 @@
-"""Measurements outside of the matrix, started by commands: compile curve, published claims, duets, doctor.
+"""Measurements that are no cases, started by commands: compile curve, published claims, duets, doctor.
 
 They use techniques and checks; nothing that pytest collects imports them.
 """

@@ -134,7 +134,7 @@ class SeedResult:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Techniques, workloads, modes and dtypes that faults can be planted in, to count those that have one.
+    """Techniques, workloads, modes and dtypes that faults can be planted in, to count those with a planted fault.
 
     Attributes:
         techniques: Names of the matrix's techniques, family by family.

@@ -1,4 +1,5 @@
 """The suite: a handful of generic tests, run with ``pytest --pyargs accelcheck.suite``.
 
-A test here names a mode and nothing else: how a case is judged belongs in `accelcheck.checks`.
+A test names a mode, and passes each case to the fixture `accel_check` of `accelcheck.plugin.hooks`. Code that judges a
+case belongs in `accelcheck.checks`.
 """

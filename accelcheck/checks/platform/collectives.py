@@ -1,4 +1,4 @@
-"""The distributed backend: ranks under torchrun, with the device's own library of collectives, add up and gather what each has."""
+"""The distributed backend: ranks under torchrun reduce and gather tensors by the device's library of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function tries which item."""
+"""The function that tries each item."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ class Tries:
     """The operations of one item.
 
     Attributes:
-        device: Where they run; open.
-        label: Begins each operation's name, such as ``int8``.
-        evidence, faults, compared: As `Finding` has them.
-        refused: Operations that the device does not have, and what it said.
+        device: Opened device on which they run.
+        label: First word of each operation's name, such as ``int8``.
+        evidence, faults, compared: The same as in `Finding`.
+        refused: Messages of the device, by operations that it does not have.
         right: Operations that gave the right values.
     """
 
