@@ -170,9 +170,6 @@ def main() -> int:
         "journals", nargs="*", type=Path, metavar="JOURNAL", help="of a whole run, besides the stored ones"
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument(
-        "--change-cases", action="store_true", help="allow stored cases to change or go: say why in CHANGELOG.md"
-    )
     given = parser.parse_args()
     stale = 0
     for path, write in derived(given.journals).items():

@@ -55,8 +55,6 @@ process of several: the nine of `paired.ERROR` take tens of seconds where calls 
 convert each of its operations to FP32 and back (17 to 55 times as long as FP32 in baselines/cpu/level2-speed.jsonl)."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
-"""The measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""
-
 WHILE = "while timed"
 """The draw of faults of a timed call."""
 AFTER = "after timing"

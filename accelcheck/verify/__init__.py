@@ -1,4 +1,4 @@
 """Verification: oracle, views, budgets, metadata.
 
-Pure functions of tensors: nothing here knows pytest, a device or a clock.
+Pure functions of tensors: nothing here knows pytest or a clock, or computes on a device under test.
 """

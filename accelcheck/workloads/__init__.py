@@ -1,6 +1,6 @@
 """Workloads: models and functions that techniques are applied to, one file a family, each with its `WORKLOADS`.
 
-Nothing here knows a technique or a device; programs are judged in `accelcheck.checks`.
+Nothing here knows a technique, or which device a program runs on; programs are judged in `accelcheck.checks`.
 """
 
 from __future__ import annotations

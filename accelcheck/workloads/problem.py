@@ -175,7 +175,7 @@ class Workload:
         level: Level from which a cheap technique runs the workload: 1 smoke, 2 standard, 3 full.
         modes: Modes of its cases.
         traits: Properties that techniques match with `Technique.requires`, `works_on` and `excludes`: see
-            `accelcheck.workloads.traits.TRAITS`. A workload without a trait has fewer cases, and
+            `TRAITS`. A workload without a trait has fewer cases, and
             ``accelcheck list --workload=NAME`` says why; one that claims a trait wrongly fails.
     """
 
