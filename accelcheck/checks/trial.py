@@ -252,7 +252,8 @@ def watched(
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
-    if isinstance(log, OperatorLog) and graphs() and not type(technique).__module__.startswith("accelcheck."):
+    foreign = not type(technique).__module__.startswith("accelcheck.")
+    if foreign and isinstance(log, OperatorLog) and graphs():
         seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 
