@@ -191,7 +191,7 @@ def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> Non
 
     assert f"catches {share(own, 'caught')} of the faults and fails {share(own, 'failed')} of the correct ones" in page
     assert f"`torch.testing.assert_close` catches {share(other, 'caught')} and fails {share(other, 'failed')}" in page
-    assert f"it is {share(own, 'caught-with-hidden')} against {share(other, 'caught-with-hidden')}" in page
+    assert f"it catches {share(own, 'caught-with-hidden')}, `assert_close` {share(other, 'caught-with-hidden')}" in page
 
 
 def test_the_memory_that_the_page_states_is_above_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
