@@ -726,10 +726,7 @@ def onnxruntime_24711() -> Bug:
         return rounded(functional.conv2d(rounded(x, 1 / 255), kernel), 0.3)
 
     return Bug(
-        function,
-        (_numbers(1, 8, 6, 6, low=0.8),),
-        "onnxruntime",
-        note="no quantized network is exported to ONNX",
+        function, (_numbers(1, 8, 6, 6, low=0.8),), "onnxruntime", note="no quantized network is exported to ONNX"
     )
 
 

@@ -360,10 +360,7 @@ def main() -> int:
         groups.setdefault((row.workload, row.dtype), []).append(row)
     trials: list[Trialled] = []
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         ordered = sorted(groups.values(), key=len, reverse=True)  # so that no process ends long after the others
         waiting = [pool.submit(group, rows, seed, folder) for rows in ordered for seed in range(options.seeds)]
         for done in as_completed(waiting):

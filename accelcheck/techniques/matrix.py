@@ -62,7 +62,9 @@ class Matrix:
 
     def parts(self) -> list[object]:
         """Techniques, workloads, and the functions that these hold, which may be local to a plugin: all that a run can name."""
-        others = [other for one in self.workloads.values() if one.sizes is not None for other in one.sizes.workloads.values()]
+        others = [
+            other for one in self.workloads.values() if one.sizes is not None for other in one.sizes.workloads.values()
+        ]
         workloads = [*self.workloads.values(), *others]
         held = [value for workload in workloads for value in vars(workload).values() if callable(value)]
         return [*self.techniques.values(), *workloads, *held]

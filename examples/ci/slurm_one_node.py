@@ -166,12 +166,7 @@ def _daemon(name: str, words: list[str], folder: Path, environ: Mapping[str, str
 def _ask(name: str, *words: str, environ: Mapping[str, str]) -> str:
     """What a command of Slurm prints; empty where it fails."""
     done = subprocess.run(  # noqa: S603 - a program of Slurm
-        [program(name) or name, *words],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        [program(name) or name, *words], env=environ, capture_output=True, text=True, check=False, timeout=60
     )
     return done.stdout.strip() if done.returncode == 0 else ""
 

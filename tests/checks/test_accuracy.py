@@ -20,15 +20,7 @@ from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.registry import discover, index
 from accelcheck.selftest.faults.plant import calling, kernels, nothing, replacing
-from accelcheck.verify.accuracy import (
-    CONFIDENCE,
-    Pairs,
-    fewest,
-    learning_bound,
-    pooled,
-    replicated_bound,
-    upper_bound,
-)
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, replicated_bound, upper_bound
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import digits
 from accelcheck.workloads.task import Task, deal
@@ -409,9 +401,7 @@ def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [stale_weights, kernels(threshold_backward=turned_gradients)],
-    ids=["stale-weights", "gradient-sign"],
+    "change", [stale_weights, kernels(threshold_backward=turned_gradients)], ids=["stale-weights", "gradient-sign"]
 )
 def test_a_training_that_goes_wrong_fails(change: Change, store: Store) -> None:
     record = verdict_of(store, Planted(change), brief(), LEARNING)

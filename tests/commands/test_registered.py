@@ -112,14 +112,7 @@ def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder,
     assert f"unknown device 'vendro'. Did you mean 'vendor'? Legal values: {legal}." in done.stderr
 
 
-@pytest.mark.parametrize(
-    "ini",
-    [
-        "filterwarnings = error",
-        "addopts = --ff --no-such-option",
-        "pythonpath = src",
-    ],
-)
+@pytest.mark.parametrize("ini", ["filterwarnings = error", "addopts = --ff --no-such-option", "pythonpath = src"])
 def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
     (vendor.path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
     if "src" in ini:

@@ -13,16 +13,8 @@ import pytest
 from accelcheck.core import toml
 from accelcheck.core.bounded import AbsentFileError, read
 from accelcheck.core.registry import unknown
-from accelcheck.core.strangers import (
-    MOST_PARTS,
-    Pattern,
-    StrangerError,
-    json,
-    quoted,
-)
-from accelcheck.core.strangers import (
-    toml as document,
-)
+from accelcheck.core.strangers import MOST_PARTS, Pattern, StrangerError, json, quoted
+from accelcheck.core.strangers import toml as document
 
 if TYPE_CHECKING:
     from pathlib import Path

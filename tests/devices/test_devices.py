@@ -82,13 +82,7 @@ def test_no_device_module_imports_torch() -> None:
 def test_hardware_needs_only_the_standard_library() -> None:
     # -S leaves site-packages out, as for nox in an environment of its own.
     code = "from accelcheck.devices import hardware as h; print(h.cpu().cores, h.nvidia().capability.code)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split()[0].isdigit()
 
 

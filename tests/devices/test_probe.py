@@ -90,11 +90,7 @@ def test_the_parent_does_not_import_torch() -> None:
     print(statuses["cpu"].capability, "torch" in sys.modules)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == "ok False"
 

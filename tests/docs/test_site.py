@@ -101,10 +101,7 @@ def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
     found = tool("hooks").ELSEWHERE.findall
     assert found(
         '<script async src="https://cdn.org/a.js"></script><link href="//cdn.org/a.css" rel="stylesheet">'
-    ) == [
-        "https://cdn.org/a.js",
-        "//cdn.org/a.css",
-    ]
+    ) == ["https://cdn.org/a.js", "//cdn.org/a.css"]
     assert found('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
 
 

@@ -372,10 +372,7 @@ def test_the_command_prints_and_writes_what_it_measured(
 
 
 def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
-    measured: list[tuple[int, ...]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no matplotlib", 'pip install "accelcheck[plot]"')
     monkeypatch.setattr(curve_report, "available", lambda: absent)

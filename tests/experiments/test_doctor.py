@@ -250,8 +250,7 @@ def test_settings_of_pytest_that_were_seen_to_interfere_are_problems(
 
 
 @pytest.mark.parametrize(
-    ("message", "grade"),
-    [({"fork": "does not begin"}, Grade.NOTE), ({"plugins": "UsageError: no"}, Grade.PROBLEM)],
+    ("message", "grade"), [({"fork": "does not begin"}, Grade.NOTE), ({"plugins": "UsageError: no"}, Grade.PROBLEM)]
 )
 def test_what_the_child_could_not_do_is_said(machine: Machine, message: dict[str, str], grade: Grade) -> None:
     machine.told = [message]

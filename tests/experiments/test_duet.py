@@ -376,9 +376,7 @@ def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage
 
 def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> None:
     rows = stage.run_pairs(
-        {"cases": {MLP: steady(after="crash"), CNN: steady()}},
-        {"cases": {MLP: steady(), CNN: steady()}},
-        looks=(2,),
+        {"cases": {MLP: steady(after="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}, looks=(2,)
     )
     assert [answer(row) for row in rows] == [SpeedVerdict.SAME, SpeedVerdict.SAME]
 

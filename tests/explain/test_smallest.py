@@ -100,10 +100,7 @@ CASES = {
         lambda: OperatorCall(aten.exp.default, (noise(12, 12),), {}),
         "out = func(*args); out[..., -1] = float('nan'); return out",
     ),
-    "integers": (
-        lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}),
-        "return (func(*args) + 1) % 12",
-    ),
+    "integers": (lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}), "return (func(*args) + 1) % 12"),
     "attention": (
         lambda: OperatorCall(
             aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -111,10 +111,7 @@ def test_what_is_bound_to_a_loss_or_an_optimizer_counts() -> None:
         (problem(loss=weighed(0.5)), problem(loss=weighed(0.25))),
         (problem(loss=partial(typed, torch.float32)), problem(loss=partial(typed, torch.bfloat16))),
         (problem(optimizer=Maker(0.1).make), problem(optimizer=Maker(0.2).make)),
-        (
-            problem(optimizer=partial(made_by, Maker(0.1))),
-            problem(optimizer=partial(made_by, Maker(0.2))),
-        ),
+        (problem(optimizer=partial(made_by, Maker(0.1))), problem(optimizer=partial(made_by, Maker(0.2)))),
     ):
         assert digest(CASE, one) != digest(CASE, other)
 

@@ -252,11 +252,7 @@ def test_what_is_right_on_one_device_and_not_on_the_other() -> None:
         "verdict": (26, 25), "coverage lost": (127, 0), "coverage gained": (17, 0), "error grown": (31, 0)
     }  # fmt: skip
     first = next(change for change in found.changes if change.worse)
-    assert (first.case, first.before, first.after) == (
-        "amp-bf16/cnn/float32/backward",
-        "pass",
-        "xfail",
-    )
+    assert (first.case, first.before, first.after) == ("amp-bf16/cnn/float32/backward", "pass", "xfail")
     assert "--accel-device=xla" in first.reproduction
 
 

@@ -196,11 +196,7 @@ def test_autocast_that_is_not_captured_fails_the_evidence() -> None:
 
     _, found = evidence(CompiledAutocast(), FORWARD, without)
     contractions = "captured contractions in bfloat16 >= 1"
-    assert missing(found) == [
-        "autocast regions captured >= 1",
-        contractions,
-        "captured contractions in float32 = 0",
-    ]
+    assert missing(found) == ["autocast regions captured >= 1", contractions, "captured contractions in float32 = 0"]
     _, found = evidence(CompiledAutocast(), FORWARD, outside)
     assert missing(found) == ["autocast regions captured >= 1"]
     _, found = evidence(CompiledAutocast(), FORWARD, twice)

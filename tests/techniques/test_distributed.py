@@ -198,9 +198,7 @@ class Mean(Scheme):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "make",
-    [Mean, partial(Largest, 1.0), partial(LowRank, 2**20, 0.0)],
-    ids=["mean", "all elements", "full rank"],
+    "make", [Mean, partial(Largest, 1.0), partial(LowRank, 2**20, 0.0)], ids=["mean", "all elements", "full rank"]
 )
 def test_an_oracle_without_compression_equals_the_plain_one(make: Callable[[], Scheme], world: int) -> None:
     # 8 samples: three ranks get 3, 3 and 2.

@@ -178,12 +178,7 @@ class StaleWeights(DynamicExport):
 
 @pytest.mark.parametrize(
     ("technique", "found"),
-    [
-        (EXPORT, set()),
-        (DYNAMIC, set()),
-        (BiasDropped(), {"out"}),
-        (StaleWeights(), {"not engaged", "out", "prepare"}),
-    ],
+    [(EXPORT, set()), (DYNAMIC, set()), (BiasDropped(), {"out"}), (StaleWeights(), {"not engaged", "out", "prepare"})],
     ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
 )
 def test_planted_faults_fail_and_healthy_programs_pass(store: Store, technique: Export, found: set[str]) -> None:

@@ -167,10 +167,7 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[
         ([request("f32", "CPU", "ref_i8", inputs=("f32", "u8"))], ["of them in less than FP32 = 0"]),
         ([request("f32", "GPU", "gemm_f32")], ["execution devices are CPU"]),
         ([request("f32", "CPU")], ["nodes executed >= 1"]),
-        (
-            [],
-            ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"],
-        ),
+        ([], ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"]),
     ],
     ids=["healthy", "bfloat16", "eight-bits", "other-bits", "elsewhere", "nothing", "no-request"],
 )

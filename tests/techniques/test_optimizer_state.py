@@ -77,11 +77,7 @@ def test_states_that_stay_in_float32_fail_the_evidence() -> None:
     with TECHNIQUE.watch("cpu") as log:
         program.run(Mode.TRAIN)
     missing = [one.claim for one in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not one.engaged]
-    assert missing == [
-        "states are bfloat16",
-        "bytes of states are half of FP32's",
-        "states widened before a step >= 8",
-    ]
+    assert missing == ["states are bfloat16", "bytes of states are half of FP32's", "states widened before a step >= 8"]
 
 
 def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:

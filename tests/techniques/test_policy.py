@@ -161,19 +161,12 @@ def test_it_needs_the_dtype_and_a_listed_workload() -> None:
 # Faults 29, 30 and 31: a wrong scaler, a wrong clipping, a wrong reduction
 
 
-TRAJECTORY = {
-    "policy-fp16": FP16,
-    "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16"),
-}
+TRAJECTORY = {"policy-fp16": FP16, "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16")}
 
 
 @pytest.mark.parametrize(
     ("change", "named_line"),
-    [
-        (clipped_scaled(1.0), "[initial scale 65536]"),
-        (unskipped(1.0), "scaler: step 2"),
-        (nothing, ""),
-    ],
+    [(clipped_scaled(1.0), "[initial scale 65536]"), (unskipped(1.0), "scaler: step 2"), (nothing, "")],
     ids=["clipped-before-unscale", "step-not-skipped", "healthy"],
 )
 @pytest.mark.parametrize("technique", TRAJECTORY.values(), ids=TRAJECTORY)

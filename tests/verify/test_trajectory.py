@@ -234,11 +234,7 @@ FAULTS = (
     Fault("optimizer's states in half precision", optimizer(partial(HalfStates, **SGD.keywords)), "parameter:"),
     Fault("accumulated and not divided", part(share=lambda loss: loss), "norm["),
     Fault("updates lost in bfloat16", optimizer(partial(LostUpdates, **SGD.keywords)), "parameter:"),
-    Fault(
-        "not clipped",
-        part(clip=lambda p: torch.nn.utils.clip_grad_norm_(p.module.parameters(), 1e9)),
-        "parameter:",
-    ),
+    Fault("not clipped", part(clip=lambda p: torch.nn.utils.clip_grad_norm_(p.module.parameters(), 1e9)), "parameter:"),
 )
 
 

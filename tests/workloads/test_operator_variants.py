@@ -14,16 +14,7 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_samples import HALF, CalledOperator, database, template
 from accelcheck.workloads.operator_trials import RESULTS, tried
-from accelcheck.workloads.operator_variants import (
-    LAYOUTS,
-    MIXED,
-    RESIZED,
-    SCALED,
-    SPECIAL,
-    beside,
-    changed,
-    laid_out,
-)
+from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, RESIZED, SCALED, SPECIAL, beside, changed, laid_out
 from accelcheck.workloads.torch_operators import PARTS, alone
 
 if TYPE_CHECKING:

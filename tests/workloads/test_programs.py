@@ -73,11 +73,7 @@ def test_seeds_change_the_values_and_not_the_steps() -> None:
 
 @pytest.mark.parametrize(
     ("table", "arguments"),
-    [
-        (float_programs.UNARY, ()),
-        (float_programs.BINARY, (X.flip(0),)),
-        (float_programs.MIXED, (PLACES,)),
-    ],
+    [(float_programs.UNARY, ()), (float_programs.BINARY, (X.flip(0),)), (float_programs.MIXED, (PLACES,))],
 )
 def test_every_operator_of_a_table_is_legal(
     table: dict[str, Callable[..., Tensor]], arguments: tuple[Any, ...]
