@@ -92,15 +92,15 @@ nox.options.error_on_missing_interpreters = True
 
 
 def _rocm() -> Capability:
-    found = hardware.amd().capability
-    if found.ok and not os.environ.get("ACCELCHECK_INDEX") and not _no_venv():
+    capability = hardware.amd().capability
+    if capability.ok and not os.environ.get("ACCELCHECK_INDEX") and not _no_venv():
         return unavailable(
             Code.WRONG_BUILD,
             "the default index has no ROCm build of torch",
             "set ACCELCHECK_INDEX to the ROCm wheel index that pytorch.org names for your driver, "
             "or use --no-venv in an environment that has one",
         )
-    return found
+    return capability
 
 
 def _no_venv() -> bool:
@@ -143,9 +143,9 @@ def _index(session: nox.Session) -> list[str]:
 
 def _driver() -> str:
     """Version of NVIDIA's driver, such as 580.159.04; empty where neither /proc nor nvidia-smi tells."""
-    found = hardware.nvidia().driver
-    if found or shutil.which("nvidia-smi") is None:
-        return found
+    card = hardware.nvidia().driver
+    if card or shutil.which("nvidia-smi") is None:
+        return card
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         lines = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.splitlines()  # noqa: S603 - fixed words
@@ -175,12 +175,12 @@ def _session(device: str, posargs: Sequence[str], chosen: Sequence[str] = (), co
         command: As of `Session`.
     """
     folder = Path(REPORTS) / device
-    found = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
-    if found.journals[0] == found.journal:
+    session = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
+    if session.journals[0] == session.journal:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (*found.journals, folder / REPORT):
+        for old in (*session.journals, folder / REPORT):
             old.unlink(missing_ok=True)  # what this session does not write is not shown as its own
-    return found
+    return session
 
 
 def _report(session: nox.Session, journals: Sequence[Path]) -> None:
@@ -377,7 +377,7 @@ def _without_slurm() -> list[str]:
 def _cases(journal: Path) -> list[str]:
     """Ids of the cases of a journal; none where there is no such file."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
-    return [found["case"]["id"] for line in lines if (found := json.loads(line)).get("kind") == "case"]
+    return [document["case"]["id"] for line in lines if (document := json.loads(line)).get("kind") == "case"]
 
 
 @nox.session(venv_backend="none" if _without_slurm() else "virtualenv")

@@ -215,12 +215,12 @@ def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
 
 def first_seen(bug: Bug, records: Iterable[Record], said: str = "") -> Seen | None:
     """The first case that shows a bug, by level and then in the order of the records."""
-    found = [
+    issues = [
         Seen(record.case.id, record.case.level, sum(record.seconds.values()), str(fault))
         for record in records
         if (fault := blamed(bug, record, said)) is not None
     ]
-    return min(found, key=lambda seen: seen.level, default=None)
+    return min(issues, key=lambda seen: seen.level, default=None)
 
 
 def searched(journals: Sequence[Path]) -> tuple[list[Record], set[str]]:
@@ -265,8 +265,8 @@ def child(name: str, question: str, folder: Path) -> dict[str, Any]:
     if not answer.is_file():
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         return {"error": f"expected an answer, got exit status {done.returncode}: {last[0]}"}
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return document
 
 
 def tried(name: str, row: Row, folder: Path) -> None:

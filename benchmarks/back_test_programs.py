@@ -492,8 +492,8 @@ def pytorch_196682() -> Bug:
     """Forward mode gives a wrong tangent of `cholesky_inverse`."""
 
     def function(t: Tensor) -> Tensor:
-        zero, one = torch.zeros_like(t), torch.ones_like(t)
-        return torch.cholesky_inverse(torch.stack([t * t + 1, zero, t - 2, 3 * one]).reshape(2, 2))
+        zero, ones = torch.zeros_like(t), torch.ones_like(t)
+        return torch.cholesky_inverse(torch.stack([t * t + 1, zero, t - 2, 3 * ones]).reshape(2, 2))
 
     return Bug(
         function,
@@ -508,8 +508,8 @@ def pytorch_196694() -> Bug:
     """Forward mode gives a wrong tangent of `cholesky_solve` where the right-hand side is broadcast."""
 
     def function(t: Tensor) -> Tensor:
-        zero, one = torch.zeros_like(t), torch.ones_like(t)
-        factor = torch.stack([one, zero, t, 2 * one, 2 * one, zero, -t, one]).reshape(2, 2, 2)
+        zero, ones = torch.zeros_like(t), torch.ones_like(t)
+        factor = torch.stack([ones, zero, t, 2 * ones, 2 * ones, zero, -t, ones]).reshape(2, 2, 2)
         return torch.cholesky_solve(torch.tensor([[1.0, 5.0], [3.0, 4.0]], dtype=t.dtype), factor)
 
     return Bug(
@@ -525,9 +525,9 @@ def pytorch_192540() -> Bug:
     """Forward mode gives a wrong second derivative of `linalg.solve`, and of `det` and `slogdet`, which keep a factorisation."""
 
     def function(t: Tensor) -> Tensor:
-        one = torch.ones_like(t)
-        matrix = torch.stack([t + 2, one, one, t * t + 1]).reshape(2, 2)
-        solution: Tensor = torch.linalg.solve(matrix, torch.stack([one, 2 * one]))
+        ones = torch.ones_like(t)
+        matrix = torch.stack([t + 2, ones, ones, t * t + 1]).reshape(2, 2)
+        solution: Tensor = torch.linalg.solve(matrix, torch.stack([ones, 2 * ones]))
         return solution
 
     return Bug(_slope(function), (torch.tensor(0.6),), "func-jvp", note=SECOND)

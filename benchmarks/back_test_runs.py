@@ -185,21 +185,21 @@ CANDIDATES: Mapping[str, Callable[[Bug], list[Tensor]]] = {
 
 def difference(right: Tensor, got: Tensor, *, strides: bool, loose: bool) -> str:
     """How two tensors differ by more than rounding, in words; empty where they do not."""
-    for what, expected, found in (
+    for what, expected, actual in (
         ("dtype", right.dtype, got.dtype),
         ("shape", tuple(right.shape), tuple(got.shape)),
         *((("strides", right.stride(), got.stride()),) if strides else ()),
     ):
-        if expected != found:
-            return f"{what}: expected {expected}, got {found}"
+        if expected != actual:
+            return f"{what}: expected {expected}, got {actual}"
     allowed = LOOSE if loose else RELATIVE.get(right.dtype, ELSE)
-    one, other = (x if x.dtype == torch.int64 else x.double() for x in (right, got))
-    wrong = ~((one == other) | (one.isnan() & other.isnan()))
+    first, other = (x if x.dtype == torch.int64 else x.double() for x in (right, got))
+    wrong = ~((first == other) | (first.isnan() & other.isnan()))
     if right.is_floating_point():
-        scale = one[one.isfinite()].abs().max() if one.isfinite().any() else torch.tensor(0.0)
+        scale = first[first.isfinite()].abs().max() if first.isfinite().any() else torch.tensor(0.0)
         least = (LOOSE if loose else ABSOLUTE) * scale
-        bound = allowed * torch.maximum(one.abs(), other.abs()) + least
-        wrong &= ~(one.isfinite() & other.isfinite() & ((one - other).abs() <= bound))
+        bound = allowed * torch.maximum(first.abs(), other.abs()) + least
+        wrong &= ~(first.isfinite() & other.isfinite() & ((first - other).abs() <= bound))
     if not wrong.any():
         return ""
     place = tuple(wrong.nonzero()[0].tolist())
@@ -217,12 +217,12 @@ def plainly(name: str) -> dict[str, Any]:
     right = right[: len(got)]
     got = got[: len(right)]
     strides, loose = bug.technique.startswith("compile"), bug.technique.startswith("int8")
-    said = [
+    lines = [
         f"out[{place}]: {text}"
         for place, pair in enumerate(zip(right, got, strict=True))
         if (text := difference(*pair, strides=strides, loose=loose))
     ]
-    return {"present": bool(said), "said": "; ".join(said)[:REASON]}
+    return {"present": bool(lines), "said": "; ".join(lines)[:REASON]}
 
 
 # With accelcheck: the program as somebody's own model.
@@ -295,8 +295,8 @@ def main(words: Sequence[str]) -> None:
     name, question, path = words
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # exporters print
-        found = QUESTIONS[question](name)
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+        outcome = QUESTIONS[question](name)
+    Path(path).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
         without: Keys that are left out.
     """
     torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float]] = {}
     seen: set[tuple[str, str]] = set()
     for name, case, technique, workload in references(workloads):
         for draw in () if name in without else draws(workload, case.mode, technique.admits):
@@ -68,11 +68,11 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
             reference = compute(workload, technique, case.seed, case.dtype, case.mode, draw)
             for view, (budget, _) in ceilings.largest(reference.budgets).items():
                 if view in GATES:
-                    views = found.setdefault(name, {})
+                    views = table.setdefault(name, {})
                     views[view] = max(views.get(view, 0.0), float(f"{budget * 1.005:.2e}"))
         if sys.stderr.isatty():
             print(f"{len(seen)} references, {name}", end="\033[K\r", file=sys.stderr, flush=True)
-    return found
+    return table
 
 
 def refused(workloads: Sequence[str], seeds: int) -> Iterator[str]:

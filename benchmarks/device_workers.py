@@ -74,8 +74,8 @@ def _run(folder: Path, level: str, workers: int, more: list[str]) -> tuple[float
         stdout=subprocess.DEVNULL,
     )
     seconds = time.perf_counter() - begun
-    found = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    return seconds, {one["case"]["id"]: one["verdict"] for one in found if one.get("kind") == "case"}
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    return seconds, {line["case"]["id"]: line["verdict"] for line in lines if line.get("kind") == "case"}
 
 
 if __name__ == "__main__":

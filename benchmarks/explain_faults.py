@@ -116,8 +116,8 @@ def install(name: str, strength: float) -> None:
     program.run = run  # type: ignore[method-assign]  # on this instance alone
     runner.faults()[name].plant(strength)(program)
     program.run(Mode.FORWARD)
-    for one in seen:
-        one.__enter__()
+    for call in seen:
+        call.__enter__()
 
 
 def cases(bench: Bench, rows: Sequence[PlantedRow]) -> Iterator[tuple[PlantedRow, Bench, Case]]:
@@ -182,43 +182,46 @@ class Counting:
         """Look for an operator in a correct variant, whatever its verdict: none may be named."""
         trial = bench.trial(case)
         random = [draw for draw in draws(trial.workload, case.mode, trial.technique.admits) if not draw.probe]
-        one = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
-        one = one or runs.in_turn(trial, random)
+        match = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
+        match = match or runs.in_turn(trial, random)
         self.variants += 1
-        if one is not None:
+        if match is not None:
             self.false += 1
-            print(f"FALSE: {row}: {one.operator}: {one.faults[0]}", flush=True)
+            print(f"FALSE: {row}: {match.operator}: {match.faults[0]}", flush=True)
 
     def fault(self, row: PlantedRow, bench: Bench, case: Case) -> None:
         """Explain a fault, and see whether the operator is named that it is planted in."""
         self.acted.names.clear()
-        found = explain(bench, case, with_layers=False)
+        explanation = explain(bench, case, with_layers=False)
         function = expected(row)
         kind = "functions" if function else "operators"
         wanted = {function} if function else set(self.acted.names)
-        names = [name.partition(".")[0].partition("::")[2] for name in text.all_named(found)]
-        right = any(name.startswith(one) if function else name == one for one in wanted for name in names)
+        names = [name.partition(".")[0].partition("::")[2] for name in text.all_named(explanation)]
+        right = any(name.startswith(item) if function else name == item for item in wanted for name in names)
         name, count = ", ".join(names), self.counts[kind]
-        if not found.record.verdict.executed:
+        if not explanation.record.verdict.executed:
             return
-        if not found.failed:
+        if not explanation.failed:
             count.missed += 1
         else:
             # Rows that share an oracle with an earlier one take a tenth of the time that a case takes by itself.
-            if found.record.seconds.get("oracle", 0.0) > found.seconds[0] / 4:
-                self.ratios.append(found.seconds[1] / max(1e-3, found.seconds[0]))
+            if explanation.record.seconds.get("oracle", 0.0) > explanation.seconds[0] / 4:
+                self.ratios.append(explanation.seconds[1] / max(1e-3, explanation.seconds[0]))
                 if self.ratios[-1] > SLOW:
-                    print(f"slow: {row}: {found.seconds[1]:.1f} s for a case of {found.seconds[0]:.1f} s", flush=True)
+                    print(
+                        f"slow: {row}: {explanation.seconds[1]:.1f} s for a case of {explanation.seconds[0]:.1f} s",
+                        flush=True,
+                    )
             count.named += right
             count.wrongly += bool(name) and not right
             count.not_named += not name
-        if not found.failed or not right:
+        if not explanation.failed or not right:
             print(
-                f"{kind}: {row}: {found.record.verdict}, named {name or 'nothing'}, planted in {sorted(wanted)}",
+                f"{kind}: {row}: {explanation.record.verdict}, named {name or 'nothing'}, planted in {sorted(wanted)}",
                 flush=True,
             )
         elif not function:
-            self.script(found, row)
+            self.script(explanation, row)
 
     def script(self, found: Explanation, row: PlantedRow) -> None:
         """Run the script of a named operator alone."""

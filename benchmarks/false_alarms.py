@@ -90,7 +90,7 @@ def of_own(view: str, stick: Yardstick, read: Sequence[Reading], count: int, ran
     for _ in range(TRIALS):
         chosen = random.choice(len(read), count + 1, replace=False)
         result, *samples = (read[index].errors for index in chosen)
-        known = own.noise([one for one in samples if one is not None], stick.sizes, UNIT, 0.0)
+        known = own.noise([sample for sample in samples if sample is not None], stick.sizes, UNIT, 0.0)
         if known is not None and result is not None:
             measured, allowed = own.figures(result, known)[view]
             ratios.append(measured / allowed)
@@ -111,7 +111,7 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
     total = 0.0
 
     def line(view: str, first: Sequence[float], failed: float) -> None:
-        cells = (f"{one:.0e}" if one >= SMALLEST else f"<{SMALLEST:.0e}" for one in (*first, failed))
+        cells = (f"{rate:.0e}" if rate >= SMALLEST else f"<{SMALLEST:.0e}" for rate in (*first, failed))
         print(f"| {view} | {name} | {' | '.join(cells)} |", flush=True)
 
     for view in (*VIEWS, *own.OWN):

@@ -241,7 +241,7 @@ def mutated(seed: bytes, draw: Draw) -> bytes:
     """A file with a few changes: a part goes, or comes twice, a byte changes, one of `PIECES` is put in, or a value changes."""
     content = seed
     for _ in range(draw(1, MOST_CHANGES)):
-        values = [found.span() for found in _VALUE.finditer(content)]
+        values = [match.span() for match in _VALUE.finditer(content)]
         if values and draw(0, 1):
             start, end = values[draw(0, len(values) - 1)]
             content = content[:start] + VALUES[draw(0, len(VALUES) - 1)] + content[end:]

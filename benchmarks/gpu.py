@@ -205,8 +205,8 @@ def judged(path: Path, outcome: Outcome) -> None:
 
 def selected(log: Path) -> int:
     """How many cases the last run of the suite was to judge, from what the plugin prints first; 0 where it did not come so far."""
-    found = re.findall(r"^accelcheck: level \d+: (\d+) cases on ", log.read_text(errors="replace"), re.MULTILINE)
-    return int(found[-1]) if found else 0
+    matches = re.findall(r"^accelcheck: level \d+: (\d+) cases on ", log.read_text(errors="replace"), re.MULTILINE)
+    return int(matches[-1]) if matches else 0
 
 
 def write(given: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:

@@ -237,9 +237,9 @@ def caught(fault: Fault, labels: Mapping[str, Sequence[str]], matrix: Matrix) ->
         every = divided(workload.problem(1).module).labels
         reduced = workload.without(frozenset(every) - frozenset(labels[name][:MOST_LABELS]))
         with tempfile.TemporaryDirectory() as folder:
-            found = replace(matrix, techniques={technique.name: technique}, workloads={reduced.name: reduced})
+            reduced_matrix = replace(matrix, techniques={technique.name: technique}, workloads={reduced.name: reduced})
             case = Case(technique.name, reduced.name, "cpu", "float32", Mode.FORWARD, 2)
-            record = bench(Cpu(), found, Store(Path(folder))).run(case)
+            record = bench(Cpu(), reduced_matrix, Store(Path(folder))).run(case)
         if record.verdict is Verdict.FAIL:
             return name, workload.levels.get("eager", 2), str(record.faults[0])
     return "", 0, ""

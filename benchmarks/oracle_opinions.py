@@ -103,10 +103,10 @@ def by_reference(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> str:
     except Exception:  # noqa: BLE001 - references take fewer arguments, and raise anything
         return "-"
     got = call(torch.ones(1, dtype=torch.float64), tensors)
-    for one, other in zip(got, expected, strict=False):
-        if one.shape != other.shape:
+    for a, other in zip(got, expected, strict=False):
+        if a.shape != other.shape:
             return "-"  # a reference that keeps no dimensions, or other ones
-        wide, known = one.double(), other.to(torch.float64) if not other.is_complex() else other
+        wide, known = a.double(), other.to(torch.float64) if not other.is_complex() else other
         if known.is_complex():
             return "-"
         if not torch.allclose(wide, known, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):

@@ -65,7 +65,7 @@ def made(length: int = LENGTH) -> tuple[nn.Module, tuple[Any, ...]]:
 def by_hand(model: nn.Module, inputs: tuple[Any, ...]) -> int:
     """References and candidates of all draws, forward and backward; the number of tensors that were compared."""
     workload = workload_of(model, inputs, name="hand")
-    technique = next(one for one in TECHNIQUES if one.name == "amp-bf16")
+    technique = next(candidate for candidate in TECHNIQUES if candidate.name == "amp-bf16")
     device, compared = Cpu(), 0
     for mode in (Mode.FORWARD, Mode.BACKWARD):
         case = Case("amp-bf16", "hand", "cpu", "float32", mode, 1)
@@ -112,9 +112,9 @@ def main() -> int:
     for hand, fixture in turns:
         print(f"by hand {hand:.2f} s, fixture {fixture:.2f} s: {fixture / hand:.3f}")
     ratios = [fixture / hand for hand, fixture in turns]
-    found = statistics.median(ratios)
-    print(f"median {found:.3f}, limit {LIMIT:g}")
-    return int(found > LIMIT)
+    ratio = statistics.median(ratios)
+    print(f"median {ratio:.3f}, limit {LIMIT:g}")
+    return int(ratio > LIMIT)
 
 
 if __name__ == "__main__":

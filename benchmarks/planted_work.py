@@ -101,20 +101,20 @@ def slowed(call: Call, elements: int) -> Call:
 def timed(calls: Sequence[Call]) -> list[Callable[[], float]]:
     """Blocks of each, warm."""
     blocks = [block(_CPU, call) for call in calls]
-    for one in blocks:
-        settle(one)
+    for item in blocks:
+        settle(item)
     return blocks
 
 
 def in_turns(blocks: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
     """Times of each block in s, round by round, every other round in the opposite order."""
-    found: list[list[float]] = [[] for _ in blocks]
+    seconds: list[list[float]] = [[] for _ in blocks]
     with undisturbed():
         for number in range(rounds):
             order = range(len(blocks)) if number % 2 == 0 else range(len(blocks) - 1, -1, -1)
             for which in order:
-                found[which].append(blocks[which]())
-    return found
+                seconds[which].append(blocks[which]())
+    return seconds
 
 
 def part(base: Sequence[float], other: Sequence[float]) -> float:

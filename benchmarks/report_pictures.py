@@ -74,7 +74,7 @@ def main() -> int:
         journal = given.journal or _planted(folder)
         report = folder / "report.html"
         stored = ("cpu/level1.jsonl", "cpu/level1-speed.jsonl", "xla/level1.jsonl")
-        words = [*(str(STORED / one) for one in stored), str(journal)]
+        words = [*(str(STORED / journal_name) for journal_name in stored), str(journal)]
         for option in ("curve", "claims"):
             words += [f"--{option}={STORED / device / option}.json" for device in ("cpu", "xla")]
         subprocess.run(

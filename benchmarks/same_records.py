@@ -28,9 +28,10 @@ def facts(record: Record) -> dict[str, Any]:
     """Every field of a record that a second run on the same machine repeats, by name; figures by path and view."""
     told: dict[str, Any] = {"verdict": str(record.verdict), "compared": record.compared}
     told["eager_excess"] = record.eager_excess
-    told |= {f"evidence {one.claim}": (one.observed, one.engaged) for one in record.evidence}
+    told |= {f"evidence {entry.claim}": (entry.observed, entry.engaged) for entry in record.evidence}
     told |= {
-        f"figure {one.path} {one.view}": (one.measured, one.allowed, one.where, one.gates) for one in record.figures
+        f"figure {figure.path} {figure.view}": (figure.measured, figure.allowed, figure.where, figure.gates)
+        for figure in record.figures
     }
     return told
 

@@ -78,9 +78,10 @@ def test_speed(benchmark, name, per_cent):
 
 def calibrate(job: dict[str, Any]) -> dict[str, Any]:
     """How many elements make each workload slower by how much."""
-    found = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
+    calibrated = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
     return {
-        name: {str(per_cent): count for per_cent, count in elements.items()} for name, (elements, _) in found.items()
+        name: {str(per_cent): count for per_cent, count in elements.items()}
+        for name, (elements, _) in calibrated.items()
     }
 
 
@@ -109,12 +110,12 @@ def gate_1(base: planted_work.Call, candidate: planted_work.Call) -> dict[str, A
     start = time.perf_counter()
     with undisturbed():
         first, second = timed([base, candidate])
-        found = compare(first, second)
+        comparison = compare(first, second)
     return {
-        "answer": found.answer,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
+        "answer": comparison.answer,
+        "ratio": comparison.ratio,
+        "low": comparison.low,
+        "high": comparison.high,
         "seconds": time.perf_counter() - start,
     }
 
@@ -255,10 +256,10 @@ def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if run.returncode:
             raise SystemExit(f"pytest ended with {run.returncode}:\n{run.stdout}{run.stderr}")
         saved = json.loads((folder / "saved.json").read_text())
-    found: dict[str, dict[str, Any]] = {name: {} for name in job["names"]}
-    for one in saved["benchmarks"]:
-        found[one["params"]["name"]][str(one["params"]["per_cent"])] = {"mean": one["stats"]["mean"]}
-    return found
+    times: dict[str, dict[str, Any]] = {name: {} for name in job["names"]}
+    for benchmark in saved["benchmarks"]:
+        times[benchmark["params"]["name"]][str(benchmark["params"]["per_cent"])] = {"mean": benchmark["stats"]["mean"]}
+    return times
 
 
 def session(
@@ -270,7 +271,7 @@ def session(
     with neighbour(seed) if condition == "busy" else contextlib.nullcontext():
         saved = pytest_benchmark(job)
         spent = time.perf_counter() - start
-        found = ask("tools", job)
+        answer = ask("tools", job)
         samples = [ask("sample", {**job, "seed": seed + number}) for number in range(processes)]
         duets = [pair({**job, "seed": seed + number}, number) for number in range(pairs)]
     return {
@@ -282,7 +283,7 @@ def session(
         "quick": calibration["quick"],
         "pytest-benchmark": saved,
         "pytest-benchmark-seconds": spent,
-        **found,
+        **answer,
         "processes": samples,
         "pairs": duets,
         "seconds": time.perf_counter() - start,
@@ -302,9 +303,12 @@ def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -
         if line["kind"] == "calibration" and all(line[key] == value for key, value in here.items()):
             return line
     print(f"calibrating in {CALIBRATIONS} processes", flush=True)
-    found = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
+    calibrations = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
     elements = {
-        name: {str(p): round(statistics.median(one[name][str(p)] for one in found)) for p in SLOWDOWNS}
+        name: {
+            str(p): round(statistics.median(calibration[name][str(p)] for calibration in calibrations))
+            for p in SLOWDOWNS
+        }
         for name in names
     }
     known = {"kind": "calibration", **here, "elements": elements}
@@ -353,9 +357,9 @@ def main() -> int:
     seed = options.seed if options.seed is not None else int(time.time())
     for number in range(sessions):
         for condition in options.condition or gate_table.CONDITIONS:
-            found = session(calibration, condition, seed + 1000 * number, processes, pairs, seconds)
-            append(options.json, found)
-            print(f"{condition} session {number + 1} of {sessions}: {found['seconds']:.0f} s", flush=True)
+            line = session(calibration, condition, seed + 1000 * number, processes, pairs, seconds)
+            append(options.json, line)
+            print(f"{condition} session {number + 1} of {sessions}: {line['seconds']:.0f} s", flush=True)
     return gate_table.show(gate_table.read([options.json]))
 
 

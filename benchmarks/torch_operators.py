@@ -172,7 +172,7 @@ def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict
     for mode, dtype in itertools.product((Mode.FORWARD, Mode.BACKWARD), PARTS[part].cases):
         if mode in workload.modes:
             try:
-                found = compute(workload, Eager(), stable_seed(workload.name), dtype, mode)
+                reference = compute(workload, Eager(), stable_seed(workload.name), dtype, mode)
             except OracleError as error:
                 reason = " ".join(str(error).removeprefix(f"{workload.name} (draw 0): ").split())[:LONGEST]
                 refused = entry.get("left_variants", {})
@@ -186,7 +186,7 @@ def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict
                 if mode is Mode.FORWARD:
                     return {"dtypes": entry["dtypes"], "left": reason}
                 return entry | {"gradients": False, "left_gradients": reason}
-            if mode is Mode.BACKWARD and not any(path.startswith("grad:") for path in found.budgets):
+            if mode is Mode.BACKWARD and not any(path.startswith("grad:") for path in reference.budgets):
                 return entry | {"gradients": False, "left_gradients": "rounding errors alone decide every gradient"}
     return entry
 

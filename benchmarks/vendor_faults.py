@@ -150,7 +150,7 @@ def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
     for selection in dict.fromkeys(planted.selection for planted in faults):
         healthy = Row(Planted("", "", selection), run("", selection, folder))
         if healthy.caught:
-            raise RuntimeError(f"not right without a fault: {', '.join(one.case.id for one in healthy.caught)}")
+            raise RuntimeError(f"not right without a fault: {', '.join(fault.case.id for fault in healthy.caught)}")
     for planted in faults:
         row = Row(planted, run(planted.name, planted.selection, folder))
         yield replace(row, explained=explain(planted.name, row.caught[0].case.id, folder)) if row.caught else row
@@ -161,18 +161,18 @@ def explain(fault: str, case: str, folder: Path) -> dict[str, Any]:
     done = under(fault, ["-m", "accelcheck.cli", "explain", case, "--json", "--timeout=20"], folder)
     if done.returncode != 1:
         return {}  # it passes this time: a fault that strikes now and then
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def explanation(row: Row) -> str:
     """The layer that is to blame, the operator, and how its script ends, for a cell of a table."""
-    found = row.explained
-    if not found:
+    row_text = row.explained
+    if not row_text:
         return "passes this time"
     named = ", ".join(f"`{name}`" for name in row.named[:2]) or "no operator"
-    ended = re.search(r"run alone, it (.+?)(?: \(|$)", found["alone"] or "")
-    return f"{found['blamed'] or 'no layer alone'}: {named}" + (f"; its script {ended[1]}" if ended else "")
+    ended = re.search(r"run alone, it (.+?)(?: \(|$)", row_text["alone"] or "")
+    return f"{row_text['blamed'] or 'no layer alone'}: {named}" + (f"; its script {ended[1]}" if ended else "")
 
 
 def said(record: Record) -> str:
@@ -227,16 +227,16 @@ def main() -> int:
         if name not in legal:
             parser.error(f"unknown fault {name!r}. Legal values: {', '.join(legal)}")
     with tempfile.TemporaryDirectory(prefix="vendor-faults-") as folder:
-        found = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
-    shown = table(found)
-    within = [row for row in found if row.planted.operators]
+        measured_rows = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
+    shown = table(measured_rows)
+    within = [row for row in measured_rows if row.planted.operators]
     counted = f"Of {len(within)} faults in one kind of operator, `accelcheck explain` names the operator in {sum(not row.missed for row in within)}."
     versions = {"torch": metadata.version("torch").partition("+")[0], "package": metadata.version("acme-npu")}
     print(
         shown if given.faults else PAGE.format(table=shown, counted=counted, **versions),
         end="\n" if given.faults else "",
     )
-    missed = [row.missed for row in found if row.missed]
+    missed = [row.missed for row in measured_rows if row.missed]
     if missed:
         print(*missed, sep="\n", file=sys.stderr)
     return 1 if missed else 0

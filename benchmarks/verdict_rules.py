@@ -292,10 +292,10 @@ def chosen(which: str) -> list[PlantedRow]:
     forward = [row for row in runner.rows() if row.mode is Mode.FORWARD and not row.seeds]
     if which == "all":
         return forward
-    found = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]
-    if missing := (FAULTS | CORRECT) - {(row.plant, row.strength, row.workload) for row in found}:
+    result = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]
+    if missing := (FAULTS | CORRECT) - {(row.plant, row.strength, row.workload) for row in result}:
         raise SystemExit(f"the catalogue of faults no longer has {sorted(missing)}: choose others")
-    return found
+    return result
 
 
 def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
@@ -308,7 +308,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
     def share(name: str, among: list[Trialled]) -> float:
         return sum(name in trial.failing for trial in among) / max(1, len(among))
 
-    found = [
+    rates = [
         {
             "rule": name,
             "caught": share(name, faults),
@@ -318,7 +318,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
         }
         for name in (OURS, FIRST_DRAW, *RULES)
     ]
-    return sorted(found, key=lambda rule: (-rule["caught"], rule["failed"]))
+    return sorted(rates, key=lambda rule: (-rule["caught"], rule["failed"]))
 
 
 def table(rules: list[dict[str, Any]]) -> str:
@@ -342,7 +342,7 @@ def wrong(trials: list[Trialled], name: str) -> list[str]:
         if trial.row.correct == (name in trial.failing) and not trial.row.hidden:
             kind = "fails" if trial.row.correct else "misses"
             seeds.setdefault(f"{kind} {trial.row}", []).append(trial.seed)
-    return [f"{line}: seeds {', '.join(map(str, sorted(found)))}" for line, found in sorted(seeds.items())]
+    return [f"{line}: seeds {', '.join(map(str, sorted(seed)))}" for line, seed in sorted(seeds.items())]
 
 
 def main() -> int:
@@ -392,9 +392,9 @@ def main() -> int:
         print("\nThe first draw has eager's own bits, so no rule can see anything in it:")
         print("\n".join(f"- {row}: {count} of {options.seeds} seeds" for row, count in sorted(same_bits.items())))
     for name in [OURS, FIRST_DRAW, *RULES] if options.missed else [OURS]:
-        found = wrong(trials, name)
-        print(f"\n{name}: {'nothing missed, nothing failed that is correct' if not found else ''}")
-        print("\n".join(f"- {line}" for line in found))
+        wrong_names = wrong(trials, name)
+        print(f"\n{name}: {'nothing missed, nothing failed that is correct' if not wrong_names else ''}")
+        print("\n".join(f"- {line}" for line in wrong_names))
     return int(bool(wrong(trials, OURS)))
 
 

@@ -84,11 +84,11 @@ def blocks(ours: Callable[[], object], theirs: Callable[[], object], count: int)
     theirs()
     each = max(seconds(ours, 1), seconds(theirs, 1))
     times = max(1, round(BLOCK / 4 / each))
-    found = []
+    collected = []
     for _ in range(count):
         first, other, again, last = (seconds(call, times) for call in (ours, theirs, theirs, ours))
-        found.append(((first + last) / 2, (other + again) / 2))
-    return found
+        collected.append(((first + last) / 2, (other + again) / 2))
+    return collected
 
 
 def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -105,8 +105,8 @@ def peak(call: Callable[[], object]) -> int:
         call()
     held = most = 0
     # The raw events: `log.events()` has given most of them to the operators that they fell into.
-    found = log.profiler.kineto_results.events() if log.profiler is not None else []
-    for event in sorted((e for e in found if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+    events = log.profiler.kineto_results.events() if log.profiler is not None else []
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
     if not most:
@@ -131,12 +131,12 @@ def timed(exponent: int, threads: int, count: int) -> dict[str, Any]:
     result = {PATH: candidate}
     torch.set_num_threads(threads)
     for _ in range(2):
-        found = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
-        ratios = [ours / theirs for ours, theirs in found]
+        judgement = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
+        ratios = [ours / theirs for ours, theirs in judgement]
         low, high = interval(ratios)
         if low <= 1.0:
             break
-    ours, theirs = (statistics.median(times) for times in zip(*found, strict=True))
+    ours, theirs = (statistics.median(times) for times in zip(*judgement, strict=True))
     return {
         "exponent": exponent,
         "threads": threads,
@@ -164,10 +164,10 @@ def main() -> int:
     times = []
     for exponent in options.exponents:
         for number in threads:
-            times.append(one := timed(exponent, number, options.blocks))
+            times.append(row := timed(exponent, number, options.blocks))
             print(
-                f"| 2^{exponent} | {number} | {human(one['verdict'])} | {human(one['assert_close'])} | {one['ratio']:.2f} "
-                f"| {one['low']:.2f} to {one['high']:.2f} |",
+                f"| 2^{exponent} | {number} | {human(row['verdict'])} | {human(row['assert_close'])} | {row['ratio']:.2f} "
+                f"| {row['low']:.2f} to {row['high']:.2f} |",
                 flush=True,
             )
     print("\n| elements | memory beyond the inputs |\n|---:|---:|")
@@ -180,7 +180,7 @@ def main() -> int:
     if options.json:
         stored = {"torch": torch.__version__, "processors": os.cpu_count(), "times": times, "memory": weights}
         options.json.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
-    return int(any(one["low"] > 1.0 for one in times) or any(one["bytes"] > LIMIT for one in weights))
+    return int(any(item["low"] > 1.0 for item in times) or any(weight["bytes"] > LIMIT for weight in weights))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def claims() -> tuple[Claim, ...]:
 
 
 def given() -> dict[str, frozenset[What]]:
-    return {name: one.gives for name, one in experiments().items()}
+    return {name: experiment.gives for name, experiment in experiments().items()}
 
 
 def claim(what: What, figure: float, name: str = "a", experiment: str = "one") -> Claim:

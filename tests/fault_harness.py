@@ -101,9 +101,9 @@ def verdict_of(
 
 def faults(record: Record) -> dict[str, set[str]]:
     """What was wrong, by path: the views that caught it, or the kind of fault."""
-    found: dict[str, set[str]] = {}
+    table: dict[str, set[str]] = {}
     if record.verdict is Verdict.FAIL:
         for fault in record.faults:
             path = "not engaged" if fault.kind is FaultKind.EVIDENCE else fault.path
-            found.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
-    return found
+            table.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
+    return table

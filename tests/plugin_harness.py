@@ -292,8 +292,8 @@ class Ran:
 
     def record(self, technique: str, workload: str = "tiny") -> Record:
         """The one record of a pair."""
-        (found,) = (r for r in self.records if (r.case.technique, r.case.workload) == (technique, workload))
-        return found
+        (result,) = (r for r in self.records if (r.case.technique, r.case.workload) == (technique, workload))
+        return result
 
     @property
     def cases(self) -> list[dict[str, Any]]:
@@ -397,10 +397,10 @@ def reaches(stat: Path, *states: str) -> bool:
     """Whether the process of this file in /proc gets into one of these states within 30 s."""
     for _ in range(600):
         try:
-            found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            state = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
         except OSError:
-            found = "gone"
-        if found in states:
+            state = "gone"
+        if state in states:
             return True
         time.sleep(0.05)
     return False

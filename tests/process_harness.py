@@ -105,7 +105,7 @@ def left(*pids: int, seconds: float = 5.0) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Everything that a process has started and that still runs."""
-    return [one.pid for one in psutil.Process(pid).children(recursive=True) if alive(one.pid)]
+    return [child.pid for child in psutil.Process(pid).children(recursive=True) if alive(child.pid)]
 
 
 def end_what_is_left() -> list[str]:
@@ -122,8 +122,10 @@ def end_what_is_left() -> list[str]:
 
 def _children() -> dict[int, str]:
     """Command lines of the children that do not end with this process by themselves, by number."""
-    found = {}
+    children = {}
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            found[child.pid] = " ".join(child.cmdline())
-    return {pid: words for pid, words in found.items() if alive(pid) and not any(one in words for one in END_WITH_US)}
+            children[child.pid] = " ".join(child.cmdline())
+    return {
+        pid: words for pid, words in children.items() if alive(pid) and not any(word in words for word in END_WITH_US)
+    }

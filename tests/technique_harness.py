@@ -60,10 +60,10 @@ class Ran:
 
     @property
     def engaged(self) -> bool:
-        return bool(self.evidence) and all(one.engaged for one in self.evidence)
+        return bool(self.evidence) and all(entry.engaged for entry in self.evidence)
 
     def missing(self) -> list[str]:
-        return [f"{one.claim}: {one.observed}" for one in self.evidence if not one.engaged]
+        return [f"{entry.claim}: {entry.observed}" for entry in self.evidence if not entry.engaged]
 
 
 def run(

@@ -34,13 +34,13 @@ STRANGERS = {"torch", "pytest", *sys.stdlib_module_names}
 
 def imports(source: str) -> list[str]:
     """Everything that a program imports, also inside of functions, as ``module`` or ``module.name``."""
-    found: list[str] = []
+    imported: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
-    return found
+            imported += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return imported
 
 
 def internal(source: str) -> list[str]:
@@ -57,14 +57,14 @@ def foreign(source: str) -> list[str]:
 
 def blocks(document: Path, language: str) -> list[str]:
     """The fenced blocks of a document in a language."""
-    return [text for found, text in FENCED.findall(document.read_text("utf-8")) if found == language]
+    return [text for kind, text in FENCED.findall(document.read_text("utf-8")) if kind == language]
 
 
 def header(example: Path) -> tuple[str, str]:
     """The command that an example's docstring gives, and the lines that it promises."""
-    found = HEADER.search(f"{ast.get_docstring(ast.parse(example.read_text('utf-8')))}\n")
-    assert found is not None, f"{example}: expected a command after `$` and the lines that it prints"
-    return found["command"], "".join(line.removeprefix("    ") for line in found["output"].splitlines(keepends=True))
+    match = HEADER.search(f"{ast.get_docstring(ast.parse(example.read_text('utf-8')))}\n")
+    assert match is not None, f"{example}: expected a command after `$` and the lines that it prints"
+    return match["command"], "".join(line.removeprefix("    ") for line in match["output"].splitlines(keepends=True))
 
 
 def python(code: str) -> str:

@@ -112,9 +112,9 @@ def test_a_near_miss_is_answered_with_the_nearest(words: str, said: str, capsys:
 
 
 def test_a_duet_of_nothing_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused("duet", capsys=capsys)
-    assert said.startswith("usage: accelcheck duet")
-    assert "--python, --env-a or --env-b" in said
+    printed = refused("duet", capsys=capsys)
+    assert printed.startswith("usage: accelcheck duet")
+    assert "--python, --env-a or --env-b" in printed
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_the_list_of_cases_is_that_of_a_run(capsys: pytest.CaptureFixture[str]) 
 def test_the_list_of_workloads_can_be_that_of_a_technique(capsys: pytest.CaptureFixture[str]) -> None:
     known = Matrix.load()
     every = listed(capsys, "--workloads")["workloads"]
-    assert [one["name"] for one in every] == list(known.workloads)
-    some = {one["name"] for one in listed(capsys, "--workloads", "--technique=sdpa-math")["workloads"]}
+    assert [entry["name"] for entry in every] == list(known.workloads)
+    some = {entry["name"] for entry in listed(capsys, "--workloads", "--technique=sdpa-math")["workloads"]}
     cases = known.cases(Selection(("cpu",), techniques=("sdpa-math",), level=4))
     assert some == {case.workload for case in cases} != set(known.workloads)
 
 
 def test_the_list_of_traits_says_who_asks_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    traits = {one["name"]: one for one in listed(capsys, "--traits")["traits"]}
+    traits = {trait["name"]: trait for trait in listed(capsys, "--traits")["traits"]}
     known = Matrix.load()
     assert set(traits) >= {trait for workload in known.workloads.values() for trait in workload.traits}
     assert "sdpa-math" in traits["attention"]["required-by"]
@@ -212,12 +212,12 @@ def test_the_list_of_techniques_has_each_answer_with_its_reason(
 ) -> None:
     here = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, versions={"torch": "2"}))
     monkeypatch.setattr("accelcheck.commands.listing.probe", lambda *_, **__: ({"cpu": here}, None))
-    found = listed(capsys, "--device=cpu", "--technique=checkpoint-xla", "--technique=amp-bf16")
-    amp, checkpoint = sorted(found["techniques"], key=lambda one: str(one["name"]))
+    shown = listed(capsys, "--device=cpu", "--technique=checkpoint-xla", "--technique=amp-bf16")
+    amp, checkpoint = sorted(shown["techniques"], key=lambda one: str(one["name"]))
     assert amp["answers"]["cpu"]["runs"] is True
     assert checkpoint["answers"]["cpu"]["verdict"] == "unsupported"
     assert checkpoint["answers"]["cpu"]["reason"]
-    assert found["devices"]["cpu"]["fingerprint"]["versions"] == {"torch": "2"}
+    assert shown["devices"]["cpu"]["fingerprint"]["versions"] == {"torch": "2"}
 
 
 def test_the_list_of_devices_says_why_one_is_absent(

@@ -313,9 +313,9 @@ def test_absent_hardware_skips_before_anything_is_installed() -> None:
 
 def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "amd", lambda: hardware.Hardware(2, (), "", SUPPORTED))
-    found = noxfile._rocm()
-    assert found.code is Code.WRONG_BUILD
-    assert INDEX in found.action
+    result = noxfile._rocm()
+    assert result.code is Code.WRONG_BUILD
+    assert INDEX in result.action
     monkeypatch.setenv(INDEX, "https://example.org/rocm")
     assert noxfile._rocm().ok
     monkeypatch.delenv(INDEX)

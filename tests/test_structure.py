@@ -157,7 +157,7 @@ def by_name_of_device(source: str) -> list[str]:
         parts = node.elts if isinstance(node, (ast.Set, ast.Tuple, ast.List)) else [node]
         return table(node) or all(isinstance(part, ast.Constant) for part in parts)
 
-    found = []
+    wrong = []
     for node in ast.walk(ast.parse(source)):
         parts: list[ast.expr] = []
         if isinstance(node, ast.Compare):
@@ -168,18 +168,18 @@ def by_name_of_device(source: str) -> list[str]:
         elif isinstance(node, ast.Subscript) and table(node.value):
             parts = [node.slice]
         if any(device.fullmatch(ast.unparse(part)) for part in parts):
-            found.append(ast.unparse(node))
-    return found
+            wrong.append(ast.unparse(node))
+    return wrong
 
 
 def test_what_a_device_can_do_is_asked_by_its_features_not_by_its_name() -> None:
-    found = {
+    branches = {
         (path.relative_to(PACKAGE).as_posix(), text)
         for name, path in MODULES.items()
         if package_of(name) != "devices"
         for text in by_name_of_device(path.read_text("utf-8"))
     }
-    assert found == set(BY_DEVICE)
+    assert branches == set(BY_DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,15 @@ def outdated(identifier: str) -> bool:
 
 def identifiers() -> set[tuple[str, str]]:
     """Every name in the source, with its file: of modules, classes, functions, arguments, variables and attributes."""
-    found = set()
+    names = set()
     for path in MODULES.values():
         place = path.relative_to(PACKAGE).as_posix()
-        found |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
+        names |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
         with path.open("rb") as file:
-            found |= {
+            names |= {
                 (place, token.string) for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME
             }
-    return found
+    return names
 
 
 def test_no_name_has_a_word_that_was_given_up() -> None:
@@ -284,16 +284,16 @@ def test_a_technique_in_any_package_of_techniques_is_found(
     module = importlib.import_module(package)
     monkeypatch.setattr(module, "__path__", [*module.__path__, str(tmp_path)])
     try:
-        found = discover("accelcheck.techniques", "TECHNIQUES")
+        discovered = discover("accelcheck.techniques", "TECHNIQUES")
     finally:
         for name in ("one_more", "inner", "inner.another"):
             sys.modules.pop(f"{package}.{name}", None)
             vars(module).pop(name, None)
-    assert {"one more", "another"} <= {thing for thing in found if isinstance(thing, str)}
+    assert {"one more", "another"} <= {thing for thing in discovered if isinstance(thing, str)}
 
 
 def test_every_module_that_defines_techniques_is_found() -> None:
-    found = {id(technique) for technique in discover("accelcheck.techniques", "TECHNIQUES")}
+    discovered = {id(technique) for technique in discover("accelcheck.techniques", "TECHNIQUES")}
     assigned = re.compile(r"^TECHNIQUES\b", re.MULTILINE)
     defining = [
         name
@@ -302,7 +302,8 @@ def test_every_module_that_defines_techniques_is_found() -> None:
     ]
     assert len(defining) > 30
     assert dict.fromkeys(defining, True) == {
-        name: all(id(technique) in found for technique in importlib.import_module(name).TECHNIQUES) for name in defining
+        name: all(id(technique) in discovered for technique in importlib.import_module(name).TECHNIQUES)
+        for name in defining
     }
 
 
@@ -316,11 +317,11 @@ def test_the_guide_has_every_package_and_the_order_of_imports() -> None:
 
 
 def test_the_entry_of_a_ledger_in_the_guide_is_one(tmp_path: Path) -> None:
-    found = re.search(
+    match = re.search(
         r"^```toml\n(.*?)^```$", (GUIDE.parent / "docs" / "ledger.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
-    assert found is not None
-    (tmp_path / "ledger.toml").write_text(found[1])
+    assert match is not None
+    (tmp_path / "ledger.toml").write_text(match[1])
     assert len(Ledger.load((tmp_path / "ledger.toml",)).entries) == 1
 
 

@@ -202,9 +202,15 @@ def _signature(arguments: ast.arguments, read: Callable[[str], str], path: str, 
             return ast.Constant(...)
         return node
 
-    for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
-        if one is not None:
-            one.annotation = None
+    for parameter in [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]:
+        if parameter is not None:
+            parameter.annotation = None
     arguments.defaults = [value for node in arguments.defaults if (value := default(node)) is not None]
     arguments.kw_defaults = [default(node) for node in arguments.kw_defaults]
     if method:  # as a caller sees it

@@ -84,8 +84,10 @@ def test_the_symptom_of_a_fault_does_not_depend_on_its_draw(draw: str) -> None:
 
 
 def test_a_difference_may_have_several_symptoms() -> None:
-    said = "out[0]: 210 of 288 numbers, first at [0]: expected 1, got 2; out[1]: strides: expected (1, 3), got (4, 1)"
-    assert back_test.symptoms(said) == {"numbers", "strides"}
+    message = (
+        "out[0]: 210 of 288 numbers, first at [0]: expected 1, got 2; out[1]: strides: expected (1, 3), got (4, 1)"
+    )
+    assert back_test.symptoms(message) == {"numbers", "strides"}
     assert back_test.symptoms("raises RuntimeError") == {"numbers"}
 
 
@@ -97,11 +99,11 @@ def test_the_case_of_the_lowest_level_is_the_first() -> None:
 
 def test_a_gradient_in_a_bundle_is_that_of_the_operator_whose_input_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(back_test, "owners", {"ops-index-1": {2: "index_add", 3: "index_copy"}}.__getitem__)
-    found = [
+    collected = [
         record(workload="ops-index-1", path=f"grad:input[{place}]", mode=Mode.BACKWARD, level=4 - place)
         for place in (2, 3)
     ]
-    seen = back_test.first_seen(BUG, found)
+    seen = back_test.first_seen(BUG, collected)
     assert seen is not None
     assert seen.level == 2
 

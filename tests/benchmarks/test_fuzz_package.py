@@ -29,10 +29,11 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_mutated_package_gets_a_verdict(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     status = fuzz.main(["--count", "51", "--seed", "1"])
-    said = capsys.readouterr().out
-    assert status == 0, said
+    printed = capsys.readouterr().out
+    assert status == 0, printed
     assert (
-        "102 mutated packages: 102 got a verdict, 96 were found altered, 6 cannot be told without a signature" in said
+        "102 mutated packages: 102 got a verdict, 96 were found altered, 6 cannot be told without a signature"
+        in printed
     )
 
 

@@ -74,10 +74,10 @@ def test_a_value_that_is_wrong_differs(sample: tuple[SampleCall, list[Tensor]]) 
 def test_an_operator_has_opinions_on_each_part() -> None:
     assert database()["exp"].ref is not None
     entry: dict[str, Any] = {"family": "unary", "floating": {"gradients": True, "dtypes": ["float32"]}}
-    said = list(opinions.opinions("exp", entry))
-    assert {kind for kind, _ in said} == {"values", "derivatives"}
-    assert {text for _, text in said} <= {"", "-"}
-    assert ("values", "") in said
+    message = list(opinions.opinions("exp", entry))
+    assert {kind for kind, _ in message} == {"values", "derivatives"}
+    assert {text for _, text in message} <= {"", "-"}
+    assert ("values", "") in message
 
 
 @pytest.mark.parametrize(("name", "status"), [("exp", 1), ("sign", 0)])

@@ -39,9 +39,9 @@ ACCURACY, LEARNING = Mode.ACCURACY, Mode.LEARNING
 
 
 def task(name: str) -> Task:
-    found = built_in()[name]
-    assert isinstance(found, Task)
-    return found
+    chosen = built_in()[name]
+    assert isinstance(chosen, Task)
+    return chosen
 
 
 def brief() -> Task:
@@ -232,9 +232,9 @@ def test_pixels_are_exact_in_every_dtype() -> None:
 
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn", "digits-vit", "digits-mlp-training"])
 def test_a_seed_gives_one_problem(name: str) -> None:
-    one, same, other = (task(name).problem(seed).module.state_dict() for seed in (7, 7, 8))
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert any(not torch.equal(one[key], other[key]) for key in one)
+    first, same, other = (task(name).problem(seed).module.state_dict() for seed in (7, 7, 8))
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn", "digits-vit"])
@@ -392,7 +392,7 @@ def nan_rows(logits: Tensor) -> Tensor:
 def test_a_fault_that_costs_accuracy_fails(change: Change, line: str, store: Store) -> None:
     record = verdict_of(store, Planted(change), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.FAIL
-    assert any(said.startswith(line) for said in record.why.splitlines()), record.why
+    assert any(message.startswith(line) for message in record.why.splitlines()), record.why
 
 
 def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -500,8 +500,8 @@ def test_a_technique_that_stops_in_a_later_fold_is_found(store: Store) -> None:
 
         def evidence(self, *args: Any) -> Any:
             self.folds += 1
-            for one in super().evidence(*args):
-                yield replace(one, engaged=self.folds < 3)
+            for entry in super().evidence(*args):
+                yield replace(entry, engaged=self.folds < 3)
 
     record = verdict_of(store, Once(nothing), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.FAIL

@@ -61,13 +61,13 @@ class Recorder(Store):
             self.looks.append((workload.name, careful))
         if algorithm:
             self.algorithms.append((workload.name, algorithm))
-        found = super().get(case, technique, workload, *args, **options)
+        reference = super().get(case, technique, workload, *args, **options)
         factor = self.factor if careful else 1e-2
         budgets = {
             path: {view: budget * factor for view, budget in views.items()} if path.startswith(self.tight) else views
-            for path, views in found.budgets.items()
+            for path, views in reference.budgets.items()
         }
-        return replace(found, budgets=budgets, noise={})
+        return replace(reference, budgets=budgets, noise={})
 
 
 def technique(wrong: str = "") -> Planted:
@@ -107,7 +107,7 @@ def test_the_part_of_a_result_is_that_which_alone_decides_it(path: str, part: st
 
 def test_a_part_alone_has_the_same_inputs_and_the_paths_of_the_whole() -> None:
     whole, part = WORKLOAD.problem(7), WORKLOAD.only("sin").problem(7)
-    assert all(torch.equal(one, other) for one, other in zip(whole.inputs, part.inputs, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(whole.inputs, part.inputs, strict=True))
     assert list(part.module(*part.inputs)) == ["sin"]
 
 

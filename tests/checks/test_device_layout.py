@@ -78,9 +78,9 @@ def test_what_keeps_the_devices_strides_passes(mode: Mode, store: Store) -> None
 
 @pytest.mark.usefixtures("placed")
 def test_what_does_not_keep_the_devices_strides_fails(store: Store) -> None:
-    found = faults(judged(dense, store))
-    assert found.keys() == {"out"}
-    assert all(what.startswith("strides") for what in found["out"])
+    caught = faults(judged(dense, store))
+    assert caught.keys() == {"out"}
+    assert all(what.startswith("strides") for what in caught["out"])
 
 
 def test_eager_is_run_once_on_the_device_for_its_strides(placed: list[Problem], tmp_path: Path) -> None:

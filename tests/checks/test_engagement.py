@@ -80,7 +80,10 @@ def test_a_technique_that_engages_in_its_first_runs_alone_fails_and_the_draw_is_
 def test_a_technique_that_engages_in_every_run_passes_with_the_evidence_of_the_first(store: Store) -> None:
     record = verdict_of(store, ForAWhile(DRAWS + 1), plain())
     assert record.verdict is Verdict.PASS, record.why
-    assert [one.claim for one in record.evidence] == ["aten::addmm dispatched >= 1", "no operator left cpu for the CPU"]
+    assert [entry.claim for entry in record.evidence] == [
+        "aten::addmm dispatched >= 1",
+        "no operator left cpu for the CPU",
+    ]
 
 
 class Growing(nn.Module):

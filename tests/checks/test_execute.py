@@ -232,9 +232,9 @@ class FewSamples(Store):
 
     def get(self, *args: Any, careful: int = 0, algorithm: str = "", **more: Any) -> Any:
         self.careful += 0 if algorithm else careful
-        found = super().get(*args, careful=careful, algorithm=algorithm, **more)
-        tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in found.budgets.items()}
-        return found if careful == 2 else replace(found, budgets=tight)
+        reference = super().get(*args, careful=careful, algorithm=algorithm, **more)
+        tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in reference.budgets.items()}
+        return reference if careful == 2 else replace(reference, budgets=tight)
 
 
 def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
@@ -351,9 +351,9 @@ def test_a_case_without_a_ratio_says_why(store: Store) -> None:
 
     workload = seeded("mlp")
     for change, reason in ((fails, "LookupError: no such kernel"), (refuses, "not on this chip")):
-        found = bench(store, Planted(change), workload).ratio(case(workload, Mode.SPEED))
-        assert isinstance(found, str)
-        assert reason in found
+        record = bench(store, Planted(change), workload).ratio(case(workload, Mode.SPEED))
+        assert isinstance(record, str)
+        assert reason in record
     absent = bench(store, Planted(nothing), workload)
     absent.statuses = {"cpu": Status("cpu", unavailable(Code.NO_HARDWARE, "gone"))}
     assert absent.ratio(case(workload, Mode.SPEED)) == str(unavailable(Code.NO_HARDWARE, "gone"))
@@ -407,9 +407,9 @@ def test_an_error_of_another_class_than_the_ledger_says_is_an_error(store: Store
 def test_a_fault_beyond_its_size_in_the_ledger_is_a_failure_that_says_so(store: Store) -> None:
     record = held(store, GAIN, entry("out: view", 2.0))
     assert record.verdict is Verdict.FAIL
-    said = [line for line in record.why.splitlines() if line.startswith("ledger: ")]
-    assert said[0].startswith("ledger: expected at most 2 times the budget, got ")
-    assert "(known): out: view " in said[0]
+    lines = [line for line in record.why.splitlines() if line.startswith("ledger: ")]
+    assert lines[0].startswith("ledger: expected at most 2 times the budget, got ")
+    assert "(known): out: view " in lines[0]
 
 
 def on_call(number: int, change: Callable[[Tensor], Tensor]) -> Change:

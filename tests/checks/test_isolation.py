@@ -196,8 +196,8 @@ def times(factor: float) -> Planted:
 def test_random_modules_drop_nothing_and_that_is_said(store: Store) -> None:
     record = verdict_of(store, PLAIN, DROPPING, mode=BACKWARD)
     assert record.verdict is Verdict.PASS
-    (said,) = (evidence for evidence in record.evidence if evidence.claim == SWITCHED_OFF)
-    assert said.observed == "drop: Dropout(p=0.1, inplace=False)"
+    (remark,) = (evidence for evidence in record.evidence if evidence.claim == SWITCHED_OFF)
+    assert remark.observed == "drop: Dropout(p=0.1, inplace=False)"
     assert not [e for e in verdict_of(store, PLAIN, DROPPING, mode=FORWARD).evidence if e.claim == SWITCHED_OFF]
 
 
@@ -365,5 +365,5 @@ def test_problems_are_made_under_the_state_before_the_technique(tmp_path: Path) 
 
 
 def test_a_bench_without_a_clean_process_computes_in_this_one(tmp_path: Path) -> None:
-    one = replace(case(seeded("mlp")), technique="planted")
-    assert bench(Store(tmp_path), PLAIN, seeded("mlp"), Bed()).run(one).verdict is Verdict.PASS
+    chosen = replace(case(seeded("mlp")), technique="planted")
+    assert bench(Store(tmp_path), PLAIN, seeded("mlp"), Bed()).run(chosen).verdict is Verdict.PASS

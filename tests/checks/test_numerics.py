@@ -310,7 +310,7 @@ def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_le
 
     def call(module: Any, x: Tensor) -> Tensor:
         out: Tensor = module(x).clone()
-        out[0, 0] *= 1 + sum(one() is not None for one in left) * 2.0**-23
+        out[0, 0] *= 1 + sum(reference() is not None for reference in left) * 2.0**-23
         left.append(weakref.ref(Cycle()))
         return out
 

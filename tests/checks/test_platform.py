@@ -86,10 +86,10 @@ def one_bit(out: torch.Tensor) -> None:
 
 def test_every_dtype_of_the_cpu_is_right_in_all_that_torch_has() -> None:
     for name in DTYPES:
-        found = dtypes.verify(trial(name))
-        assert found.faults == [], name
-        assert found.compared > 1000
-        assert all(one.engaged for one in found.evidence)
+        finding = dtypes.verify(trial(name))
+        assert finding.faults == [], name
+        assert finding.compared > 1000
+        assert all(entry.engaged for entry in finding.evidence)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_an_operation_that_is_wrong_is_named(
     name: str, where: str, dtype: torch.dtype, change: Callable[[torch.Tensor], object], said: str
 ) -> None:
     with Planted(where, dtype, change) as planted:
-        found = dtypes.verify(trial(f"dtype-{name}"))
+        finding = dtypes.verify(trial(f"dtype-{name}"))
     assert planted.hits
-    assert any(f"{fault.path}{fault.place}".startswith(said) for fault in found.faults), found.faults
+    assert any(f"{fault.path}{fault.place}".startswith(said) for fault in finding.faults), finding.faults
 
 
 class Without(StubDevice):
@@ -175,14 +175,14 @@ def test_an_operation_that_runs_on_the_cpu_is_not_there() -> None:
 
 
 def test_a_result_on_another_device_is_a_fault() -> None:
-    found = dtypes.verify(trial("dtype-int8", StubDevice("toy")))
-    assert "int8 made: device: expected toy, got cpu" in map(str, found.faults)
+    finding = dtypes.verify(trial("dtype-int8", StubDevice("toy")))
+    assert "int8 made: device: expected toy, got cpu" in map(str, finding.faults)
 
 
 def test_eager_mode_of_the_cpu_is_right_and_is_the_host_itself(tmp_path: Path) -> None:
-    found = modes.verify(trial("eager-inference", devices()["cpu"], Store(tmp_path)))
-    assert (found.faults, found.compared) == ([], 1280)
-    (figure,) = found.measurements
+    finding = modes.verify(trial("eager-inference", devices()["cpu"], Store(tmp_path)))
+    assert (finding.faults, finding.compared) == ([], 1280)
+    (figure,) = finding.measurements
     assert (figure.name, figure.value, figure.reason) == (HOST_RATIO, 1.0, "the device is the host's CPU")
 
 
@@ -231,9 +231,9 @@ def test_an_operator_of_an_extension_must_be_right(
     monkeypatch.setattr(extension, "LIBRARY", name)
     monkeypatch.setattr("torch.utils.cpp_extension.load_inline", load)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
-    found = extension.verify(trial("cpp-extension"))
-    assert ([f"{fault.path}{fault.place}" for fault in found.faults], found.compared) == (faults, 64)
-    assert all(one.engaged for one in found.evidence)
+    finding = extension.verify(trial("cpp-extension"))
+    assert ([f"{fault.path}{fault.place}" for fault in finding.faults], finding.compared) == (faults, 64)
+    assert all(entry.engaged for entry in finding.evidence)
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +244,9 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_add_up_what_each_has() -> None:
-    found = collectives.verify(trial("distributed-backend", devices()["cpu"]))
-    assert (found.faults, found.compared) == ([], 2 * (64 + 128))
-    assert [one.observed for one in found.evidence] == [2, "gloo", "cpu"]
+    finding = collectives.verify(trial("distributed-backend", devices()["cpu"]))
+    assert (finding.faults, finding.compared) == ([], 2 * (64 + 128))
+    assert [entry.observed for entry in finding.evidence] == [2, "gloo", "cpu"]
 
 
 def test_an_all_reduce_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,15 +255,15 @@ def test_an_all_reduce_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> N
         return [{"all-reduce": own[0], "all-gather": rows, "backend": "toy", "device": "cpu"}] * 2
 
     monkeypatch.setattr(collectives, "_run", run)
-    found = collectives.verify(trial("distributed-backend", devices()["cpu"]))
-    assert [fault.path for fault in found.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
+    finding = collectives.verify(trial("distributed-backend", devices()["cpu"]))
+    assert [fault.path for fault in finding.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
 
 
 def test_the_profiler_names_operators_and_their_times() -> None:
-    found = profiling.verify(trial("profiler"))
-    assert found.faults == []
-    assert all(one.engaged for one in found.evidence)
-    assert found.compared == 320
+    finding = profiling.verify(trial("profiler"))
+    assert finding.faults == []
+    assert all(entry.engaged for entry in finding.evidence)
+    assert finding.compared == 320
 
 
 def test_a_profiler_that_sees_nothing_of_the_device_does_not_count() -> None:
@@ -272,9 +272,9 @@ def test_a_profiler_that_sees_nothing_of_the_device_does_not_count() -> None:
 
 
 def test_what_is_hidden_is_gone_and_torch_is_imported_all_the_same() -> None:
-    found = loading.without_hardware(trial("import-without-hardware", devices()["cuda"]))
-    assert found.faults == []
-    assert "CUDA_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
+    finding = loading.without_hardware(trial("import-without-hardware", devices()["cuda"]))
+    assert finding.faults == []
+    assert "CUDA_VISIBLE_DEVICES empty = 0" in finding.evidence[1].claim
 
 
 def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> None:
@@ -282,9 +282,9 @@ def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> No
     with pytest.raises(Unsupported, match="no environment variable is known that hides stub"):
         loading.without_hardware(trial("import-without-hardware", device))
     device.mask = "TOY_VISIBLE_DEVICES"  # type: ignore[misc]  # of its class, for this one
-    found = loading.without_hardware(trial("import-without-hardware", device))
-    assert "TOY_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
-    assert found.faults == []
+    finding = loading.without_hardware(trial("import-without-hardware", device))
+    assert "TOY_VISIBLE_DEVICES empty = 0" in finding.evidence[1].claim
+    assert finding.faults == []
 
 
 def test_a_cpu_cannot_be_hidden() -> None:
@@ -353,9 +353,9 @@ def test_a_device_without_bfloat16_and_with_a_wrong_int8_loses_exactly_these_poi
     (run,) = load([journal])
     verdicts = {record.case.workload: record.verdict for record in run.records}
     assert verdicts["import-with-hardware"] is Verdict.PASS, ran.stdout
-    found = assess(run, tables())
-    points = {r.item.name: r for t in found.tables for r in t.results if r.item.name in DTYPES}
-    assert len(points) == len(DTYPES) == found.evidenced + 2
+    assessment = assess(run, tables())
+    points = {r.item.name: r for t in assessment.tables for r in t.results if r.item.name in DTYPES}
+    assert len(points) == len(DTYPES) == assessment.evidenced + 2
     lost = {name: result.lacking for name, result in points.items() if not result.evidenced}
     assert lost.keys() == {"dtype-bfloat16", "dtype-int8"}
     assert "unsupported: [no-dtype] toy has no bfloat16" in lost["dtype-bfloat16"]

@@ -70,7 +70,7 @@ def test_refused_parts_are_named_with_what_they_raise_and_the_others_pass(store:
     assert record.verdict is Verdict.PASS, record.why
     assert record.refused == {label: f"RuntimeError: no kernel for {label}" for label in "bf"}
     assert record.compared == 5 * (len(LABELS) - 2) * 4
-    assert any("b (RuntimeError: no kernel for b)" in str(one.observed) for one in record.evidence)
+    assert any("b (RuntimeError: no kernel for b)" in str(entry.observed) for entry in record.evidence)
 
 
 def test_a_part_beside_refused_ones_is_judged(store: Store) -> None:

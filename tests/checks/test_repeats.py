@@ -98,9 +98,9 @@ def test_a_wrong_second_call_fails_where_the_device_promises_nothing(mode: Mode,
         return bench(store, Planted(change), workload, Promising()).run(case(workload, mode))
 
     assert record(nothing).verdict is Verdict.PASS
-    found = record(wrong_again(0.5))
-    assert found.verdict is Verdict.FAIL
-    assert numerics.AGAIN in {fault.draw for fault in found.faults}
+    failed = record(wrong_again(0.5))
+    assert failed.verdict is Verdict.FAIL
+    assert numerics.AGAIN in {fault.draw for fault in failed.faults}
 
 
 def documented(program: Program) -> None:
@@ -118,9 +118,9 @@ def test_an_output_that_the_next_call_overwrites_fails_unless_the_technique_decl
 
 
 def test_gradients_that_the_next_pass_overwrites_fail(store: Store) -> None:
-    found = faults(verdict_of(store, Planted(in_one_buffer()), seeded("mlp"), BACKWARD))
-    assert set().union(*found.values()) == {"mutated"}
-    assert all(path.startswith("grad:") for path in found)
+    record = faults(verdict_of(store, Planted(in_one_buffer()), seeded("mlp"), BACKWARD))
+    assert set().union(*record.values()) == {"mutated"}
+    assert all(path.startswith("grad:") for path in record)
 
 
 def test_views_of_inputs_and_parameters_change_with_these() -> None:
@@ -150,13 +150,13 @@ def test_gradients_that_are_set_where_they_add_up_fail(features: frozenset[str],
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_of_two_equal_gradients_is_one_of_them_bit_for_bit(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
-    one = torch.tensor(
+    ones = torch.tensor(
         [info.max, -info.max, info.tiny * info.eps, -info.tiny, 0.0, -0.0, float("inf"), 1.25], dtype=dtype
     )
-    once = {"grad:x": one, "out": one}
-    again = halved({"grad:x": one + one, "out": one}, once)
-    assert {path: tensor.tolist() for path, tensor in again.items()} == {path: one.tolist() for path in once}
-    assert halved({"grad:x": one}, once)["grad:x"][-1] == 0.625
+    once = {"grad:x": ones, "out": ones}
+    again = halved({"grad:x": ones + ones, "out": ones}, once)
+    assert {path: tensor.tolist() for path, tensor in again.items()} == {path: ones.tolist() for path in once}
+    assert halved({"grad:x": ones}, once)["grad:x"][-1] == 0.625
 
 
 def test_a_program_adds_to_its_gradients_only_where_it_is_told() -> None:

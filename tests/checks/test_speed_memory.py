@@ -37,19 +37,19 @@ def contender(tmp_path: Path) -> Callable[[str, Callable[[torch.Generator, int],
     def made(technique: str, make: Callable[[torch.Generator, int], Problem], mode: Mode) -> Contender:
         case = Case(technique, "by-hand", "cpu", "float32", mode, 1)
         workload = Workload("by-hand", "Made here.", make)
-        found = Contender(Trial(case, Matrix.load().techniques[technique], workload, Cpu(), Store(tmp_path)))
-        found.call()
-        found.call()
-        found.program.module.zero_grad(set_to_none=True)
-        return found
+        result = Contender(Trial(case, Matrix.load().techniques[technique], workload, Cpu(), Store(tmp_path)))
+        result.call()
+        result.call()
+        result.program.module.zero_grad(set_to_none=True)
+        return result
 
     return made
 
 
 def measured(contender: Contender) -> int:
-    found = peak(Cpu(), contender.call).bytes
-    assert found is not None
-    return found
+    result = peak(Cpu(), contender.call).bytes
+    assert result is not None
+    return result
 
 
 class Tanhs(nn.Module):

@@ -27,10 +27,12 @@ def store(tmp_path: Path) -> Baselines:
 
 
 def put(store: Baselines, place: Place, *means: float, cases: list[str] = CASES) -> list[Baseline]:
-    found = [Baseline(case, "0123abcd", place, Sample(mean, 0.01, 10)) for case, mean in zip(cases, means, strict=True)]
-    for one in found:
-        store.write(one, replace=True)
-    return found
+    baselines = [
+        Baseline(case, "0123abcd", place, Sample(mean, 0.01, 10)) for case, mean in zip(cases, means, strict=True)
+    ]
+    for baseline in baselines:
+        store.write(baseline, replace=True)
+    return baselines
 
 
 def run(store: Baselines, *words: str) -> int:
@@ -78,8 +80,8 @@ def test_compare_is_red_where_the_second_is_slower(
 
 def test_compare_says_what_is_in_one_alone_or_changed(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     put(store, BEFORE, 0.0, 0.0)
-    (one, _) = put(store, HERE, 0.0, 0.0)
-    for changed in (replace(one, digest="ffff0000"), replace(one, environment={"OMP_NUM_THREADS": "1"})):
+    (first, _) = put(store, HERE, 0.0, 0.0)
+    for changed in (replace(first, digest="ffff0000"), replace(first, environment={"OMP_NUM_THREADS": "1"})):
         store.write(changed, replace=True)
         assert run(store, "compare", BEFORE.folder, HERE.folder) == GREEN
         assert capsys.readouterr().out.splitlines()[-2:] == [
@@ -161,8 +163,8 @@ def test_a_spoilt_file_ends_the_command_and_is_named(
 
 def test_what_is_shipped_can_be_read_and_is_of_cases_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     shipped = Baselines(SHIPPED)
-    stored = [found for _, found in shipped.stored()]
-    assert {found.place.device for found in stored} >= {"cpu", "xla"}
-    assert {found.ratio.count for found in stored} == {STORED}
+    stored = [baseline for _, baseline in shipped.stored()]
+    assert {baseline.place.device for baseline in stored} >= {"cpu", "xla"}
+    assert {baseline.ratio.count for baseline in stored} == {STORED}
     assert run(shipped, "prune", "--dry-run") == GREEN
     assert "0 files would be removed" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_without_speed_there_is_one_part(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_xla_without_a_tpu_gets_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=xla", "--device=cpu", "--no-speed", "--journal=j.jsonl"]) == GREEN
-    assert [one.get("PJRT_DEVICE") for one in started.environments] == ["CPU", None]
+    assert [environment.get("PJRT_DEVICE") for environment in started.environments] == ["CPU", None]
     assert sorted(path.name for path in Path().glob("j*")) == ["j-cpu.jsonl", "j-xla.jsonl"]
 
 
@@ -300,10 +300,10 @@ except KeyboardInterrupt:
     time.sleep(1.2)  # a second one would end this with another status
     sys.exit(7)
 """
-    said: list[bool] = []
+    lines: list[bool] = []
 
     def meanwhile() -> bool:
-        said.append(len(said) >= 2)  # once it sleeps
-        return said[-1]
+        lines.append(len(lines) >= 2)  # once it sleeps
+        return lines[-1]
 
     assert foreground.run([sys.executable, "-c", ending], meanwhile=meanwhile) == 7

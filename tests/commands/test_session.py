@@ -16,8 +16,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, **chips: int) -> None:
     """Make this a machine of 6 cores with so many chips of each vendor."""
     monkeypatch.setattr(hardware, "usable_cores", lambda: 6)
     for vendor in ("nvidia", "amd", "tpu"):
-        found = hardware.Hardware(chips.get(vendor, 0), (), "", SUPPORTED)
-        monkeypatch.setattr(hardware, vendor, lambda found=found: found)
+        card = hardware.Hardware(chips.get(vendor, 0), (), "", SUPPORTED)
+        monkeypatch.setattr(hardware, vendor, lambda found=card: found)
     for name in (WORKERS, "PJRT_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 

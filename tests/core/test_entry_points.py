@@ -174,11 +174,11 @@ def test_two_plugins_with_one_name_are_both_named(
         site.install(package, source, group, value=value)
     ran = suite.run(*only("acme-quick" if kind == "technique" else "eager", workload="mlp"))
     assert ran.ret == USAGE
-    one, other = (
+    first, other = (
         f"entry point acme = {package}.plugin{value} of {package} 1.2 (accelcheck.{group})"
         for package in ("acme_old", "acme_new")
     )
-    assert f"accelcheck: {one}: {other} registers a {kind} named '{name}' too: rename one" in ran.err
+    assert f"accelcheck: {first}: {other} registers a {kind} named '{name}' too: rename one" in ran.err
     assert ran.verdicts == {}
 
 
@@ -294,11 +294,11 @@ def test_the_list_of_a_package_adds_to_what_every_accelerator_has_to_pass(site: 
     late = next(key for key, level in base.levels.items() if level == 1)
     (folder / "must_pass").mkdir()
     (folder / "must_pass" / "acme.txt").write_text(listed({"amp-bf16/mlp/float32/forward": 1, late: 4}, floor=10_000))
-    found = must_pass.of("acme")
-    assert found.levels == {**base.levels, "amp-bf16/mlp/float32/forward": 1}
-    assert (found.kind, found.version) == ("acme", 3)
-    assert found.digest == hashlib.sha256((folder / "must_pass" / "acme.txt").read_bytes()).hexdigest()
-    assert found.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
+    differences = must_pass.of("acme")
+    assert differences.levels == {**base.levels, "amp-bf16/mlp/float32/forward": 1}
+    assert (differences.kind, differences.version) == ("acme", 3)
+    assert differences.digest == hashlib.sha256((folder / "must_pass" / "acme.txt").read_bytes()).hexdigest()
+    assert differences.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
 
 
 def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Suite) -> None:
@@ -354,10 +354,10 @@ def test_workers_get_the_mask_of_an_installed_device(site: Site, suite: Suite) -
 
 def test_the_module_of_an_entry_point_is_found_without_importing_it(site: Site) -> None:
     site.install("acme_chip", "raise SystemExit('loaded')", "devices", value=":Acme")
-    (entry,) = (one for one in entry_points.entries(entry_points.DEVICES) if one.name == "acme")
-    found = entry_points.spec(entry.module)
-    assert found is not None
-    assert found.origin == str(site.path / "acme_chip" / "plugin.py")
+    (entry,) = (entrie for entrie in entry_points.entries(entry_points.DEVICES) if entrie.name == "acme")
+    result = entry_points.spec(entry.module)
+    assert result is not None
+    assert result.origin == str(site.path / "acme_chip" / "plugin.py")
     assert "acme_chip" not in sys.modules
     assert entry_points.described(entry).endswith("of acme_chip 1.2 (accelcheck.devices)")
 

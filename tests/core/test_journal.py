@@ -185,13 +185,13 @@ def test_a_journal_of_the_version_before_is_read_with_its_lines_as_faults(tmp_pa
     path, stored = tmp_path / "older.jsonl", ROOT / "tests" / "journals" / "toy.jsonl"
     raw = [json.loads(line) for line in stored.read_text().splitlines()]
     raw[0]["schema"] = OLDER
-    for one, record in zip((one for one in raw if one["kind"] == "case"), read(stored)[1], strict=True):
-        if one.pop("faults", ()):
-            one["reason"] = record.why
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in raw))
+    for first, record in zip((line for line in raw if line["kind"] == "case"), read(stored)[1], strict=True):
+        if first.pop("faults", ()):
+            first["reason"] = record.why
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in raw))
     header, records = read(path)
     assert header["schema"] == OLDER
-    reasons = [one["reason"] for one in raw if one["kind"] == "case" and one["verdict"] == "fail"]
+    reasons = [line["reason"] for line in raw if line["kind"] == "case" and line["verdict"] == "fail"]
     failures = [record for record in records if record.verdict is Verdict.FAIL]
     assert [record.why for record in failures] == reasons
     assert not any(record.reason for record in failures)

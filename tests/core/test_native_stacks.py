@@ -72,8 +72,8 @@ def test_long_stacks_are_cut(folder: Path) -> None:
 
 @pytest.mark.skipif(not any(map(shutil.which, PROGRAMS)), reason="no debugger is installed")
 def test_a_real_debugger_shows_where_a_program_waits(sleeper: int) -> None:
-    found = native_stacks(sleeper)
-    assert found == "" or "sleep" in found  # refused, where processes may not look into each other
+    stacks = native_stacks(sleeper)
+    assert stacks == "" or "sleep" in stacks  # refused, where processes may not look into each other
 
 
 def test_a_hang_has_both_stacks(folder: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_function_is_called_with_its_arguments_and_gives_the_exit_status() -> 
 )
 def test_an_end_says_how(code: str, end: End, text: str) -> None:
     with Child(["-c", code]) as child:
-        found = child.wait(60.0)
-    assert (found, str(found), end.verdict) == (end, text, Verdict.CRASH)
+        ended = child.wait(60.0)
+    assert (ended, str(ended), end.verdict) == (end, text, Verdict.CRASH)
     assert end.how == text.partition(" of " if end.code < 0 else " with ")[2]
 
 

@@ -139,12 +139,12 @@ def test_an_expression_that_is_none_is_refused(expression: str, message: str) ->
 
 
 def test_an_expression_finds_what_pythons_finds() -> None:
-    for expression, line, found in (
+    for expression, line, result in (
         (r"^grad:\S+: view (row|column)\b", "grad:fc.weight: view row: expected", True),
         (r"^out: view tail$", "out: view tail\ud800", False),
         (r"\d+x", "é 12x", True),
     ):
-        assert Pattern(expression).search(line) is found
+        assert Pattern(expression).search(line) is result
 
 
 def test_the_start_of_every_pytest_does_not_pay_for_it() -> None:

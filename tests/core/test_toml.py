@@ -68,7 +68,10 @@ def test_an_error_names_file_entry_field_and_what_was_expected(tmp_path: Path, t
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fruit.toml"
-    for text, found in (("", "missing; expected 3"), ("schema = 2", "expected 3, which this accelcheck reads, got 2")):
+    for text, problem in (
+        ("", "missing; expected 3"),
+        ("schema = 2", "expected 3, which this accelcheck reads, got 2"),
+    ):
         path.write_text(text)
-        with pytest.raises(FruitError, match=f"field 'schema': {found}"):
+        with pytest.raises(FruitError, match=f"field 'schema': {problem}"):
             toml.read(path, "fruit", FIELDS, FruitError, 3)

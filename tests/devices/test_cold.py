@@ -59,15 +59,15 @@ class SimulatedGpu:
 
     def event(self, **settings: bool) -> Any:
         assert settings == {"enable_timing": True}
-        found = SimpleNamespace(at=0.0)
+        now = SimpleNamespace(at=0.0)
 
         def record() -> None:
             self.host += 1e-6
-            found.at = max(self.end, self.host)
+            now.at = max(self.end, self.host)
 
-        found.record = record
-        found.elapsed_time = lambda other: 1e3 * (other.at - found.at)
-        return found
+        now.record = record
+        now.elapsed_time = lambda other: 1e3 * (other.at - now.at)
+        return now
 
 
 @pytest.fixture

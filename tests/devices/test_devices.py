@@ -146,12 +146,12 @@ def test_environment_is_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_empty_machine_has_nothing(tmp_path: Path) -> None:
     for find in (hardware.nvidia, hardware.amd, hardware.tpu):
-        found = find(tmp_path)
-        assert found.count == 0
-        assert found.capability.code is Code.NO_HARDWARE
-        assert found.capability.verdict is Verdict.UNAVAILABLE
-        assert found.capability.reason
-        assert found.capability.action
+        host = find(tmp_path)
+        assert host.count == 0
+        assert host.capability.code is Code.NO_HARDWARE
+        assert host.capability.verdict is Verdict.UNAVAILABLE
+        assert host.capability.reason
+        assert host.capability.action
 
 
 def test_nvidia_by_driver(tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_nvidia_on_wsl(tmp_path: Path) -> None:
 
 def test_nvidia_without_its_driver(tmp_path: Path) -> None:
     root = put(tmp_path, board("01", "0x10de", "0x2335", "0x030200") | board("02", "0x10de", "0x22a3", "0x068000"))
-    found = hardware.nvidia(root)
-    assert found.count == 1
-    assert found.capability.code is Code.NO_HARDWARE
-    assert "driver" in found.capability.action
+    card = hardware.nvidia(root)
+    assert card.count == 1
+    assert card.capability.code is Code.NO_HARDWARE
+    assert "driver" in card.capability.action
     link = root / "sys/bus/pci/devices/0000:00:01.0/driver"
     link.symlink_to("../../../bus/pci/drivers/vfio-pci")  # handed to a virtual machine
     assert hardware.nvidia(root).count == 0
@@ -194,10 +194,10 @@ INTEL = {"usr/share/vulkan/icd.d/intel_icd.x86_64.json": '{"ICD": {"library_path
 
 def test_a_vulkan_driver_for_the_cpu_needs_no_gpu_and_one_for_gpus_does(tmp_path: Path) -> None:
     root = put(tmp_path, INTEL)
-    found = hardware.vulkan(root, {})
-    assert found.capability.code is Code.NO_HARDWARE
-    assert "no GPU has a device node" in found.capability.reason
-    assert "libvulkan_intel.so" in found.capability.reason
+    card = hardware.vulkan(root, {})
+    assert card.capability.code is Code.NO_HARDWARE
+    assert "no GPU has a device node" in card.capability.reason
+    assert "libvulkan_intel.so" in card.capability.reason
     put(root, LAVAPIPE)
     assert hardware.vulkan(root, {}) == hardware.Hardware(1, ("libvulkan_lvp.so",), "", SUPPORTED)
     put(root, {"dev/dri/renderD128": ""})
@@ -206,8 +206,8 @@ def test_a_vulkan_driver_for_the_cpu_needs_no_gpu_and_one_for_gpus_does(tmp_path
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"ICD": 1}', '{"ICD": {"library_path": 3}}', "[" * 100_000])
 def test_a_malformed_vulkan_manifest_is_no_driver(tmp_path: Path, text: str) -> None:
-    found = hardware.vulkan(put(tmp_path, {"etc/vulkan/icd.d/bad.json": text}), {})
-    assert found.capability.reason == "no Vulkan driver is installed"
+    card = hardware.vulkan(put(tmp_path, {"etc/vulkan/icd.d/bad.json": text}), {})
+    assert card.capability.reason == "no Vulkan driver is installed"
 
 
 def test_vulkan_drivers_are_those_that_the_loader_is_told(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_amd_by_topology(tmp_path: Path) -> None:
 
 
 def test_amd_without_compute_driver(tmp_path: Path) -> None:
-    found = hardware.amd(put(tmp_path, board("01", "0x1002", "0x74a1", "0x120000")))
-    assert found.count == 1
-    assert "/dev/kfd" in found.capability.reason
+    card = hardware.amd(put(tmp_path, board("01", "0x1002", "0x74a1", "0x120000")))
+    assert card.count == 1
+    assert "/dev/kfd" in card.capability.reason
 
 
 def test_tpu_is_told_from_googles_other_boards(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_table(device: str, worker: str, environ: dict[str, str], count: int | N
 def test_xla_without_a_client_follows_the_hardware(
     monkeypatch: pytest.MonkeyPatch, count: int, expected: dict[str, str]
 ) -> None:
-    found = hardware.tpu()
-    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(count, (), "", found.capability))
+    card = hardware.tpu()
+    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(count, (), "", card.capability))
     assert pin("xla", "gw1", {}, 2) == expected
 
 

@@ -49,9 +49,9 @@ def text(name: str) -> str:
 def navigation() -> list[str]:
     """The pages that mkdocs.yml names."""
     settings = text("mkdocs.yml")
-    found = re.findall(r"^ +- [^#\n]*?(\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
-    assert found
-    return found
+    matches = re.findall(r"^ +- [^#\n]*?(\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
+    assert matches
+    return matches
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -98,11 +98,11 @@ def test_a_folder_becomes_a_page_that_lists_its_files() -> None:
 
 
 def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
-    found = tool("hooks").ELSEWHERE.findall
-    assert found(
+    matches = tool("hooks").ELSEWHERE.findall
+    assert matches(
         '<script async src="https://cdn.org/a.js"></script><link href="//cdn.org/a.css" rel="stylesheet">'
     ) == ["https://cdn.org/a.js", "//cdn.org/a.css"]
-    assert found('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
+    assert matches('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
 
 
 def test_every_option_and_command_is_in_the_reference() -> None:
@@ -183,15 +183,15 @@ def test_a_message_that_the_source_does_not_have_is_found() -> None:
 @cache
 def patterns() -> frozenset[str]:
     """A regular expression for each text in the package's source that has `LEAST` literal characters and a space."""
-    found = set()
+    names = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)):
                 parts = list(_parts(node))
                 words = "".join(filter(None, parts))
                 if len(words) >= LEAST and " " in words.strip() and "\n" not in words:
-                    found.add("".join(".*" if part is None else re.escape(part) for part in parts))
-    return frozenset(found)
+                    names.add("".join(".*" if part is None else re.escape(part) for part in parts))
+    return frozenset(names)
 
 
 def _parts(node: ast.expr) -> Iterator[str | None]:

@@ -48,6 +48,6 @@ def test_the_technique_passes_in_eager_mode_and_compiled(tmp_path: Path) -> None
     assert {name: str(record.verdict) for name, record in records.items()} == {
         f"precise-linear{kind}/{mode}": "pass" for kind in ("", "-compiled") for mode in ("forward", "backward")
     }
-    compiled = [one.claim for one in records["precise-linear-compiled/forward"].evidence if one.engaged]
+    compiled = [entry.claim for entry in records["precise-linear-compiled/forward"].evidence if entry.engaged]
     assert "calls of example::precise_linear >= 3" in compiled
     assert "compiled regions entered >= 1" in compiled

@@ -61,9 +61,9 @@ def commands(name: str) -> Iterator[list[str]]:
 def parser() -> argparse.ArgumentParser:
     """The program's, with the commands that it finds."""
     made = argparse.ArgumentParser(prog="accelcheck", exit_on_error=False)
-    found = made.add_subparsers(dest="command", required=True)
+    result = made.add_subparsers(dest="command", required=True)
     for add in discover("accelcheck.commands", "COMMANDS"):
-        add(found)
+        add(result)
     return made
 
 
@@ -81,10 +81,10 @@ def test_every_file_is_known() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_commands_of_a_template_are_real(name: str, parser: argparse.ArgumentParser, flags: set[str]) -> None:
-    found = list(commands(name))
-    assert {words[0] for words in found} == {"pytest", "accelcheck"}
+    result = list(commands(name))
+    assert {words[0] for words in result} == {"pytest", "accelcheck"}
     valued = {f"--accel-{option.name.replace('_', '-')}": not option.flag for option in OPTIONS}
-    for program, *words in found:
+    for program, *words in result:
         if program == "accelcheck":
             parser.parse_args(words)
             continue
@@ -203,8 +203,8 @@ def test_the_last_slurm_job_merges_the_journals(run: Callable[..., tuple[int, li
 
 def pods() -> list[str]:
     """The scripts of the two Jobs, with their volume in the folder that they run in."""
-    found = re.findall(r"args:\n +- \|\n((?: {14}.*\n)+)", text("kubernetes-job.yaml"))
-    return [textwrap.dedent(script).replace("/journals/", "journals/") for script in found]
+    matches = re.findall(r"args:\n +- \|\n((?: {14}.*\n)+)", text("kubernetes-job.yaml"))
+    return [textwrap.dedent(script).replace("/journals/", "journals/") for script in matches]
 
 
 @pytest.mark.parametrize(("pytest_status", "status"), [("0", 0), ("1", 0), ("5", 0), ("4", 4), ("137", 137)])

@@ -25,8 +25,8 @@ NAME = key("matmul", "float32", "forward", "float32", "float64")
 
 
 def test_what_is_written_is_read_again() -> None:
-    found = {NAME: {"row": 1e-6, "tail": 12.0}, key("mlp", "float32", "backward", "bfloat16", "float64"): {"row": 0.1}}
-    assert parsed(written(found)) == found
+    result = {NAME: {"row": 1e-6, "tail": 12.0}, key("mlp", "float32", "backward", "bfloat16", "float64"): {"row": 0.1}}
+    assert parsed(written(result)) == result
 
 
 @pytest.mark.parametrize(

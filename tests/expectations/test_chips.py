@@ -174,12 +174,12 @@ def test_shipped_statements_are_read_and_speak_of_cases_that_exist() -> None:
     from accelcheck.core.selection import Selection
     from accelcheck.techniques.matrix import Matrix
 
-    ids = [one.id for one in Matrix.load().cases(Selection(("any",), level=4))]
+    ids = [each_case.id for each_case in Matrix.load().cases(Selection(("any",), level=4))]
     files = sorted(FOLDER.glob("*.toml"))
     assert {"sm_80", "sm_89", "sm_90", "sm_100", "gfx942", "x86_64", "pjrt-cpu"} <= {path.stem for path in files}
     for path in files:
-        for one in load(path.stem):
-            for glob in one.cases:
+        for run in load(path.stem):
+            for glob in run.cases:
                 assert any(fnmatch.fnmatchcase(name, glob) for name in ids), f"{path.name}: {glob}"
 
 

@@ -62,8 +62,8 @@ def answered(experiment: Scripted, device: Device, *chosen: Claim) -> list[Claim
 
 def test_claims_that_share_an_experiment_share_its_contest() -> None:
     experiment = Scripted()
-    found = answered(experiment, Clocked(), claim(What.SPEED_UP, 9.0, "b"), claim(What.ERROR, 1e-4, "a"))
-    assert [(one.claim.name, one.outcome) for one in found] == [
+    answer = answered(experiment, Clocked(), claim(What.SPEED_UP, 9.0, "b"), claim(What.ERROR, 1e-4, "a"))
+    assert [(item.claim.name, item.outcome) for item in answer] == [
         ("a", ClaimStatus.CONFIRMED),
         ("b", ClaimStatus.NOT_CONFIRMED),
     ]
@@ -73,8 +73,8 @@ def test_claims_that_share_an_experiment_share_its_contest() -> None:
 def test_what_does_not_exist_is_not_tried() -> None:
     absent = unsupported(Code.NO_BACKEND, "none here")
     experiment = Scripted(absent)
-    (found,) = answered(experiment, Clocked(), claim(What.SPEED_UP, 2.0))
-    assert (found.outcome, found.reason, found.code, found.broken) == (
+    (answer,) = answered(experiment, Clocked(), claim(What.SPEED_UP, 2.0))
+    assert (answer.outcome, answer.reason, answer.code, answer.broken) == (
         ClaimStatus.NOT_MEASURABLE,
         str(absent),
         "no-backend",
@@ -117,8 +117,8 @@ def test_a_device_that_counts_no_memory_is_asked_for_the_rest() -> None:
 def test_what_is_wrong_is_the_answer_to_all_claims_of_the_experiment(
     fault: Exception, reason: str, broken: bool
 ) -> None:
-    found = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
-    assert [(one.outcome, one.reason, one.broken) for one in found] == [
+    answer = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
+    assert [(item.outcome, item.reason, item.broken) for item in answer] == [
         (ClaimStatus.NOT_MEASURABLE, reason, broken)
     ] * 2
 
@@ -133,9 +133,9 @@ def test_a_clock_that_stands_still_gives_no_figure() -> None:
         def contest(self, device: Device) -> Iterator[Contest]:
             yield sides(0.0, 0.0, device)
 
-    (found,) = answered(Still(), Stopped(), claim(What.SPEED_UP, 2.0))
-    assert found.reason.startswith("ClockError: ")
-    assert found.measured is None
+    (answer,) = answered(Still(), Stopped(), claim(What.SPEED_UP, 2.0))
+    assert answer.reason.startswith("ClockError: ")
+    assert answer.measured is None
 
 
 # Report
@@ -170,11 +170,11 @@ def test_the_text_has_claim_beside_measurement_and_every_reason() -> None:
 
 
 def test_json_has_each_claim_by_name_with_its_source_and_its_figures() -> None:
-    found = report.as_json(ANSWERS)["claims"]
-    assert set(found) == {answer.claim.name for answer in ANSWERS}
-    assert (found["speed"]["outcome"], found["speed"]["low"], found["speed"]["least"]) == ("not confirmed", 1.0, 1.5)
-    assert (found["time"]["value"], found["time"]["code"]) == (None, "no-feature")
-    assert json.loads(json.dumps(found)) == found
+    result = report.as_json(ANSWERS)["claims"]
+    assert set(result) == {answer.claim.name for answer in ANSWERS}
+    assert (result["speed"]["outcome"], result["speed"]["low"], result["speed"]["least"]) == ("not confirmed", 1.0, 1.5)
+    assert (result["time"]["value"], result["time"]["code"]) == (None, "no-feature")
+    assert json.loads(json.dumps(result)) == result
 
 
 # The command
@@ -186,8 +186,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     told: dict[str, Any] = {"make": lambda one: judged(one, Measured.exactly(one.figure, "as promised"))}
 
     def answers(device: object, chosen: list[Claim], known: object) -> Iterator[ClaimResult]:
-        told["chosen"] = [one.name for one in chosen]
-        yield from (told["make"](one) for one in chosen)
+        told["chosen"] = [row.name for row in chosen]
+        yield from (told["make"](row) for row in chosen)
 
     monkeypatch.setattr(common, "refusal", lambda _: None)
     monkeypatch.setattr(run, "answers", answers)
@@ -226,9 +226,9 @@ def test_unknown_claims_and_devices_are_answered_with_the_legal_ones(
     scripted: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["claims", "--claim", "fp15-speed"]) == USAGE
-    said = capsys.readouterr().err
-    assert "unknown claim 'fp15-speed'. Did you mean 'fp16-speed'? Legal values: " in said
-    assert all(one.name in said for one in claims())
+    printed = capsys.readouterr().err
+    assert "unknown claim 'fp15-speed'. Did you mean 'fp16-speed'? Legal values: " in printed
+    assert all(item.name in printed for item in claims())
     assert "chosen" not in scripted
 
 

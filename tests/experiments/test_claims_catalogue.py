@@ -51,21 +51,21 @@ PROMISED = {
 
 
 def test_the_packaged_claims_are_those_that_were_asked_for() -> None:
-    assert {one.name: one.figure for one in claims()} == PROMISED
-    assert next(one for one in claims() if one.name == "amp-training-speed").most == 3.5
+    assert {item.name: item.figure for item in claims()} == PROMISED
+    assert next(item for item in claims() if item.name == "amp-training-speed").most == 3.5
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))
 def test_each_has_an_experiment_that_measures_it_and_words_for_people(name: str) -> None:
-    one = next(one for one in claims() if one.name == name)
-    assert one.what in experiments()[one.experiment].gives
-    assert one.workload
-    assert one.published.endswith(".")
-    assert one.source or "without an address" in one.published, "a claim without a source says so"
+    match = next(item for item in claims() if item.name == name)
+    assert match.what in experiments()[match.experiment].gives
+    assert match.workload
+    assert match.published.endswith(".")
+    assert match.source or "without an address" in match.published, "a claim without a source says so"
 
 
 def test_every_experiment_serves_a_claim() -> None:
-    assert {one.experiment for one in claims()} == set(experiments())
+    assert {item.experiment for item in claims()} == set(experiments())
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_figures_have_the_end_that_their_kind_needs(tmp_path: Path) -> None:
         catalogue.load(written(tmp_path / "a.toml", **growing), given())
     with pytest.raises(ClaimsError, match="field 'most': missing"):
         catalogue.load(written(tmp_path / "b.toml", **growing, least=None), given())
-    (one,) = catalogue.load(written(tmp_path / "c.toml", **growing, least=None, most="2"), given())
-    assert one.figure == 2.0
+    (first,) = catalogue.load(written(tmp_path / "c.toml", **growing, least=None, most="2"), given())
+    assert first.figure == 2.0
 
 
 @pytest.mark.parametrize(

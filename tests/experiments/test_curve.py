@@ -130,20 +130,20 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_a_point_has_the_ratio_and_the_times_of_the_clock(pretend: Callable[..., None]) -> None:
     device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out)
-    found = curve.point(device, 5, FIXED, STATIC, SOON)
-    assert isinstance(found, Point)
-    assert (found.ratio, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
-    assert (found.eager, found.seconds) == pytest.approx((4e-3, 1e-3))
-    assert found.pairs >= 9
-    assert found.programs is None
+    point = curve.point(device, 5, FIXED, STATIC, SOON)
+    assert isinstance(point, Point)
+    assert (point.ratio, point.low, point.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert (point.eager, point.seconds) == pytest.approx((4e-3, 1e-3))
+    assert point.pairs >= 9
+    assert point.programs is None
 
 
 def test_a_wrong_result_is_no_point(pretend: Callable[..., None]) -> None:
     device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out * (1 + 1e-4))
-    found = curve.point(device, 5, VARYING, DYNAMIC, SOON)
-    assert isinstance(found, Gap)
-    assert found.reason.startswith("wrong: expected an error of at most ")
+    point = curve.point(device, 5, VARYING, DYNAMIC, SOON)
+    assert isinstance(point, Gap)
+    assert point.reason.startswith("wrong: expected an error of at most ")
 
 
 def test_what_goes_wrong_while_it_is_timed_is_no_point_either(pretend: Callable[..., None]) -> None:
@@ -167,17 +167,17 @@ def test_nothing_compiled_or_compiled_again_later_is_no_point(
 ) -> None:
     device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out, counted)
-    found = curve.point(device, 2, FIXED, STATIC, SOON)
-    assert isinstance(found, Gap)
-    assert said in found.reason
+    point = curve.point(device, 2, FIXED, STATIC, SOON)
+    assert isinstance(point, Gap)
+    assert said in point.reason
 
 
 def test_a_clock_that_stands_still_gives_a_reason(pretend: Callable[..., None]) -> None:
     device = Costs(0.0, 0.0)
     pretend(device, lambda out: out)
-    found = curve.point(device, 2, FIXED, STATIC, SOON)
-    assert isinstance(found, Gap)
-    assert "ClockError" in found.reason
+    point = curve.point(device, 2, FIXED, STATIC, SOON)
+    assert isinstance(point, Gap)
+    assert "ClockError" in point.reason
 
 
 def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
@@ -194,18 +194,18 @@ def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
 def test_a_form_that_does_not_exist_has_gaps_and_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "refusal", lambda _, form: "no dynamic shapes here" if form is DYNAMIC else "")
     monkeypatch.setattr(curve, "point", lambda _, count, shapes, form: made(count, 0.5, form, shapes))
-    found = list(curve.measure(StubDevice(), (1, 2)))
-    assert [(one.count, one.shapes, one.form) for one in found] == [
+    points = list(curve.measure(StubDevice(), (1, 2)))
+    assert [(item.count, item.shapes, item.form) for item in points] == [
         (count, shapes, form) for count in (1, 2) for shapes in Shapes for form in Form
     ]
-    assert {one.form for one in found if isinstance(one, Gap)} == {DYNAMIC}
-    assert {one.form for one in found if isinstance(one, Point)} == {STATIC}
+    assert {item.form for item in points if isinstance(item, Gap)} == {DYNAMIC}
+    assert {item.form for item in points if isinstance(item, Point)} == {STATIC}
 
 
 def test_without_a_compiler_every_form_is_refused_with_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no compiler", "install one")
     monkeypatch.setattr(curve, "compiler_capability", lambda _: absent)
-    assert {one.reason for one in curve.measure(StubDevice(), (1,)) if isinstance(one, Gap)} == {str(absent)}
+    assert {point.reason for point in curve.measure(StubDevice(), (1,)) if isinstance(point, Gap)} == {str(absent)}
 
 
 def test_compilation_is_paid_back_by_what_it_saves_a_call() -> None:
@@ -234,10 +234,10 @@ def test_compilation_is_paid_back_by_what_it_saves_a_call() -> None:
 def test_it_lies_between_the_last_that_is_slower_and_the_first_from_which_on_all_are_faster(
     ratios: dict[int, float], expected: tuple[int | None, int | None]
 ) -> None:
-    found = break_even([made(count, ratio) for count, ratio in reversed(ratios.items())])
-    assert (found.slower, found.faster) == expected
-    assert found.last == max(ratios)
-    assert (found.estimate is None) == (found.faster is None or (found.slower is None and ratios[1] < 1))
+    result = break_even([made(count, ratio) for count, ratio in reversed(ratios.items())])
+    assert (result.slower, result.faster) == expected
+    assert result.last == max(ratios)
+    assert (result.estimate is None) == (result.faster is None or (result.slower is None and ratios[1] < 1))
 
 
 def test_the_estimate_lies_where_a_line_on_logarithms_crosses_one() -> None:
@@ -309,7 +309,7 @@ def test_json_is_sorted_rounded_and_whole(tmp_path: Path) -> None:
     assert [point["ratio"] for point in data["points"] if point["count"] == 3] == [0.3333]
     assert data["break_even"]["static, varying shapes"]["faster"] is None
     assert data["rows"]["varying"] == list(ROWS)
-    assert [one.name for one in tmp_path.iterdir()] == ["curve.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["curve.json"]
 
 
 def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     curve_report.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    curve_report.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
+    curve_report.draw(path, [point for point in FOUND if isinstance(point, Gap)], "nothing was measured")
 
 
 # The command
@@ -378,9 +378,9 @@ def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
     monkeypatch.setattr(curve_report, "available", lambda: absent)
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == RED, "what was asked for was not done"
-    said = capsys.readouterr()
-    assert 'pip install "accelcheck[plot]"' in said.err
-    assert "Break-even" in said.out
+    printed = capsys.readouterr()
+    assert 'pip install "accelcheck[plot]"' in printed.err
+    assert "Break-even" in printed.out
     assert not path.exists()
     assert cli.main(["curve"]) == GREEN
 
@@ -401,9 +401,9 @@ def test_a_file_that_cannot_be_written_is_known_before_anything_is_measured(
 ) -> None:
     assert cli.main(["curve", "--json", str(tmp_path / "absent" / "curve.json")]) == USAGE
     assert cli.main(["curve", "--json", str(tmp_path)]) == USAGE
-    said = capsys.readouterr().err
-    assert "expected a folder that exists" in said
-    assert "expected a file's name" in said
+    printed = capsys.readouterr().err
+    assert "expected a folder that exists" in printed
+    assert "expected a file's name" in printed
     assert measured == []
 
 

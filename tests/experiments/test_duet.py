@@ -409,11 +409,11 @@ def test_figures_that_are_none_are_refused(stage: Stage, figures: dict[str, Any]
 
 def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({}, {"start": "exit"}) == 4
-    said = capsys.readouterr().err
-    assert "accelcheck: B (" in said
-    assert "expected a Python in which torch and an accelcheck that has duets can be imported" in said
-    assert "status 3; its last output: first | second | last words" in said
-    assert "--env-b PYTHONPATH=FOLDER" in said
+    printed = capsys.readouterr().err
+    assert "accelcheck: B (" in printed
+    assert "expected a Python in which torch and an accelcheck that has duets can be imported" in printed
+    assert "status 3; its last output: first | second | last words" in printed
+    assert "--env-b PYTHONPATH=FOLDER" in printed
 
 
 def test_a_python_that_does_not_exist_is_a_usage_error(
@@ -497,13 +497,18 @@ def test_what_is_not_compared_is_printed_with_its_reason(stage: Stage, capsys: p
 
 
 def test_one_python_with_two_settings(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    one = stage.side("A", settings=["ONEDNN_MAX_CPU_ISA", "SHARED"], hello=HELLO)
-    words = [f"--python={one}", "--env-a=ONEDNN_MAX_CPU_ISA=AVX2", "--env-b=ONEDNN_MAX_CPU_ISA=A=B", "--env-b=SHARED=1"]
+    first = stage.side("A", settings=["ONEDNN_MAX_CPU_ISA", "SHARED"], hello=HELLO)
+    words = [
+        f"--python={first}",
+        "--env-a=ONEDNN_MAX_CPU_ISA=AVX2",
+        "--env-b=ONEDNN_MAX_CPU_ISA=A=B",
+        "--env-b=SHARED=1",
+    ]
     assert cli.main(["duet", *words, "--pairs=2"]) == 0
-    said = capsys.readouterr().out
-    assert f"A: {one} ONEDNN_MAX_CPU_ISA=AVX2" in said
-    assert "{'ONEDNN_MAX_CPU_ISA': 'AVX2', 'SHARED': None}" in said
-    assert "{'ONEDNN_MAX_CPU_ISA': 'A=B', 'SHARED': '1'}" in said
+    printed = capsys.readouterr().out
+    assert f"A: {first} ONEDNN_MAX_CPU_ISA=AVX2" in printed
+    assert "{'ONEDNN_MAX_CPU_ISA': 'AVX2', 'SHARED': None}" in printed
+    assert "{'ONEDNN_MAX_CPU_ISA': 'A=B', 'SHARED': '1'}" in printed
 
 
 def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:

@@ -79,8 +79,10 @@ def store(tmp_path: Path) -> Store:
 
 def benched(store: Store, name: str, *techniques: Named, device: Device | None = None) -> Bench:
     """A bench of several techniques, all of them right but for what is planted."""
-    found = bench(store, techniques[-1], built_in()[name], device)
-    return replace(found, matrix=Matrix({one.name: one for one in techniques}, found.matrix.workloads))
+    chosen = bench(store, techniques[-1], built_in()[name], device)
+    return replace(
+        chosen, matrix=Matrix({technique.name: technique for technique in techniques}, chosen.matrix.workloads)
+    )
 
 
 def explained(
@@ -109,10 +111,10 @@ def test_the_first_layer_that_is_wrong_is_blamed(store: Store, wrong: set[str], 
         Named(name, WRONG if name in wrong else nothing, compiles=compiles and name == "planted") for name in names
     ]
     there = benched(store, "matmul", *techniques)
-    found = layers.layers(there, case(built_in()["matmul"]), [FIRST])
-    assert layers.blamed(found) == blamed
-    assert [one.verdict for one in found if one.wrong] == [Verdict.FAIL] * len(wrong)
-    assert "there is no other device" in found[-1].reason
+    chosen = layers.layers(there, case(built_in()["matmul"]), [FIRST])
+    assert layers.blamed(chosen) == blamed
+    assert [item.verdict for item in chosen if item.wrong] == [Verdict.FAIL] * len(wrong)
+    assert "there is no other device" in chosen[-1].reason
 
 
 def test_a_technique_that_is_wrong_on_the_cpu_too_is_blamed_itself() -> None:
@@ -126,34 +128,34 @@ def test_a_technique_that_is_wrong_on_the_cpu_too_is_blamed_itself() -> None:
 
 
 def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> None:
-    found = explained(store, WRONG)
-    assert found.failed
-    assert all_named(found) == ["aten::mm"]
-    assert found.blamed == layers.TECHNIQUE
-    assert found.smallest is not None
-    text = "\n".join(plain(report(found)))
+    explanation = explained(store, WRONG)
+    assert explanation.failed
+    assert all_named(explanation) == ["aten::mm"]
+    assert explanation.blamed == layers.TECHNIQUE
+    assert explanation.smallest is not None
+    text = "\n".join(plain(report(explanation)))
     assert "aten::mm, number " in text
     assert "tensor 1: float32[" in text
     assert "strides" in text
-    assert as_json(found)["operator"]["name"] == "aten::mm"
-    assert as_json(found)["blamed"] == layers.TECHNIQUE
+    assert as_json(explanation)["operator"]["name"] == "aten::mm"
+    assert as_json(explanation)["blamed"] == layers.TECHNIQUE
 
 
 def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
-    found = explained(store, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
-    assert all_named(found) == ["aten::mm"]
-    assert found.culprit is not None
-    assert found.culprit.place.backward
-    assert found.culprit.place.module
+    explanation = explained(store, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
+    assert all_named(explanation) == ["aten::mm"]
+    assert explanation.culprit is not None
+    assert explanation.culprit.place.backward
+    assert explanation.culprit.place.module
 
 
 @pytest.mark.slow
 def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right(store: Store) -> None:
     wrong = calling(lambda _, x: functional.gelu(x, approximate="tanh"))
-    found = explained(store, wrong, "gelu", with_layers=False)
-    assert found.culprit is None
-    assert all_named(found) == ["aten::gelu"]
-    text = "\n".join(plain(report(found)))
+    explanation = explained(store, wrong, "gelu", with_layers=False)
+    assert explanation.culprit is None
+    assert all_named(explanation) == ["aten::gelu"]
+    text = "\n".join(plain(report(explanation)))
     assert "each is within the budget of its own rounding" in text
     assert "technique: aten::gelu(approximate=tanh)" in text
 
@@ -186,11 +188,11 @@ def compiler(wrong: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]
 @pytest.mark.slow
 def test_the_first_wrong_cut_of_a_compiled_graph_is_named(store: Store) -> None:
     there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "sin"))
-    found = explain(there, case(built_in()["elementwise-5"]), with_layers=False)
-    assert all_named(found) == ["aten::sin"]
-    assert found.region is not None
-    assert found.region.line.startswith("elementwise.py:")
-    text = "\n".join(plain(report(found)))
+    explanation = explain(there, case(built_in()["elementwise-5"]), with_layers=False)
+    assert all_named(explanation) == ["aten::sin"]
+    assert explanation.region is not None
+    assert explanation.region.line.startswith("elementwise.py:")
+    text = "\n".join(plain(report(explanation)))
     assert "aten::sin in the captured forward graph, number 2 of" in text
     assert "compiled up to the operator before it, it is right" in text
 
@@ -217,26 +219,26 @@ def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
         with contextlib.suppress(KeyError):
             result["out"] = torch.from_numpy(result["out"].numpy() * 2)
 
-    found = explained(store, editing(edit), with_layers=False)
-    assert found.failed
-    assert (found.culprit, found.difference, all_named(found)) == (None, None, [])
-    assert "after the last of them" in "\n".join(plain(report(found)))
+    explanation = explained(store, editing(edit), with_layers=False)
+    assert explanation.failed
+    assert (explanation.culprit, explanation.difference, all_named(explanation)) == (None, None, [])
+    assert "after the last of them" in "\n".join(plain(report(explanation)))
 
 
 def test_a_case_that_passes_is_not_explained(store: Store) -> None:
-    found = explained(store, nothing)
-    assert not found.failed
-    assert found.layers == []
-    assert plain(report(found)) == ["planted/matmul/cpu/float32/forward: pass", "nothing to explain"]
+    explanation = explained(store, nothing)
+    assert not explanation.failed
+    assert explanation.layers == []
+    assert plain(report(explanation)) == ["planted/matmul/cpu/float32/forward: pass", "nothing to explain"]
 
 
 def test_a_run_that_raises_names_the_operator_in_which_it_did(store: Store) -> None:
     def broken(func: Any, *args: Any) -> Any:
         raise RuntimeError(f"no {func.name()} today: {len(args)} arguments")
 
-    found = explained(store, kernels(relu=broken), with_layers=False)
-    assert found.record.verdict is Verdict.ERROR
-    assert found.notes == ["the run raised RuntimeError in aten::relu; operators dispatched until then: 3"]
+    explanation = explained(store, kernels(relu=broken), with_layers=False)
+    assert explanation.record.verdict is Verdict.ERROR
+    assert explanation.notes == ["the run raised RuntimeError in aten::relu; operators dispatched until then: 3"]
 
 
 def test_a_technique_without_evidence_has_no_operator_to_name(store: Store) -> None:
@@ -250,11 +252,11 @@ def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(store:
     def seldom(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs) * (1.01 if next(calls) % 7 == 0 else 1.0)
 
-    found = explained(store, kernels(mm=seldom), with_layers=False)
-    assert found.record.verdict is Verdict.FAIL
-    assert all_named(found) == ["aten::mm"]
-    assert found.smallest is None
-    assert found.notes == [
+    explanation = explained(store, kernels(mm=seldom), with_layers=False)
+    assert explanation.record.verdict is Verdict.FAIL
+    assert all_named(explanation) == ["aten::mm"]
+    assert explanation.smallest is None
+    assert explanation.notes == [
         "no script: aten::mm is right when it is called again with the same inputs; what ran before it matters, or chance"
     ]
 
@@ -278,9 +280,12 @@ def test_what_is_left_out_comes_before_what_is_added() -> None:
         return [Seen(name, "", ModelPlace(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
 
     assert difference(run("mm", "relu"), run("mm", "relu")) is None
-    found = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))
-    assert found is not None
-    assert ([one.operator for one in found.eager], [one.operator for one in found.technique]) == (["gelu"], ["mul"])
+    result = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))
+    assert result is not None
+    assert ([call.operator for call in result.eager], [call.operator for call in result.technique]) == (
+        ["gelu"],
+        ["mul"],
+    )
 
 
 # The command
@@ -293,7 +298,7 @@ class Registered:
 
     @classmethod
     def matrix(cls, config: object, case: str) -> Matrix:
-        return Matrix({one.name: one for one in cls.techniques}, {"matmul": built_in()["matmul"]})
+        return Matrix({technique.name: technique for technique in cls.techniques}, {"matmul": built_in()["matmul"]})
 
 
 class Refusing(Named):
@@ -403,10 +408,10 @@ def test_what_ends_a_process_between_operators_is_said(capsys: pytest.CaptureFix
     assert cli.main(["explain", ID.format("early"), "--no-layers"]) == RED
     assert "none had begun: it ends while parameters and inputs are brought to the device" in capsys.readouterr().out
     assert cli.main(["explain", ID.format("late"), "--no-layers", "--json"]) == RED
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["script"]) == ("crash", None)
-    assert found["ended"]["returned"] is True
-    assert found["named"] == [found["ended"]["operator"]]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["script"]) == ("crash", None)
+    assert document["ended"]["returned"] is True
+    assert document["named"] == [document["ended"]["operator"]]
 
 
 def test_a_script_ends_its_own_process_where_the_operator_does(tmp_path: Path) -> None:
@@ -468,6 +473,6 @@ def test_modes_without_an_fp64_oracle_are_said_to_have_none(store: Store) -> Non
     workload = built_in()["matmul"]
     there = benched(store, "matmul", Named("planted", WRONG))
     accuracy = Case("planted", workload.name, "cpu", "float32", Mode.ACCURACY, 1)
-    found = explain(there, accuracy)
-    assert found.record.verdict is Verdict.ERROR  # the workload has no such task
-    assert "alone are explained" in found.notes[0]
+    explanation = explain(there, accuracy)
+    assert explanation.record.verdict is Verdict.ERROR  # the workload has no such task
+    assert "alone are explained" in explanation.notes[0]

@@ -124,7 +124,7 @@ def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     smallest = shrunk(call, scope["wrong"], "bfloat16" if "half" in what else "float32")
     assert smallest is not None
-    assert sum(one.numel() for one in smallest.call.tensors()) <= sum(one.numel() for one in call.tensors())
+    assert sum(tensor.numel() for tensor in smallest.call.tensors()) <= sum(tensor.numel() for tensor in call.tensors())
     wrong, right, text = alone(smallest, tmp_path, body)
     assert wrong.returncode == 1, wrong.stderr + wrong.stdout
     assert right.returncode == 0, right.stderr + right.stdout
@@ -140,7 +140,7 @@ def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
     call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, short)
     assert smallest is not None
-    assert [list(one.shape) for one in smallest.call.tensors()] == [[1, 1], [1, 1]]
+    assert [list(tensor.shape) for tensor in smallest.call.tensors()] == [[1, 1], [1, 1]]
     assert smallest.values == "ones"
 
 
@@ -159,11 +159,11 @@ def test_a_right_operator_passes_its_script_and_a_wrong_one_does_not(
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     dtype = str(call().tensors()[0].dtype).removeprefix("torch.")
-    found = shrunk(call(), scope["wrong"], dtype, 0.0)  # with the numbers of the call
-    assert found is not None
+    smallest = shrunk(call(), scope["wrong"], dtype, 0.0)  # with the numbers of the call
+    assert smallest is not None
     given = Shrinker(OperatorBudgets(), lambda other: other.run())
     assert given.failing(call()) is None
-    wrong, right, text = alone(found, tmp_path, body)
+    wrong, right, text = alone(smallest, tmp_path, body)
     assert (wrong.returncode, right.returncode) == (1, 0), wrong.stdout + right.stdout + right.stderr
     assert len(text.splitlines()) <= LINES
 
@@ -219,7 +219,7 @@ def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path
 def test_what_is_never_written_shows_though_the_last_call_has_left_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        smallest_module, "_poison", lambda results: poisoned.extend(tuple(one.shape) for one in results)
+        smallest_module, "_poison", lambda results: poisoned.extend(tuple(result.shape) for result in results)
     )
 
     def unwritten(func: Any, a: Tensor, b: Tensor) -> Any:
@@ -243,7 +243,7 @@ def test_a_size_is_cut_no_further_than_it_fails() -> None:
     call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, tail)
     assert smallest is not None
-    assert [list(one.shape) for one in smallest.call.tensors()] == [[18, 1], [1, 1]]
+    assert [list(tensor.shape) for tensor in smallest.call.tensors()] == [[18, 1], [1, 1]]
 
 
 def test_the_last_element_is_found_as_the_first_is() -> None:
@@ -256,7 +256,7 @@ def test_the_last_element_is_found_as_the_first_is() -> None:
     x[-1, -1] = 9.0
     smallest = shrunk(OperatorCall(aten.exp.default, (x,), {}), last)
     assert smallest is not None
-    assert [one.tolist() for one in smallest.call.tensors()] == [[[9.0]]]
+    assert [tensor.tolist() for tensor in smallest.call.tensors()] == [[[9.0]]]
     assert smallest.values == "given"
 
 

@@ -42,5 +42,5 @@ def test_a_process_that_shares_a_core_waits_for_it() -> None:
         os.kill(other, 9)
         print(waited() - before)
         """
-    found = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
-    assert 0.2 < float(found) < 1.0
+    result = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
+    assert 0.2 < float(result) < 1.0

@@ -103,7 +103,7 @@ def test_what_the_work_depends_on_counts(changed: Callable[[], Problem]) -> None
 
 
 def test_what_is_bound_to_a_loss_or_an_optimizer_counts() -> None:
-    for one, other in (
+    for first, other in (
         (
             problem(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
             problem(loss=nn.CrossEntropyLoss(label_smoothing=0.2)),
@@ -113,7 +113,7 @@ def test_what_is_bound_to_a_loss_or_an_optimizer_counts() -> None:
         (problem(optimizer=Maker(0.1).make), problem(optimizer=Maker(0.2).make)),
         (problem(optimizer=partial(made_by, Maker(0.1))), problem(optimizer=partial(made_by, Maker(0.2)))),
     ):
-        assert digest(CASE, one) != digest(CASE, other)
+        assert digest(CASE, first) != digest(CASE, other)
 
 
 def test_the_case_counts() -> None:
@@ -149,6 +149,6 @@ from accelcheck.measure.digest import digest
 from accelcheck.workloads.speed import WORKLOADS
 print([digest("a", workload.problem(3)) for workload in WORKLOADS])
 """
-    found = {subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) for _ in range(2)}
-    assert len(found) == 1
-    assert len(set(eval(found.pop()))) > 3
+    result = {subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) for _ in range(2)}
+    assert len(result) == 1
+    assert len(set(eval(result.pop()))) > 3

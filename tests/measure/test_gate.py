@@ -34,10 +34,10 @@ STORED = Baseline(CASE.id, "0123abcd", PLACE, Sample(math.log(0.5), 0.01, 10), {
 
 def gate(tmp_path: Path, use: Use, ratios: tuple[float, ...] = (0.5, 0.505, 0.495), **other: object) -> Gate:
     store = Baselines(tmp_path)
-    found = Gate(use, store, {"cpu": PLACE}, stored={"cpu": store.cases(PLACE)}, timed={CASE.id: Timed(ratios)})
+    result = Gate(use, store, {"cpu": PLACE}, stored={"cpu": store.cases(PLACE)}, timed={CASE.id: Timed(ratios)})
     for name, value in other.items():
-        setattr(found, name, value)
-    return found
+        setattr(result, name, value)
+    return result
 
 
 def said(record: Record) -> Measurement:
@@ -60,14 +60,14 @@ def test_an_unchanged_time_passes_and_says_what_would_have_been_seen(tmp_path: P
     Baselines(tmp_path).write(STORED, replace=True)
     record = gate(tmp_path, Use.CHECK).judge(RECORD)
     assert record.verdict is Verdict.PASS
-    found = said(record)
-    assert found.value == pytest.approx(1.0, abs=0.002)
-    assert found.high is not None
-    assert found.value is not None
-    assert found.value < found.high < 1.03
+    result = said(record)
+    assert result.value == pytest.approx(1.0, abs=0.002)
+    assert result.high is not None
+    assert result.value is not None
+    assert result.value < result.high < 1.03
     smallest = next(m.value for m in record.measurements if m.name == DETECTABLE)
     assert smallest is not None
-    assert found.high < smallest < 1.05
+    assert result.high < smallest < 1.05
 
 
 def test_a_slowdown_beyond_the_limit_is_a_regression(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_regression_says_that_other_work_was_beside_it(tmp_path: Path, waited:
 
 def test_more_cases_share_the_error_and_widen_the_limit(tmp_path: Path) -> None:
     Baselines(tmp_path).write(STORED, replace=True)
-    one, many = (said(gate(tmp_path, Use.CHECK, compared=cases).judge(RECORD)).high for cases in (1, 200))
-    assert one is not None
+    first, many = (said(gate(tmp_path, Use.CHECK, compared=cases).judge(RECORD)).high for cases in (1, 200))
+    assert first is not None
     assert many is not None
-    assert one < many
+    assert first < many
 
 
 def test_a_peak_that_grew_by_a_byte_is_a_regression_on_the_cpu_alone(tmp_path: Path) -> None:

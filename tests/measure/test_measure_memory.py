@@ -98,8 +98,8 @@ def test_statistics_are_read_around_the_run_when_all_work_is_done() -> None:
 def test_without_statistics_there_is_a_reason_no_number_and_no_run() -> None:
     for answer in (Memory(None, None, "it counts nothing"), Memory(5, None, "it counts nothing")):
         device = Statistics(answer, answer)
-        found = peak(device, noting(device))
-        assert (found.bytes, found.reason) == (None, "it counts nothing")
+        result = peak(device, noting(device))
+        assert (result.bytes, result.reason) == (None, "it counts nothing")
         assert "run" not in device.done
         assert measurable(device).code is Code.NO_FEATURE
     assert measurable(CPU).ok

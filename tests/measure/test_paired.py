@@ -61,11 +61,11 @@ def test_each_is_second_as_often_as_first() -> None:
 
 def test_a_clear_answer_is_given_at_the_first_look() -> None:
     bench = Bench(always(0.01), always(0.0105))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.SLOWER
-    assert found.ratio == pytest.approx(1.05)
-    assert LOOKS[0] <= found.seconds < LOOKS[0] + 0.03
-    assert found.pairs == len(bench.order) / 2 == math.ceil(LOOKS[0] / 0.0205)
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.SLOWER
+    assert comparison.ratio == pytest.approx(1.05)
+    assert LOOKS[0] <= comparison.seconds < LOOKS[0] + 0.03
+    assert comparison.pairs == len(bench.order) / 2 == math.ceil(LOOKS[0] / 0.0205)
 
 
 @pytest.mark.parametrize(
@@ -79,26 +79,26 @@ def test_the_answer_is_the_candidates(part: float, answer: SpeedVerdict) -> None
 def test_what_stays_unclear_is_measured_to_the_last_look_and_undecided() -> None:
     # Half of the pairs say 10 % slower and half say equal: the interval holds both for ever.
     bench = Bench(always(0.01), itertools.cycle([0.01, 0.011]))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.UNDECIDED
-    assert found.seconds >= LOOKS[-1]
-    assert (found.low, found.high) == pytest.approx((1.0, 1.1))
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.UNDECIDED
+    assert comparison.seconds >= LOOKS[-1]
+    assert (comparison.low, comparison.high) == pytest.approx((1.0, 1.1))
 
 
 def test_later_looks_decide_what_earlier_ones_cannot() -> None:
     bench = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.SLOWER
-    assert found.seconds > LOOKS[0]
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.SLOWER
+    assert comparison.seconds > LOOKS[0]
     first = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
     assert compare(first.runs("A"), first.runs("B"), looks=LOOKS[:1], now=first.now).answer is SpeedVerdict.UNDECIDED
 
 
 def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
     bench = Bench(always(3.0), always(3.3))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.pairs == fewest(ERROR) == 9
-    assert found.answer is SpeedVerdict.SLOWER
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.pairs == fewest(ERROR) == 9
+    assert comparison.answer is SpeedVerdict.SLOWER
     rough = Bench(always(3.0), always(3.3))
     assert compare(rough.runs("A"), rough.runs("B"), now=rough.now, error=0.0625).pairs == 4
 
@@ -106,9 +106,9 @@ def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
 def test_the_times_are_kept_in_the_order_in_which_they_were_measured() -> None:
     base, candidate = [0.1 + 0.001 * n for n in range(9)], [0.2 + 0.001 * n for n in range(9)]
     bench = Bench(base, candidate)
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.1,), now=bench.now)
-    assert (found.base, found.candidate) == (tuple(base), tuple(candidate))
-    assert found.seconds == pytest.approx(sum(base) + sum(candidate))
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.1,), now=bench.now)
+    assert (comparison.base, comparison.candidate) == (tuple(base), tuple(candidate))
+    assert comparison.seconds == pytest.approx(sum(base) + sum(candidate))
 
 
 def test_drift_that_both_share_leaves_the_ratio_alone() -> None:
@@ -116,9 +116,9 @@ def test_drift_that_both_share_leaves_the_ratio_alone() -> None:
     bench = Bench([], [])
     clock = iter(drift)
     bench.times = {"A": clock, "B": clock}
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.5,), now=bench.now)
-    assert found.ratio == pytest.approx(1.0, abs=0.011)
-    assert found.answer is not SpeedVerdict.SLOWER
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.5,), now=bench.now)
+    assert comparison.ratio == pytest.approx(1.0, abs=0.011)
+    assert comparison.answer is not SpeedVerdict.SLOWER
 
 
 def test_no_false_alarm_and_nothing_missed_in_200_seeded_runs() -> None:
@@ -232,7 +232,7 @@ def test_what_was_waited_for_a_core_is_a_part_of_the_time(monkeypatch: pytest.Mo
     waited = iter([2.0, 2.5])
     monkeypatch.setattr(paired, "waited", lambda: next(waited))
     bench = Bench(always(0.01), always(0.01))
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now)
-    assert found.waited == pytest.approx(0.5 / found.seconds)
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now)
+    assert comparison.waited == pytest.approx(0.5 / comparison.seconds)
     monkeypatch.setattr(paired, "waited", lambda: None)
     assert compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now).waited is None

@@ -42,11 +42,11 @@ def collected(*words: str) -> list[str]:
     ids=" ".join,
 )
 def test_a_selection_of_cases_collects_the_suite_and_nothing_else(words: list[str]) -> None:
-    found = collected(*words)
-    assert found
-    assert {line for line in found if not line.startswith(SUITE)} == set()
+    result = collected(*words)
+    assert result
+    assert {line for line in result if not line.startswith(SUITE)} == set()
     if "eager" in words[-1]:
-        assert all("[eager/" in line or "[no-case]" in line for line in found)
+        assert all("[eager/" in line or "[no-case]" in line for line in result)
 
 
 @pytest.mark.slow
@@ -58,9 +58,9 @@ def test_a_path_is_what_is_run_whatever_is_selected() -> None:
 
 @pytest.mark.slow
 def test_without_a_selection_the_tests_are_run() -> None:
-    found = collected("--ignore-glob=tests/*/*")  # the tests of the package's folders take seconds to collect
-    assert found
-    assert not [line for line in found if not line.startswith("tests/test_")]
+    result = collected("--ignore-glob=tests/*/*")  # the tests of the package's folders take seconds to collect
+    assert result
+    assert not [line for line in result if not line.startswith("tests/test_")]
 
 
 @pytest.mark.slow

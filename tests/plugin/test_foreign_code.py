@@ -96,8 +96,8 @@ def hangs() -> None:
     ],
 )
 def test_a_device_whose_detect_does_not_answer_is_absent(act: Callable[[], object], code: Code, reason: str) -> None:
-    found = _detect(Toy(act), 0.2)
-    assert not found.ok
-    assert found.code is code
-    assert found.reason.startswith("test_foreign_code.Toy.detect")
-    assert reason in found.reason
+    result = _detect(Toy(act), 0.2)
+    assert not result.ok
+    assert result.code is code
+    assert result.reason.startswith("test_foreign_code.Toy.detect")
+    assert reason in result.reason

@@ -176,9 +176,9 @@ def test_journal_keeps_a_line_a_case(suite: Suite, place: str) -> None:
 
 
 def test_ledger_is_repeatable(suite: Suite, place: str) -> None:
-    one = suite.ledger("one.toml")
+    first = suite.ledger("one.toml")
     other = suite.ledger("other.toml", cases=["toy-idle/*"], match="not engaged")
-    ran = give(suite, place, *only("toy-value", "toy-idle"), ledger=[str(one), str(other)])
+    ran = give(suite, place, *only("toy-value", "toy-idle"), ledger=[str(first), str(other)])
     assert set(ran.verdicts.values()) == {"xfail"}
     assert ran.ret == 0
 

@@ -223,8 +223,8 @@ def test_it(accel, pytestconfig):
 """
     for _ in range(2):
         run(suite, body).assert_outcomes(passed=1)
-    one, other = (suite.pytester.path / "drawn.txt").read_text(encoding="utf-8").splitlines()
-    assert one == other
+    first, other = (suite.pytester.path / "drawn.txt").read_text(encoding="utf-8").splitlines()
+    assert first == other
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])

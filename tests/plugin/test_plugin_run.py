@@ -158,8 +158,8 @@ def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
     cases = {case.get("name", ""): case for case in ET.parse(suite.path / "junit.xml").iter("testcase")}
 
     def properties(name: str) -> dict[str, str]:
-        found = cases[f"test_equivalence[{name}]"].iter("property")
-        return {one.attrib["name"].removeprefix("accelcheck."): one.attrib["value"] for one in found}
+        result = cases[f"test_equivalence[{name}]"].iter("property")
+        return {item.attrib["name"].removeprefix("accelcheck."): item.attrib["value"] for item in result}
 
     passed = properties("toy/tiny/cpu/float32/forward")
     assert (passed["case"], passed["verdict"]) == ("toy/tiny/cpu/float32/forward", "pass")
@@ -260,13 +260,13 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_
     words = ["--accel-device=cpu"]
     words += [f"--accel-technique={name}" for name in ("eager", "inplace", "toy-value")]
     words += [f"--accel-workload={name}" for name in ("mlp", "tiny")]
-    one, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
+    first, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
     spread = suite.run(*words, "-n", "2")
-    assert len(one) > 4
-    assert {line["verdict"] for line in one} >= {"pass", "fail"}
-    assert facts(one) == facts(again) == facts(spread.cases)
+    assert len(first) > 4
+    assert {line["verdict"] for line in first} >= {"pass", "fail"}
+    assert facts(first) == facts(again) == facts(spread.cases)
     for key in ("figures", "evidence", "compared", "eager_excess", "faults", "reason"):
-        assert [line.get(key) for line in one] == [line.get(key) for line in again]
+        assert [line.get(key) for line in first] == [line.get(key) for line in again]
     # And the workers said nothing themselves: one header, one matrix, one journal.
     assert len(spread.lines("technique +cpu")) == 1
     assert len(spread.lines("=+ accelcheck =+")) == 1

@@ -48,7 +48,7 @@ def stored(suite: Suite) -> list[Path]:
 def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
     ran = timed(suite)
     assert ran.verdicts == {TIMED: "pass"}
-    found = measured(ran)
+    comparison = measured(ran)
     assert {
         "latency",
         "speed-up",
@@ -57,9 +57,9 @@ def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
         "peak-memory",
         "launches",
         "throughput",
-    } <= set(found)
-    assert found["peak-memory"] == found["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
-    assert found["parameters"] == (4 * 3 + 3) * 4
+    } <= set(comparison)
+    assert comparison["peak-memory"] == comparison["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
+    assert comparison["parameters"] == (4 * 3 + 3) * 4
     (record,) = ran.records
     assert len(record.times) >= 9
     assert record.compared == 15

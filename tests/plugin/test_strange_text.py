@@ -36,7 +36,7 @@ def strange_techniques() -> list[Toy]:
 
 
 def strange_workloads() -> list[Workload]:
-    (tiny,) = (one for one in plugin_harness.workloads() if one.name == "tiny")
+    (tiny,) = (workload for workload in plugin_harness.workloads() if workload.name == "tiny")
     return [replace(tiny, name=f"tiny{STRANGE}")]
 
 

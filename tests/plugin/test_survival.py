@@ -116,8 +116,8 @@ def test_where_a_device_is_in_use_already_cases_run_here_and_that_is_said(
     monkeypatch.setattr("accelcheck.devices.cpu.Cpu.in_use", lambda _: True)
     ran = suite.run(*only("toy"))
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
-    (said,) = [line for line in ran.out.splitlines() if "own process, which a crash or hang ends" in line]
-    assert said.endswith("cpu: in use in this process before the first case")
+    (printed,) = [line for line in ran.out.splitlines() if "own process, which a crash or hang ends" in line]
+    assert printed.endswith("cpu: in use in this process before the first case")
 
 
 def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_a_disk_that_gets_full_ends_the_journal_and_not_the_run(suite: Suite, mo
     assert ran.ret == FAILED  # though both cases pass
     assert len(ran.verdicts) == 1
     assert len(ran.lines(r"toy(-too)? +1 pass")) == 2
-    (said,) = [line for line in ran.out.splitlines() if "No space left" in line]
-    assert said.endswith("cannot be written: No space left on device; it ends here, and the run goes on")
+    (printed,) = [line for line in ran.out.splitlines() if "No space left" in line]
+    assert printed.endswith("cannot be written: No space left on device; it ends here, and the run goes on")
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])

@@ -103,9 +103,9 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = Browser()
-    yield found
-    found.driver.quit()
+    started = Browser()
+    yield started
+    started.driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
     )
     assert speeds == sorted(speeds, reverse=True)
     fastest = max(
-        one.value for record in runs[0].records for one in record.measurements if one.name == "speed-up" and one.value is not None
+        measurement.value for record in runs[0].records for measurement in record.measurements if measurement.name == "speed-up" and measurement.value is not None
     )  # fmt: skip
     assert speeds[0] == pytest.approx(fastest, rel=1e-2)
 
@@ -345,10 +345,10 @@ def test_a_command_is_copied(browser: Browser, stored: Path) -> None:
     browser.press("\ue007")
     browser.until("return document.querySelector('.command button').textContent === 'Copied'")
     assert browser.run("return document.getElementById('said').textContent") == "The command is in the clipboard."
-    found = browser.driver.execute_async_script(
+    violations = browser.driver.execute_async_script(
         "navigator.clipboard.readText().then(arguments[0], (error) => arguments[0](String(error)))"
     )
-    assert found == browser.run("return document.querySelector('.command code').textContent")
+    assert violations == browser.run("return document.querySelector('.command code').textContent")
 
 
 def test_hostile_texts_stay_texts(browser: Browser, tmp_path: Path) -> None:
@@ -417,9 +417,9 @@ def test_without_a_script_verdict_causes_and_matrix_are_there(browser: Browser, 
     try:
         browser.open(stored, ready=False)
         tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        said = " ".join(str(node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored"))
+        message = " ".join(str(node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored"))
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     for part in ("Not green: 2 of", "2 cases, 2 causes", "checkpoint-xla", "need JavaScript", "Fingerprints"):
-        assert part in said, json.dumps(said[:2000])
-    assert "sorted by" not in said
+        assert part in message, json.dumps(message[:2000])
+    assert "sorted by" not in message

@@ -50,8 +50,8 @@ def sized(found: tuple[Cause, ...]) -> dict[str, tuple[str, int]]:
 
 
 def one(reason: str, verdict: Verdict = Verdict.ERROR, **more: Any) -> tuple[Kind, str]:
-    (found,) = signatures(record(verdict=verdict, reason=reason, **more))
-    return found.kind, found.title
+    (signature,) = signatures(record(verdict=verdict, reason=reason, **more))
+    return signature.kind, signature.title
 
 
 # Real runs
@@ -59,17 +59,17 @@ def one(reason: str, verdict: Verdict = Verdict.ERROR, **more: Any) -> tuple[Kin
 
 def test_the_failures_of_a_foreign_device_are_few_causes() -> None:
     runs = load([TOY])
-    found = causes(runs)
-    assert counted(found) == TOY_COUNTED
-    known = sized(found)
+    grouped = causes(runs)
+    assert counted(grouped) == TOY_COUNTED
+    known = sized(grouped)
     assert {title: known[title] for title in TOY_CAUSES} == TOY_CAUSES
-    named = {record.case.id for cause in found for _, record in cause.cases}
+    named = {record.case.id for cause in grouped for _, record in cause.cases}
     assert named == {record.case.id for record in runs[0].records if not record.verdict.green}
 
 
 def test_the_failures_of_xla_are_those_that_its_ledger_has_reasons_for() -> None:
-    found = causes(load([XLA]))
-    assert sized(found) == XLA_CAUSES
+    grouped = causes(load([XLA]))
+    assert sized(grouped) == XLA_CAUSES
 
 
 def test_causes_do_not_depend_on_the_order_of_the_journals() -> None:
@@ -80,7 +80,7 @@ def test_causes_do_not_depend_on_the_order_of_the_journals() -> None:
 
 def test_expected_failures_are_grouped_by_the_reasons_of_the_ledger() -> None:
     gelu, norm = (Known(Verdict.FAIL, 1.0, reason, link) for reason, link in (("gelu; (exact)", "a"), ("norm", "b")))
-    found = expected(
+    explained_by = expected(
         [
             run(
                 record("eager", verdict=Verdict.XFAIL, reason="gelu; (exact) (a); norm (b)", known=(gelu, norm)),
@@ -88,17 +88,19 @@ def test_expected_failures_are_grouped_by_the_reasons_of_the_ledger() -> None:
             )
         ]
     )
-    assert [(cause.title, cause.link, len(cause.cases)) for cause in found] == [
+    assert [(cause.title, cause.link, len(cause.cases)) for cause in explained_by] == [
         ("gelu; (exact)", "a", 2),
         ("norm", "b", 1),
     ]
 
 
 def test_expected_failures_of_older_journals_are_grouped_by_all_their_reasons() -> None:
-    found = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
-    cases = [record.case.id for cause in found for _, record in cause.cases]
+    explained_by = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
+    cases = [record.case.id for cause in explained_by for _, record in cause.cases]
     assert len(cases) == len(set(cases)) == 28
-    assert any(cause.title.startswith("batch norm stores the biased variance in running_var: ") for cause in found)
+    assert any(
+        cause.title.startswith("batch norm stores the biased variance in running_var: ") for cause in explained_by
+    )
 
 
 def test_a_green_run_has_no_causes() -> None:
@@ -206,12 +208,12 @@ def test_what_differs_from_case_to_case_is_left_out(first: str, second: str) -> 
 
 
 def test_names_of_the_case_are_left_out() -> None:
-    found = titles(
+    grouped = titles(
         record("amp-bf16", "mlp", reason="KeyError: 'mlp' under amp-bf16"),
         record("eager", "cnn", reason="KeyError: 'cnn' under eager"),
         record("eager", "moe", reason="KeyError: 'other' under eager"),
     )
-    assert found == {f"KeyError: '{HIDDEN}' under {HIDDEN}": 2, f"KeyError: 'other' under {HIDDEN}": 1}
+    assert grouped == {f"KeyError: '{HIDDEN}' under {HIDDEN}": 2, f"KeyError: 'other' under {HIDDEN}": 1}
 
 
 def test_errors_that_differ_in_a_word_are_two_causes() -> None:
@@ -259,12 +261,12 @@ def test_a_lost_device_is_the_error_that_it_answered_with() -> None:
 def test_flaky_cases_stand_apart_from_those_that_always_fail() -> None:
     reason = "RuntimeError: CUDA error: misaligned address"
     runs = (Verdict.ERROR, Verdict.PASS, Verdict.PASS)
-    found = titles(
+    grouped = titles(
         record(verdict=Verdict.FLAKY, reason=reason, runs=runs),
         record("inplace", reason=reason),
         record("export", verdict=Verdict.FLAKY, runs=(Verdict.FAIL, Verdict.PASS), faults=(view("out"),)),
     )
-    assert found == {
+    assert grouped == {
         "CUDA error: misaligned address": 1,
         "not in each run: CUDA error: misaligned address": 1,
         "export: not in each run: wrong values in outputs": 1,
@@ -273,8 +275,8 @@ def test_flaky_cases_stand_apart_from_those_that_always_fail() -> None:
 
 def test_a_case_that_passes_and_is_expected_to_fail_names_the_ledgers_reason() -> None:
     known = tuple(Known(Verdict.FAIL, 1.0, reason, "a link") for reason in ("GELU gives NaN", "no exp2"))
-    found = causes([run(record(verdict=Verdict.XPASS, known=known))])
-    assert {(cause.kind, cause.title) for cause in found} == {
+    grouped = causes([run(record(verdict=Verdict.XPASS, known=known))])
+    assert {(cause.kind, cause.title) for cause in grouped} == {
         (Kind.LEDGER, "passes, and the ledger expects: GELU gives NaN"),
         (Kind.LEDGER, "passes, and the ledger expects: no exp2"),
     }
@@ -368,16 +370,16 @@ def test_each_kind_of_fault_has_its_cause(fault: Fault, kind: str, title: str) -
 
 def test_a_fault_that_outgrew_its_entry_is_the_ledgers_cause_alone() -> None:
     known = Known(Verdict.FAIL, 5.0, "batch norm (in training) is biased", "a link", view("out"))
-    found = causes([run(failing(view("out"), known=(known,)))])
-    assert sized(found) == {"more than the ledger expects: batch norm (in training) is biased": ("ledger", 1)}
+    grouped = causes([run(failing(view("out"), known=(known,)))])
+    assert sized(grouped) == {"more than the ledger expects: batch norm (in training) is biased": ("ledger", 1)}
     assert len(causes([run(failing(view("out"), view("out", "gain"), known=(known,)))])) == 2
 
 
 def test_a_case_that_shows_two_causes_stands_under_both_and_counts_once() -> None:
     strayed = Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", got="aten::exp2 x3")
-    found = causes([run(failing(strayed, view("out")))])
-    assert {cause.kind for cause in found} == {Kind.OPERATOR, Kind.VALUES}
-    assert counted(found) == "1 case, 2 causes"
+    grouped = causes([run(failing(strayed, view("out")))])
+    assert {cause.kind for cause in grouped} == {Kind.OPERATOR, Kind.VALUES}
+    assert counted(grouped) == "1 case, 2 causes"
 
 
 def test_observations_that_are_missing_together_are_one_cause() -> None:
@@ -392,7 +394,7 @@ def test_observations_that_are_missing_together_are_one_cause() -> None:
 
 def test_the_example_is_the_simplest_case_and_its_command_runs_it() -> None:
     reason = "RuntimeError: CUDA error: misaligned address"
-    found = causes(
+    grouped = causes(
         [
             run(
                 record("a", reason=reason, mode=Mode.TRAIN),
@@ -402,22 +404,22 @@ def test_the_example_is_the_simplest_case_and_its_command_runs_it() -> None:
             )
         ]
     )
-    assert found[0].example.case.technique == "d"
+    assert grouped[0].example.case.technique == "d"
     assert (
-        found[0].reproduction
+        grouped[0].reproduction
         == "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=d/mlp/cpu/float32/forward"
     )
 
 
 def test_the_same_cause_on_two_devices_is_one() -> None:
     reason = "NotImplementedError: Could not run 'aten::exp2' with arguments from the '{}' backend."
-    (found,) = causes(
+    (grouped,) = causes(
         [
             run(record(reason=reason.format(key)), device=device)
             for device, key in (("npu", "PrivateUse1"), ("xla", "XLA"))
         ]
     )
-    assert [label for label, _ in found.cases] == ["npu", "xla"]
+    assert [label for label, _ in grouped.cases] == ["npu", "xla"]
 
 
 def test_a_hostile_reason_is_read_within_bounds() -> None:
@@ -433,9 +435,9 @@ def test_a_hostile_reason_is_read_within_bounds() -> None:
     ):
         for verdict in Verdict:
             words = Fault(FaultKind.OTHER, text), Fault(FaultKind.RAISED, text, text, text, text, text)
-            found = signatures(record(verdict=verdict, reason=text, traceback=text, faults=words))
-            assert found
-            assert all(len(signature.title) <= 200 for signature in found)
+            grouped = signatures(record(verdict=verdict, reason=text, traceback=text, faults=words))
+            assert grouped
+            assert all(len(signature.title) <= 200 for signature in grouped)
     assert expected([run(record(verdict=Verdict.XFAIL, reason=" (http" * 16_000))])
 
 

@@ -70,13 +70,13 @@ def test_the_summary_ends_with_what_was_not_looked_at(suite: Suite, workers: str
 
 
 def test_techniques_that_executed_nothing_are_counted_by_reason(suite: Suite) -> None:
-    found = last(suite.run("--accel-device=cpu", "--accel-technique=tensorrt*", "--accel-level=2").out)
-    assert "techniques without an executed case: 3 of 3: 3 no-backend" in found
+    result = last(suite.run("--accel-device=cpu", "--accel-technique=tensorrt*", "--accel-level=2").out)
+    assert "techniques without an executed case: 3 of 3: 3 no-backend" in result
 
 
 def test_devices_that_are_present_and_not_selected_are_named(suite: Suite) -> None:
-    found = last(suite.run(*only("toy", device="xla")).out)
-    assert "devices that are present and not selected: cpu" in found
+    result = last(suite.run(*only("toy", device="xla")).out)
+    assert "devices that are present and not selected: cpu" in result
 
 
 def test_the_command_of_a_nox_session_is_the_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,18 +43,18 @@ def test_any_order_gives_the_same_bytes(tmp_path: Path) -> None:
         journal(tmp_path / "b.jsonl", record("amp-bf16")),
         journal(tmp_path / "c.jsonl", record("eager", device="xla"), fingerprint=replace(EPYC, device="xla")),
     ]
-    found = set()
+    names = set()
     for order in itertools.permutations(paths):
         merge(order, tmp_path / "merged.jsonl")
-        found.add((tmp_path / "merged.jsonl").read_bytes())
-    assert found == {b"".join(paths[index].read_bytes() for index in (1, 0, 2))}
+        names.add((tmp_path / "merged.jsonl").read_bytes())
+    assert names == {b"".join(paths[index].read_bytes() for index in (1, 0, 2))}
 
 
 def test_a_run_that_is_given_twice_or_is_in_a_merged_journal_is_taken_once(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("amp-bf16"))
-    first = merge([one, other, one], output)
-    assert first.notes == (f"{one}: taken once: the same run as {one}",)
+    first = merge([path, other, path], output)
+    assert first.notes == (f"{path}: taken once: the same run as {path}",)
     again = merge([output, other], tmp_path / "again.jsonl")
     assert len(again.parts) == 2
     assert "taken once: the same run as" in again.notes[0]
@@ -92,13 +92,13 @@ def test_the_beginning_of_a_run_that_went_on_is_left_out(tmp_path: Path, output:
 def test_what_differs_is_kept_apart_by_name_or_refused(
     changed: dict[str, Any], said: str, tmp_path: Path, output: Path
 ) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager"), started="2026-11-23T12:00:00+00:00", **changed)
-    assert merge([other, one], output).notes == (f"kept apart: cpu in {one} and in {other}: {said}",)
+    assert merge([other, path], output).notes == (f"kept apart: cpu in {path} and in {other}: {said}",)
     assert len(load([output])) == 2
     output.unlink()
     with pytest.raises(DifferentDevicesError) as raised:
-        merge([one, other], output, same_device=True)
+        merge([path, other], output, same_device=True)
     assert said in str(raised.value)
     assert not output.exists()
 
@@ -106,26 +106,26 @@ def test_what_differs_is_kept_apart_by_name_or_refused(
 def test_shards_of_one_device_are_merged_as_the_same_device(tmp_path: Path, output: Path) -> None:
     paths = [journal(tmp_path / f"{name}.jsonl", record(name)) for name in ("eager", "amp-bf16")]
     merge(paths, output, same_device=True)
-    (found,) = load([output])
-    assert len(found.records) == 2
+    (run,) = load([output])
+    assert len(run.records) == 2
 
 
 def test_other_devices_are_refused_where_one_was_asked_for(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", fingerprint=replace(EPYC, device="xla"))
     with pytest.raises(DifferentDevicesError, match=r"devices: cpu in .*a\.jsonl, xla in .*b\.jsonl"):
-        merge([one, other], output, same_device=True)
+        merge([path, other], output, same_device=True)
 
 
 def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager", Verdict.FAIL), started="2026-11-23T12:00:00+00:00")
     both = journal(
         tmp_path / "c.jsonl", record("jit", Verdict.FAIL), record("jit"), started="2026-11-23T13:00:00+00:00"
     )
-    notes = merge([one, other, both], output).notes
+    notes = merge([path, other, both], output).notes
     assert notes == (
-        f"eager/mlp/cpu/float32/forward: pass in {one}, fail in {other}; the worse of those that ran counts",
+        f"eager/mlp/cpu/float32/forward: pass in {path}, fail in {other}; the worse of those that ran counts",
         f"jit/mlp/cpu/float32/forward: pass and fail in {both}; the worse of those that ran counts",
     )
     assert {r.verdict for r in load([output])[0].records} == {Verdict.FAIL}
@@ -153,19 +153,19 @@ def test_missing_shards_are_said(tmp_path: Path, output: Path) -> None:
 
 
 def test_other_ledgers_for_one_device_are_said(tmp_path: Path, output: Path) -> None:
-    one, other = (
+    a, other = (
         journal(
             tmp_path / f"{sha}.jsonl",
             ledgers=[{"name": "all.toml", "sha256": "0"}, {"name": "cpu.toml", "sha256": sha}],
         )
         for sha in ("1", "2")
     )
-    said = set(merge([one, other], output).notes)
-    assert said <= {
+    message = set(merge([a, other], output).notes)
+    assert message <= {
         f"cpu: {first} and {second} were judged by other ledgers: cpu.toml"
-        for first, second in ((one, other), (other, one))
+        for first, second in ((a, other), (other, a))
     }
-    assert len(said) == 1
+    assert len(message) == 1
 
 
 def test_a_run_that_was_cut_off_is_said_and_its_torn_line_left_out(tmp_path: Path, output: Path) -> None:
@@ -196,11 +196,11 @@ def test_a_last_line_without_its_line_end_gets_one(tmp_path: Path, output: Path)
 def test_another_file_is_refused_and_the_output_left_as_it_is(
     line: dict[str, Any], message: str, tmp_path: Path, output: Path
 ) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
     output.write_text("as it was")
     with pytest.raises(JournalError) as raised:
-        merge([one, tmp_path / "b.jsonl"], output)
+        merge([path, tmp_path / "b.jsonl"], output)
     assert message in str(raised.value)
     assert output.read_text() == "as it was"
 
@@ -260,16 +260,16 @@ def test_a_journal_that_changes_meanwhile_is_refused(
 def test_the_command_says_what_it_merged_and_exits_by_what_it_met(
     tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager"), accelcheck="0.2.0\x1b[31m")
-    assert cli.main(["merge", str(one), str(other), "-o", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert f"{output}: 2 runs, 2 cases" in said
-    assert "kept apart: cpu" in said
-    assert "\x1b" not in said
-    assert cli.main(["merge", "--same-device", str(one), str(other), "-o", str(output)]) == 1
+    assert cli.main(["merge", str(path), str(other), "-o", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{output}: 2 runs, 2 cases" in printed
+    assert "kept apart: cpu" in printed
+    assert "\x1b" not in printed
+    assert cli.main(["merge", "--same-device", str(path), str(other), "-o", str(output)]) == 1
     assert cli.main(["merge", str(tmp_path / "none.jsonl"), "-o", str(output)]) == 4
-    assert cli.main(["merge", str(one), "-o", str(tmp_path / "no" / "folder.jsonl")]) == 4
+    assert cli.main(["merge", str(path), "-o", str(tmp_path / "no" / "folder.jsonl")]) == 4
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
@@ -299,14 +299,14 @@ def test_an_outline_takes_and_refuses_what_a_record_does(tmp_path: Path) -> None
     path.write_text("\n".join(text) + "\n")
     taken = 0
     for line, at_once in list(zip(lines(path), lines(path, outlined=True), strict=True))[1:]:
-        said = []
+        messages = []
         for read, given in ((case, line), (outline, line), (outline, at_once)):
             try:
-                found = read(given)
+                number = read(given)
             except JournalError as error:
-                said.append(str(error))
+                messages.append(str(error))
             else:
                 taken += 1
-                said.append(str((found.case.id, found.verdict) if isinstance(found, Record) else found))
-        assert said[0] == said[1] == said[2]
+                messages.append(str((number.case.id, number.verdict) if isinstance(number, Record) else number))
+        assert messages[0] == messages[1] == messages[2]
     assert taken == 3 * 4

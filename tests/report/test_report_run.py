@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def test_shards_of_one_device_are_one(tmp_path: Path) -> None:
-    one = journal(tmp_path / "1.jsonl", record("eager"), started="2026-11-23T11:00:00+00:00")
+    path = journal(tmp_path / "1.jsonl", record("eager"), started="2026-11-23T11:00:00+00:00")
     other = journal(tmp_path / "2.jsonl", record("amp-bf16"), record("absent", Verdict.UNAVAILABLE), level=2)
-    (found,) = load([one, other])
-    assert [r.case.technique for r in found.records] == ["absent", "amp-bf16", "eager"]
-    assert (found.level, found.started, found.executed, found.green) == (2, "2026-11-23T10:00:00+00:00", 2, True)
-    assert found.sources == (str(one), str(other))
+    (run,) = load([path, other])
+    assert [r.case.technique for r in run.records] == ["absent", "amp-bf16", "eager"]
+    assert (run.level, run.started, run.executed, run.green) == (2, "2026-11-23T10:00:00+00:00", 2, True)
+    assert run.sources == (str(path), str(other))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_shards_of_one_device_are_one(tmp_path: Path) -> None:
 )
 def test_runs_on_different_devices_are_kept_apart(changed: dict[str, Any], label: list[str], tmp_path: Path) -> None:
     device = changed["fingerprint"].device if "fingerprint" in changed else "cpu"
-    one = journal(tmp_path / "1.jsonl", record("eager"))
+    path = journal(tmp_path / "1.jsonl", record("eager"))
     other = journal(tmp_path / "2.jsonl", record("eager", device=device), **changed)
-    runs = load([one, other])
+    runs = load([path, other])
     assert [len(run.records) for run in runs] == [1, 1]
     assert labels(runs) == label
 
@@ -64,10 +64,10 @@ def test_of_two_verdicts_of_one_case_the_worse_counts_and_is_said(tmp_path: Path
         journal(tmp_path / "2.jsonl", record("eager", Verdict.FAIL)),
     ]
     for order in (paths, paths[::-1]):
-        (found,) = load(order)
-        assert found.records[0].verdict is Verdict.FAIL
-        assert not found.green
-        assert any("the worse of those that ran counts" in remark for remark in found.remarks)
+        (run,) = load(order)
+        assert run.records[0].verdict is Verdict.FAIL
+        assert not run.green
+        assert any("the worse of those that ran counts" in remark for remark in run.remarks)
 
 
 def test_a_run_that_was_cut_off_says_so(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_an_absent_device_has_no_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     absent = {"capability": "unavailable [no-hardware] no NVIDIA GPU found", "fingerprint": None}
     path.write_text(json.dumps({"kind": "run", "schema": SCHEMA, "devices": {"cuda": absent}}) + "\n")
-    (found,) = load([path])
-    assert (found.device, found.fingerprint, found.green) == ("cuda", None, False)
+    (run,) = load([path])
+    assert (run.device, run.fingerprint, run.green) == ("cuda", None, False)
 
 
 @pytest.mark.parametrize(
@@ -139,5 +139,5 @@ def test_a_run_that_was_cut_off_is_known_by_its_journal(tmp_path: Path) -> None:
     whole, part = (
         journal(tmp_path / f"{end}.jsonl", record("eager"), record("amp-bf16"), end=end) for end in (True, False)
     )
-    assert [one.cut_off for one in load([whole])] == [()]
-    assert [one.cut_off for one in load([whole, part])] == [(str(part),)]
+    assert [run.cut_off for run in load([whole])] == [()]
+    assert [run.cut_off for run in load([whole, part])] == [(str(part),)]

@@ -19,8 +19,8 @@ def outcome(
     seconds: float = 1.0,
     **more: bool | str | float,
 ) -> SeedResult:
-    one = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
-    return SeedResult(one, seed, verdict, views, reason, seconds={"run": seconds})
+    row = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
+    return SeedResult(row, seed, verdict, views, reason, seconds={"run": seconds})
 
 
 SEEN = [

@@ -98,18 +98,18 @@ def test_every_number_of_the_numeric_list_is_there() -> None:
 
 def test_names_are_unique_and_summaries_are_sentences() -> None:
     everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
-    assert not [name for name, count in Counter(one.name for one in everything).items() if count > 1]
-    assert all(one.summary.endswith(".") for one in everything)
+    assert not [name for name, count in Counter(entry.name for entry in everything).items() if count > 1]
+    assert all(entry.summary.endswith(".") for entry in everything)
 
 
 def test_cells_are_in_the_matrix() -> None:
     everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
-    for one in everything:
-        for cell in one.cells:
+    for entry in everything:
+        for cell in entry.cells:
             workload = MATRIX.workloads[cell.workload]
-            assert cell.mode in workload.modes, one.name
-            assert set(cell.dtypes) <= workload.dtypes, one.name
-            assert MATRIX.techniques[str(one.technique)].accepts(workload), one.name
+            assert cell.mode in workload.modes, entry.name
+            assert set(cell.dtypes) <= workload.dtypes, entry.name
+            assert MATRIX.techniques[str(entry.technique)].accepts(workload), entry.name
 
 
 def test_the_strongest_degree_comes_first() -> None:
@@ -119,7 +119,7 @@ def test_the_strongest_degree_comes_first() -> None:
 
 
 def test_there_are_fifty_cells_of_correct_variants() -> None:
-    assert sum(len(cell.dtypes) for one in variants.VARIANTS for cell in one.cells) >= 50
+    assert sum(len(cell.dtypes) for variant in variants.VARIANTS for cell in variant.cells) >= 50
 
 
 # What is planted

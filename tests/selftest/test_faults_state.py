@@ -49,10 +49,10 @@ def test_every_plant_has_a_cell_that_its_technique_accepts(matrix: Matrix) -> No
 def test_nothing_falls_back_on_the_cpu_and_streams_are_cudas() -> None:
     exists = {fault.name: fault.exists for fault in asynchrony.FAULTS}
     known = devices()
-    found = {name: {place: exists[name](known[place]).ok for place in ("cpu", "cuda", "xla")} for name in exists}
-    assert found["operator-on-the-cpu"] == {"cpu": False, "cuda": True, "xla": True}
-    assert found["stream-race"] == {"cpu": False, "cuda": True, "xla": False}
-    assert found["race-at-border"] == {"cpu": True, "cuda": True, "xla": True}
+    result = {name: {place: exists[name](known[place]).ok for place in ("cpu", "cuda", "xla")} for name in exists}
+    assert result["operator-on-the-cpu"] == {"cpu": False, "cuda": True, "xla": True}
+    assert result["stream-race"] == {"cpu": False, "cuda": True, "xla": False}
+    assert result["race-at-border"] == {"cpu": True, "cuda": True, "xla": True}
 
 
 def test_the_border_is_read_before_the_last_share_is_written() -> None:

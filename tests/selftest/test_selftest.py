@@ -59,11 +59,11 @@ def attempted(row: PlantedRow, store: Store, seed: int = 0) -> SeedResult:
 
 
 def test_rows_are_unique_and_sorted_so_that_those_that_share_references_follow_each_other() -> None:
-    found = rows()
-    assert len(set(found)) == len(found)
-    groups = [(row.workload, row.mode, row.dtype) for row in found]
+    table = rows()
+    assert len(set(table)) == len(table)
+    groups = [(row.workload, row.mode, row.dtype) for row in table]
     assert groups == sorted(groups)
-    assert rows() == found
+    assert rows() == table
 
 
 def test_rows_name_what_there_is() -> None:
@@ -270,18 +270,18 @@ def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, mon
 
 def test_slow_faults_are_tried_with_fewer_seeds() -> None:
     chosen = [row("loud"), replace(row("slow"), seeds=2)]
-    tasks = [(seed, [one.plant for one in group]) for group, seed in runner.shared(chosen, 3)]
+    tasks = [(seed, [planted.plant for planted in group]) for group, seed in runner.shared(chosen, 3)]
     assert tasks == [(0, ["loud", "slow"]), (1, ["loud", "slow"]), (2, ["loud"])]
-    assert [one.tried(3) for one in chosen] == [3, 2]
-    assert [one.tried(1) for one in chosen] == [1, 1]
+    assert [choice.tried(3) for choice in chosen] == [3, 2]
+    assert [choice.tried(1) for choice in chosen] == [1, 1]
 
 
 def test_techniques_are_planted_in_with_the_names_and_marks_of_their_faults() -> None:
-    found = {one.plant: one for one in rows()}
-    assert found["int4-nibbles-swapped"].emulated
-    assert not found["ranks-bucket-lost"].emulated
-    assert (found["ranks-bucket-lost"].technique, found["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
-    assert found["stale-leading-dimension"].technique == "eager-resized"
+    by_name = {planted.plant: planted for planted in rows()}
+    assert by_name["int4-nibbles-swapped"].emulated
+    assert not by_name["ranks-bucket-lost"].emulated
+    assert (by_name["ranks-bucket-lost"].technique, by_name["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
+    assert by_name["stale-leading-dimension"].technique == "eager-resized"
 
 
 def row(
@@ -292,7 +292,7 @@ def row(
 
 @pytest.mark.usefixtures("catalogue")
 def test_rows_carry_strengths_and_what_hides_them() -> None:
-    assert [one for one in rows() if one.plant in {"loud", "buried", "harmless"}] == [
+    assert [planted for planted in rows() if planted.plant in {"loud", "buried", "harmless"}] == [
         row("buried", strength=0.5),
         row("buried", strength=0.1, hidden="less than rounding"),
         row("harmless", correct=True),
@@ -329,8 +329,8 @@ def test_what_is_hidden_gates_nothing_when_it_passes(store: Store) -> None:
 
 
 def test_an_error_is_never_good() -> None:
-    for one in (row("x"), row("x", hidden="so"), row("x", correct=True)):
-        outcome = SeedResult(one, 0, Verdict.ERROR, (), "broke")
+    for planted in (row("x"), row("x", hidden="so"), row("x", correct=True)):
+        outcome = SeedResult(planted, 0, Verdict.ERROR, (), "broke")
         assert not outcome.good
         assert not outcome.caught
 
@@ -347,10 +347,10 @@ def test_a_plant_that_makes_no_sense_on_a_device_is_refused_with_its_reason(stor
 
 @pytest.mark.usefixtures("catalogue")
 def test_another_seed_is_another_case(store: Store) -> None:
-    one, other = (attempted(row("loud", strength=0.01), store, seed) for seed in (0, 1))
-    assert one.caught
+    first, other = (attempted(row("loud", strength=0.01), store, seed) for seed in (0, 1))
+    assert first.caught
     assert other.caught
-    assert one.reason != other.reason
+    assert first.reason != other.reason
     matmul = matrix().workloads["matmul"]
     assert seeded(matmul, 0) is matmul
     assert seeded(matmul, 3).name == "matmul+3"
@@ -408,9 +408,9 @@ SHOWN = (
 
 def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    found = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
-    assert found[0] == "row"
-    assert set(found) == {
+    result = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
+    assert result[0] == "row"
+    assert set(result) == {
         "row",
         "column",
         "gain in all draws",
@@ -421,7 +421,7 @@ def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
         "dtype",
         "evidence",
     }
-    assert len(found) == len(set(found))
+    assert len(result) == len(set(result))
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
@@ -452,7 +452,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Iterator[list[SeedResult]]:
         own = Store(folder)
         for seed in range(seeds):
-            yield [attempted(one, own, seed) for one in chosen]
+            yield [attempted(choice, own, seed) for choice in chosen]
 
     monkeypatch.setattr(runner, "run", run)
 
@@ -505,8 +505,8 @@ def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.Capt
     arguments = ["selftest", "--seeds=1", "--jobs=1", "--fault=conv-bias-dropped", "--fault=negative-zero"]
     assert cli.main(arguments) == 0
     told = capsys.readouterr().out
-    chosen = [one for one in rows() if one.plant in {"conv-bias-dropped", "negative-zero"}]
-    owed = sum(not one.correct for one in chosen)
+    chosen = [planted for planted in rows() if planted.plant in {"conv-bias-dropped", "negative-zero"}]
+    owed = sum(not choice.correct for choice in chosen)
     assert f"{len(chosen)} rows x 1 seeds on cpu, 1 processes" in told
     assert f"1 faults: {owed} of {owed} verdicts caught them; 1 correct variants: 0 false alarms in " in told
 
@@ -551,11 +551,11 @@ def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
 ) -> None:
     entry = Entry(("*/matmul/*",), Verdict.FAIL, 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1), match=".")
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
-    chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
-    found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
-    assert len(found) == 4
-    assert {(one.ran, one.code) for one in found} == {(False, runner.DEVICE_FAILS)}
-    assert found[0].reason == "float32: with some seeds cpu fails by itself: half the time"
+    chosen = [planted for planted in rows() if planted.workload == "matmul" and planted.dtype == "float32"][:3]
+    attempts = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    assert len(attempts) == 4
+    assert {(item.ran, item.code) for item in attempts} == {(False, runner.DEVICE_FAILS)}
+    assert attempts[0].reason == "float32: with some seeds cpu fails by itself: half the time"
 
 
 class Doubling(Eager):
@@ -573,8 +573,8 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
 ) -> None:
     broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
     monkeypatch.setattr(runner, "variants", lambda: {"broken": broken})
-    one = PlantedRow("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
-    plain, _ = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    planted = PlantedRow("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
+    plain, _ = runner.attempts([planted], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
     assert plain.ran
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
@@ -583,5 +583,5 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
     monkeypatch.setattr(runner, "shipped", lambda _: (ledger,))
-    found = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
-    assert [(o.ran, o.code) for o in found] == [(False, runner.DEVICE_FAILS)] * 2
+    attempts = runner.attempts([planted], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    assert [(o.ran, o.code) for o in attempts] == [(False, runner.DEVICE_FAILS)] * 2

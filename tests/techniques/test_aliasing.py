@@ -83,8 +83,8 @@ def test_copies_fail_the_evidence(function: Callable[[Tensor], Any], missing: in
 def test_without_strides_writes_must_still_reach_the_input() -> None:
     stub = StubDevice(features=())
     ran = run(SHARED, of(lambda x: [x.t(), x[1:]]), device=stub)
-    assert [one.engaged for one in ran.evidence] == [True]
-    assert [one.engaged for one in run(SHARED, of(lambda x: x.t().clone()), device=stub).evidence] == [False]
+    assert [entry.engaged for entry in ran.evidence] == [True]
+    assert [entry.engaged for entry in run(SHARED, of(lambda x: x.t().clone()), device=stub).evidence] == [False]
 
 
 def test_writes_change_the_elements_of_their_view_alone() -> None:
@@ -173,7 +173,7 @@ def selecting(functions: dict[Any, Callable[..., Tensor]]) -> Technique:
 
 def test_an_operator_that_is_not_replaced_fails_the_evidence() -> None:
     ran = run(selecting({}), built_in()["advanced-indexing"].problem(0))
-    assert [one.engaged for one in ran.evidence] == [False, False, True]
+    assert [entry.engaged for entry in ran.evidence] == [False, False, True]
 
 
 def test_a_selection_that_is_a_view_fails_the_evidence() -> None:
@@ -181,7 +181,7 @@ def test_a_selection_that_is_a_view_fails_the_evidence() -> None:
         selecting({torch.Tensor.__getitem__: lambda x, _: x[1:]}),
         of(lambda x, i: x[i], torch.randn(3, 4), torch.tensor([1, 2])),
     )
-    assert [one.engaged for one in ran.evidence] == [True, False, False]
+    assert [entry.engaged for entry in ran.evidence] == [True, False, False]
 
 
 def test_traits_select_the_workloads() -> None:
@@ -189,12 +189,14 @@ def test_traits_select_the_workloads() -> None:
     assert ADVANCED.accepts(workload("index-operators"))
     assert SHARED.accepts(workload("views"))
     assert not any(technique.accepts(workload("exact")) for technique in (SELECT, ADVANCED, SHARED))
-    found = {name: {t for t in ("index-tensors", "index-operators") if t in w.traits} for name, w in built_in().items()}
-    assert {name for name, traits in found.items() if traits == {"index-tensors"}} == {
+    result = {
+        name: {t for t in ("index-tensors", "index-operators") if t in w.traits} for name, w in built_in().items()
+    }
+    assert {name for name, traits in result.items() if traits == {"index-tensors"}} == {
         "advanced-indexing",
         "far-elements",
     }
-    assert {name for name, traits in found.items() if traits == {"index-operators"}} == {
+    assert {name for name, traits in result.items() if traits == {"index-operators"}} == {
         "gather",
         "gather-repeated",
         "index-select",

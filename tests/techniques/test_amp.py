@@ -94,7 +94,7 @@ def test_an_attention_alone_in_float32_is_no_evidence(technique: Technique) -> N
 
 def test_the_scale_stays_and_every_step_is_checked() -> None:
     ran = run(SCALED, mlp(), Mode.TRAIN)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     assert observed["losses scaled >= 3"] == 3
     assert observed[f"scale after = {INITIAL_SCALE:g} (no step skipped)"] == INITIAL_SCALE
     assert observed["checks for infinite gradients >= 3"] == 3
@@ -111,7 +111,7 @@ def test_without_a_step_the_scale_is_halved_until_gradients_are_finite() -> None
     problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 30.0),))
     ran = run(SCALED, problem, Mode.BACKWARD)
     assert ran.engaged, ran.missing()
-    scale = next(one.observed for one in ran.evidence if "no step skipped" in one.claim)
+    scale = next(entry.observed for entry in ran.evidence if "no step skipped" in entry.claim)
     assert isinstance(scale, float)
     assert 1.0 <= scale < INITIAL_SCALE
 

@@ -112,7 +112,7 @@ def test_cuda_evidence(technique: Any, operator: str) -> None:
     def engaged(*operators: str) -> bool:
         log = seen("cuda", *operators)
         evidence = technique.evidence(Program.of(problem()), log, Mode.FORWARD, StubDevice("cuda"))
-        return all(one.engaged for one in evidence)
+        return all(entry.engaged for entry in evidence)
 
     assert engaged("aten::mm", operator)
     assert engaged(operator, "aten::_scaled_dot_product_flash_attention_backward")

@@ -65,7 +65,7 @@ def test_a_run_that_stores_activations_fails_the_evidence() -> None:
             return lambda function, *args: function(*args)
 
     ran = run(Storing("checkpoint-none", "", reentrant=True), stack(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
 def test_blocks_that_are_no_module_list_are_an_error() -> None:
@@ -105,5 +105,5 @@ def test_other_inputs_may_take_another_path_through_the_blocks(technique: Any) -
             reset()
         with technique.watch("cpu") as log:
             program.run(Mode.BACKWARD)
-        seen.append([one.engaged for one in technique.evidence(program, log, Mode.BACKWARD, StubDevice())])
+        seen.append([entry.engaged for entry in technique.evidence(program, log, Mode.BACKWARD, StubDevice())])
     assert seen == [[True, True], [True]]

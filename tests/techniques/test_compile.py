@@ -203,8 +203,8 @@ def test_graph_techniques_need_replays_as_evidence() -> None:
     # A CPU that claims CUDA graphs: the backend skips them, and the evidence fails.
     _, evidence = judged(BY_NAME["compile-cudagraphs"], Mode.FORWARD, device=StubDevice(features=("cuda-graphs",)))
     assert missing(evidence) == ["captured graphs replayed >= 1", DECLINED]
-    said = {item.claim: item.observed for item in evidence}
-    assert "due to cpu device" in str(said[DECLINED])
+    remark = {item.claim: item.observed for item in evidence}
+    assert "due to cpu device" in str(remark[DECLINED])
 
 
 class Replays(ProfilerLog):
@@ -234,10 +234,10 @@ def test_why_a_graph_was_not_captured_is_said(monkeypatch: pytest.MonkeyPatch) -
     # What inductor calls in a compilation for a GPU.
     with get_metrics_context():
         log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to mutated inputs (1 instances)")
-        found = [SimpleNamespace(cudagraph_skip_reason="skipping cudagraphs due to mutated inputs (1 instances)")]
-    monkeypatch.setattr(compile_module, "compilations", lambda: found)
-    said = declined_captures()
-    assert (said.engaged, said.observed) == (False, "1: skipping cudagraphs due to mutated inputs (1 instances)")
+        result = [SimpleNamespace(cudagraph_skip_reason="skipping cudagraphs due to mutated inputs (1 instances)")]
+    monkeypatch.setattr(compile_module, "compilations", lambda: result)
+    message = declined_captures()
+    assert (message.engaged, message.observed) == (False, "1: skipping cudagraphs due to mutated inputs (1 instances)")
     monkeypatch.setattr(compile_module, "compilations", list)
     assert declined_captures().observed == "1: no reason recorded; TORCH_LOGS=cudagraphs shows it"
     reset_compiler()

@@ -77,9 +77,9 @@ def evidence(change: Callable[[Program], None], mode: Mode = FORWARD) -> dict[st
     change(program)
     with technique.watch("cpu") as log:
         program.run(mode)
-    found = {item.claim: item for item in technique.evidence(program, log, mode, StubDevice())}
+    entries = {item.claim: item for item in technique.evidence(program, log, mode, StubDevice())}
     technique.finish()
-    return found
+    return entries
 
 
 def missing(found: dict[str, Evidence]) -> set[str]:
@@ -111,9 +111,9 @@ def test_a_backend_whose_graphs_do_not_run_fails_the_evidence() -> None:
 
 
 def test_printed_graphs_are_readable_code() -> None:
-    found: list[Program] = []
-    assert not missing(evidence(found.append, BACKWARD))
-    backend: Capture = found[0].extras["capture"]
+    collected: list[Program] = []
+    assert not missing(evidence(collected.append, BACKWARD))
+    backend: Capture = collected[0].extras["capture"]
     assert [graph.stage for graph in backend.graphs] == ["dynamo", "forward", "backward"]
     first, forward, backward = backend.graphs
     assert [node.target for node in first.nodes] == ["linear", "relu", "linear"]
@@ -229,9 +229,9 @@ def test_each_pass_has_its_own_cache_key() -> None:
     class Other(FoldConstants):
         pass
 
-    one = FoldConstants()
-    assert one.uuid() == one.uuid()
-    assert len({one.uuid(), FoldConstants().uuid(), Other().uuid()}) == 3
+    first = FoldConstants()
+    assert first.uuid() == first.uuid()
+    assert len({first.uuid(), FoldConstants().uuid(), Other().uuid()}) == 3
 
 
 class DropsEffects(FoldConstants):
@@ -268,8 +268,8 @@ def test_a_pass_that_drops_a_write_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", BACKWARD)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     assert observed(healthy)["graphs that met the pass = 2, all of inductor's"] == 2
-    found = faults(judged(store, Planted(DropsEffects), "spectrum", BACKWARD))
-    assert set(found) == {"buffer:mean"}
+    caught = faults(judged(store, Planted(DropsEffects), "spectrum", BACKWARD))
+    assert set(caught) == {"buffer:mean"}
 
 
 @needs_compiler

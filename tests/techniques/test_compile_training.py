@@ -88,11 +88,11 @@ def test_each_part_of_the_step_that_runs_eagerly_fails_the_evidence() -> None:
     def nothing_compiled(program: Program) -> None:
         program.advance = None
 
-    result, found = evidence(TrainingStep(), TRAIN, no_optimizer)
+    result, entries = evidence(TrainingStep(), TRAIN, no_optimizer)
     assert not differences(result, plain(mlp(), TRAIN), 1e-6)
-    assert missing(found) == ["compiled optimizer steps run = 3, one a step", "graphs compiled >= 3"]
-    _, found = evidence(TrainingStep(), TRAIN, nothing_compiled)
-    assert len(missing(found)) == 4
+    assert missing(entries) == ["compiled optimizer steps run = 3, one a step", "graphs compiled >= 3"]
+    _, entries = evidence(TrainingStep(), TRAIN, nothing_compiled)
+    assert len(missing(entries)) == 4
 
 
 def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
@@ -107,8 +107,8 @@ def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
             step = torch.compile(training_step, backend="aot_eager")
         program.advance = lambda optimizer, _: step(optimizer).detach()
 
-    _, found = evidence(TrainingStep(), TRAIN, without)
-    assert missing(found) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
+    _, entries = evidence(TrainingStep(), TRAIN, without)
+    assert missing(entries) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
 
 
 def test_later_trainings_are_compiled_too() -> None:
@@ -143,8 +143,8 @@ def test_a_step_that_keeps_old_weights_fails(store: Store) -> None:
 
         program.call = call
 
-    found = faults(judged(store, Planted(TrainingStep(), stale), "train-mlp", TRAIN))
-    assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(found)
+    caught = faults(judged(store, Planted(TrainingStep(), stale), "train-mlp", TRAIN))
+    assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(caught)
 
 
 def test_a_program_uses_advance_for_its_steps() -> None:
@@ -194,13 +194,13 @@ def test_autocast_that_is_not_captured_fails_the_evidence() -> None:
             AutocastInside(Disabled(program.module), "cpu"), backend=program.extras["capture"], dynamic=False
         )
 
-    _, found = evidence(CompiledAutocast(), FORWARD, without)
+    _, entries = evidence(CompiledAutocast(), FORWARD, without)
     contractions = "captured contractions in bfloat16 >= 1"
-    assert missing(found) == ["autocast regions captured >= 1", contractions, "captured contractions in float32 = 0"]
-    _, found = evidence(CompiledAutocast(), FORWARD, outside)
-    assert missing(found) == ["autocast regions captured >= 1"]
-    _, found = evidence(CompiledAutocast(), FORWARD, twice)
-    assert missing(found) == [contractions, "captured contractions in float32 = 0"]
+    assert missing(entries) == ["autocast regions captured >= 1", contractions, "captured contractions in float32 = 0"]
+    _, entries = evidence(CompiledAutocast(), FORWARD, outside)
+    assert missing(entries) == ["autocast regions captured >= 1"]
+    _, entries = evidence(CompiledAutocast(), FORWARD, twice)
+    assert missing(entries) == [contractions, "captured contractions in float32 = 0"]
 
 
 class Disabled(torch.nn.Module):
@@ -221,9 +221,9 @@ def test_parameters_of_another_dtype_fail_the_evidence() -> None:
     with technique.watch("cpu") as log:
         program.run(FORWARD)
     program.module.bfloat16()
-    found = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
+    entries = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
     technique.finish()
-    assert missing(found) == ["parameters are float32"]
+    assert missing(entries) == ["parameters are float32"]
 
 
 # Which compiler

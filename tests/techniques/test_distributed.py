@@ -50,7 +50,7 @@ def judged(store: Store, name: str, workload: Workload, strategy: Strategy | Non
 
 def absent(record: Record) -> list[str]:
     """Claims of evidence that failed."""
-    return [one.claim for one in record.evidence if not one.engaged]
+    return [entry.claim for entry in record.evidence if not entry.engaged]
 
 
 @pytest.mark.slow
@@ -178,15 +178,15 @@ FSDP = {"facts": SHARDS, "calls": GATHERED, "sent": [2190] * 6}
     ],
 )  # fmt: skip
 def test_each_observation_can_fail(name: str, good: dict[str, Any], wrong: dict[str, Any], claim: str) -> None:
-    assert all(one.engaged for one in shown(name, [replace(answer, **good) for answer in answered()]))
+    assert all(entry.engaged for entry in shown(name, [replace(answer, **good) for answer in answered()]))
     first, second = (replace(answer, **good) for answer in answered())
-    missed = [one.claim for one in shown(name, [first, replace(second, **wrong)]) if not one.engaged]
-    assert [one for one in missed if one.startswith(claim)] or not claim
+    missed = [entry.claim for entry in shown(name, [first, replace(second, **wrong)]) if not entry.engaged]
+    assert [text for text in missed if text.startswith(claim)] or not claim
 
 
 def test_copied_gradients_are_no_views() -> None:
     copies = [replace(answer, facts={"storages": [4] * 6}) for answer in answered()]
-    assert [one.observed for one in shown("ddp-bucket-view", copies) if not one.engaged] == ["4, 4, 4, 4, 4, 4"]
+    assert [entry.observed for entry in shown("ddp-bucket-view", copies) if not entry.engaged] == ["4, 4, 4, 4, 4, 4"]
 
 
 class Mean(Scheme):

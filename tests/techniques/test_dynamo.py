@@ -199,17 +199,17 @@ def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
 
 def test_a_kernel_for_another_size_fails(store: Store) -> None:
     assert judged(store, made(StaticStream, dynamic=False), "stream-lengths").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
+    caught = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
     # The first size keeps its own code and is right; all others divide by the first size.
-    wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
+    wrong = {path for path, views in caught.items() if path.startswith("out") and any("view" in v for v in views)}
     assert wrong == {"out[1]", "out[3]", "out[5]", "out[6]", "out[7]"}
 
 
 def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
     assert judged(store, made(BoundedStream, dynamic=True), "stream-sides").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
+    caught = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
     # One graph serves all sizes, and takes the branch of the first, short one.
-    wrong = {path for path in found if path.startswith("out")}
+    wrong = {path for path in caught if path.startswith("out")}
     assert wrong == {"out[1]", "out[3]", "out[6]", "out[7]"}
 
 
@@ -223,16 +223,16 @@ def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
 
     planted = made(StaleStream, dynamic=False, options={"guard_filter_fn": all_but_one})
     planted.settings = {"recompile_limit": dynamo.RECOMPILATIONS, "specialize_float": True}
-    found = faults(judged(store, planted, "stream-lengths"))
-    wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
+    caught = faults(judged(store, planted, "stream-lengths"))
+    wrong = {path for path, views in caught.items() if path.startswith("out") and any("view" in v for v in views)}
     # Sizes that first came with a change keep it; they are wrong without the change.
     assert wrong
     assert "out[0]" not in wrong
 
 
 def test_a_stale_parameter_fails(store: Store) -> None:
-    found = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
-    assert {path for path in found if path.startswith("out")}
+    caught = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
+    assert {path for path in caught if path.startswith("out")}
     # Without changes between calls, the parameters of further draws still show it.
     record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
     assert "[draw 1]" in record.why

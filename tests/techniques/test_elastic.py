@@ -126,9 +126,9 @@ def test_a_step_waits_for_a_world_of_its_size(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(TimeoutError, match=r"step 2: expected a world of 5 ranks, after 0\.1 s it is 1"):
         Rank(mailbox, 0, CPU).train()
     assert mailbox.has("wanted-0-2")
-    found = Snapshots(tmp_path / "snapshots-0").latest()
-    assert found is not None
-    assert found.step == 2
+    latest = Snapshots(tmp_path / "snapshots-0").latest()
+    assert latest is not None
+    assert latest.step == 2
 
 
 def ended(
@@ -167,7 +167,7 @@ def test_worlds_of_all_sizes_give_bitwise_equal_results(monkeypatch: pytest.Monk
     expected = [loss.detach(), *(p.grad for p in plain.module.parameters() if p.grad is not None)]
     assert len(ends) == 10
     for end in ends:
-        assert all(torch.equal(one, first) for one, first in zip(end, ends[0], strict=True))
+        assert all(torch.equal(given, first) for given, first in zip(end, ends[0], strict=True))
         for got, wanted in zip(end, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
@@ -176,7 +176,7 @@ def test_worlds_of_all_sizes_give_bitwise_equal_results(monkeypatch: pytest.Monk
 
 
 def observed(record: Any, claim: str) -> Any:
-    return next(one.observed for one in record.evidence if one.claim.startswith(claim))
+    return next(entry.observed for entry in record.evidence if entry.claim.startswith(claim))
 
 
 @pytest.mark.slow
@@ -206,8 +206,8 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         assert technique.modes == {Mode.TRAIN}
         assert not technique.accepts(workload("training", "batchnorm"))
-        found = technique.capability(devices()["tpu"])
-        assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
+        capability = technique.capability(devices()["tpu"])
+        assert (capability.verdict, capability.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     for kind in ("cpu", "cuda", "xla"):
         assert named(TECHNIQUES, "elastic-restart").capability(StubDevice(kind)).ok
     monkeypatch.setattr(distributed, "is_gloo_available", lambda: False)
@@ -218,9 +218,9 @@ def test_etcd_must_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     technique = named(TECHNIQUES, "elastic-etcd")
     assert technique.packages == {"etcd": "pip install python-etcd"}
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(tmp_path / "etcd"))
-    found = technique.capability(StubDevice())
-    assert (found.verdict, found.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
-    assert "apt-get install etcd-server" in found.action
+    capability = technique.capability(StubDevice())
+    assert (capability.verdict, capability.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
+    assert "apt-get install etcd-server" in capability.action
     (tmp_path / "etcd").touch(mode=0o755)
     assert technique.capability(StubDevice()).ok
 

@@ -43,9 +43,9 @@ def here(technique: Any) -> FlashAttention:
     def capability(device: Device) -> Capability:
         return SUPPORTED
 
-    found: FlashAttention = copy.copy(technique)
-    found.capability = capability  # type: ignore[method-assign]  # of this copy alone
-    return found
+    copied: FlashAttention = copy.copy(technique)
+    copied.capability = capability  # type: ignore[method-assign]  # of this copy alone
+    return copied
 
 
 def visible(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None]) -> Tensor:

@@ -214,8 +214,8 @@ def test_a_gpus_sums_are_those_of_its_chip(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     unit = float8.unit_of(StubDevice("cuda"))
     assert (None if unit is None else unit.fraction) == bits
-    said = str(float8.sums(unit).observed)
-    assert ("nothing else is known" in said) == (bits is None)
+    message = str(float8.sums(unit).observed)
+    assert ("nothing else is known" in message) == (bits is None)
     assert float8.unit_of(StubDevice()) is None
 
 
@@ -223,8 +223,8 @@ def multiplied(unit: MatrixUnit) -> Any:
     """A `torch._scaled_mm` that adds up as a matrix unit."""
 
     def product(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: Any) -> Tensor:
-        found = summed(a.float().double(), b.float().double(), unit)
-        return (found * scale_a.double() * scale_b.double()).to(out_dtype)
+        result = summed(a.float().double(), b.float().double(), unit)
+        return (result * scale_a.double() * scale_b.double()).to(out_dtype)
 
     return product
 
@@ -273,7 +273,7 @@ def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) >= 4
+    assert sum(not call.engaged for call in seen) >= 4
 
 
 def test_products_of_anything_but_float8_are_not_counted() -> None:
@@ -282,14 +282,14 @@ def test_products_of_anything_but_float8_are_not_counted() -> None:
     SCALED.prepare(program, Mode.FORWARD, Bed())
     with SCALED.watch("cpu") as log:
         torch.randn(4, 4) @ torch.randn(4, 4)
-    seen = {one.claim: one for one in SCALED.evidence(program, log, Mode.FORWARD, Bed())}
+    seen = {entry.claim: entry for entry in SCALED.evidence(program, log, Mode.FORWARD, Bed())}
     assert not seen["float8_e4m3fn products (aten::_scaled_mm) >= 2"].engaged
 
 
 def test_evidence_shows_that_bytes_fall_to_a_quarter() -> None:
     problem = Problem(nn.Linear(64, 32), (torch.randn(4, 64),))
     ran = run(WEIGHTS, problem)
-    claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in ran.evidence if "fall" in one.claim}
+    claims = {entry.claim.partition(" fall")[0]: str(entry.observed) for entry in ran.evidence if "fall" in entry.claim}
     weights, scales, bias = 64 * 32, 4 * 32, 4 * 32
     assert claims["bytes of the weights"] == f"{4 * weights} -> {weights + scales}"
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights + bias} -> {weights + scales + bias} (whole")
@@ -430,9 +430,9 @@ def test_torchaos_weights_equal_those_of_the_plain_variant() -> None:
     technique: Any = AO["float8-torchao-weight-only"]
     needs(technique)
     assert technique.oracle == WEIGHTS.oracle
-    one, other = run(technique, odd()), run(WEIGHTS, odd())
-    assert one.engaged, one.missing()
-    torch.testing.assert_close(one.result["out"], other.result["out"])
+    first, other = run(technique, odd()), run(WEIGHTS, odd())
+    assert first.engaged, first.missing()
+    torch.testing.assert_close(first.result["out"], other.result["out"])
 
 
 def test_float8_accepts_a_few_workloads() -> None:

@@ -44,7 +44,7 @@ def small() -> Problem:
 def test_samples_give_the_results_of_the_batch(mode: Mode) -> None:
     ran = run(VMAP, mlp(), mode)
     assert ran.engaged, ran.missing()
-    assert [one.observed for one in ran.evidence] == [1, 1]
+    assert [entry.observed for entry in ran.evidence] == [1, 1]
     assert not differences(ran.result, plain(mlp(), mode))
 
 
@@ -77,7 +77,7 @@ def test_a_loop_over_samples_fails_the_evidence() -> None:
             program.call = call
 
     ran = run(Looped("func-loop", ""), mlp())
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
     assert not differences(ran.result, plain(mlp()))
 
 
@@ -147,7 +147,7 @@ def test_forward_and_reverse_mode_are_distinguished() -> None:
     wrong = copy.copy(named(TECHNIQUES, "func-jacrev"))
     wrong.tracks = forward.tracks  # type: ignore[attr-defined]  # replaced on this copy only
     ran = run(wrong, small(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [True, False, True, True]
+    assert [entry.engaged for entry in ran.evidence] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
@@ -158,7 +158,7 @@ def test_autograd_in_place_of_a_transform_fails_the_evidence(mode: Mode) -> None
             program.elsewhere = program.backpropagate = None
 
     ran = run(Taped("func-none", ""), mlp(), mode)
-    assert [one.engaged for one in ran.evidence[:2]] == [False, False]
+    assert [entry.engaged for entry in ran.evidence[:2]] == [False, False]
     if mode is Mode.BACKWARD:
         assert ran.evidence[-1].claim == "gradients that the tape left in parameters = 0"
         assert ran.evidence[-1].observed == 4

@@ -59,4 +59,4 @@ def test_an_ignored_flag_fails_the_evidence() -> None:
 def test_without_strides_no_in_place_operators_are_needed() -> None:
     ran = run(INPLACE, activations(), device=StubDevice(features=()))
     assert ran.engaged
-    assert not any("beyond" in one.claim for one in ran.evidence)
+    assert not any("beyond" in entry.claim for entry in ran.evidence)

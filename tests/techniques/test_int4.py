@@ -95,7 +95,7 @@ def test_the_rules_equal_torchaos() -> None:
 
 def test_four_bits_an_element_in_memory_and_in_a_file() -> None:
     problem = Problem(nn.Linear(64, 32, bias=False), (torch.randn(4, 64),))
-    claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in run(NIBBLES, problem).evidence}
+    claims = {entry.claim.partition(" fall")[0]: str(entry.observed) for entry in run(NIBBLES, problem).evidence}
     weights, scales = 64 * 32, 2 * 2 * 4 * 32
     assert claims["bytes of the weights"] == f"{4 * weights} -> {weights // 2 + scales}"
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights} -> {weights // 2 + scales} (")
@@ -160,7 +160,7 @@ def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) == len(seen)
+    assert sum(not call.engaged for call in seen) == len(seen)
 
 
 @without_torchao

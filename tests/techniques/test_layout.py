@@ -40,7 +40,7 @@ def test_a_convolution_that_loses_the_format_fails_the_evidence() -> None:
             return nn.functional.conv2d(input.contiguous(), self.weight.contiguous(), self.bias)
 
     ran = run(CHANNELS_LAST, Problem(Undoing(3, 8, 3), (torch.randn(2, 3, 8, 8),)))
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
 class Turned(nn.Module):

@@ -65,7 +65,7 @@ def _no_worker_stays() -> Iterator[None]:
 def test_rows_come_once_in_order_and_from_two_other_processes(mode: Mode) -> None:
     ran = run(PREFETCH, mlp(), mode)
     assert ran.engaged, ran.missing()
-    assert [one.observed for one in ran.evidence] == ["8 of 8, in order", 2, 0]
+    assert [entry.observed for entry in ran.evidence] == ["8 of 8, in order", 2, 0]
     assert not differences(ran.result, plain(mlp(), mode), 0.0)
 
 
@@ -194,7 +194,7 @@ def test_a_training_gets_its_mini_batches_in_its_own_order() -> None:
     assert not differences(result, expected, 0.0)
     # Two mini-batches per step: an epoch of eight, and into the next.
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
-    assert [(one.observed, one.engaged) for one in evidence] == [(12, True), (0, True), (2, True), (0, True)]
+    assert [(entry.observed, entry.engaged) for entry in evidence] == [(12, True), (0, True), (2, True), (0, True)]
 
 
 @pytest.mark.usefixtures("_finished")
@@ -239,7 +239,7 @@ def test_workers_with_other_rows_fail_the_evidence(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("accelcheck.techniques.data.feeding.Ahead", Other)
     _, program = trained(fed)
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
-    assert [one.engaged for one in evidence] == [True, False, True, True]
+    assert [entry.engaged for entry in evidence] == [True, False, True, True]
     assert evidence[1].observed == 12
 
 
@@ -453,9 +453,9 @@ def test_results_that_are_unsynced_or_computed_on_the_cpu_fail_on_xla(tmp_path: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [verdict for verdict, _ in found] == ["pass", "fail", "fail"] * 2
-    for _, reason in (found[1], found[4]):
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert [verdict for verdict, _ in document] == ["pass", "fail", "fail"] * 2
+    for _, reason in (document[1], document[4]):
         assert "out: view row" in reason
-    for _, reason in (found[2], found[5]):
+    for _, reason in (document[2], document[5]):
         assert "no operator left xla for the CPU: observed aten::" in reason

@@ -79,7 +79,7 @@ def test_an_export_says_nothing_of_torchvision_and_of_trees(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(ONNX, two())
-    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
+    assert [str(fault.message) for fault in caught if "LeafSpec" in str(fault.message)] == []
     assert "torchvision" not in caplog.text
 
 
@@ -174,8 +174,8 @@ def profiled(path: Path, *providers: str) -> Path:
 
 
 def test_nodes_are_read_with_their_providers(tmp_path: Path) -> None:
-    found = nodes_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
-    assert found == [OnnxNode("Gemm", "CUDAExecutionProvider"), OnnxNode("Gemm", "CPUExecutionProvider")]
+    nodes = nodes_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert nodes == [OnnxNode("Gemm", "CUDAExecutionProvider"), OnnxNode("Gemm", "CPUExecutionProvider")]
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_nodes_that_compute_shapes_may_stay_on_the_cpu(tmp_path: Path, on_cpu: f
     path.write_text(json.dumps([node(name, shapes, "CPU" if name in on_cpu else "CUDA") for name, *shapes in GRAPH]))
     session.session = SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"], end_profiling=lambda: str(path))
     session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []
-    found = {item.claim: item for item in session.evidence()}
-    last = found["nodes that other providers ran, except for shapes on the CPU = 0"]
+    entries = {item.claim: item for item in session.evidence()}
+    last = entries["nodes that other providers ran, except for shapes on the CPU = 0"]
     assert (last.observed, last.engaged) == (others, others == 0)
-    assert found["nodes that compute shapes on the CPU (any number)"].observed == len(SHAPES)
+    assert entries["nodes that compute shapes on the CPU (any number)"].observed == len(SHAPES)
 
 
 @pytest.mark.parametrize(

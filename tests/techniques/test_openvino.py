@@ -48,9 +48,9 @@ def two() -> Problem:
 @needs_openvino
 @pytest.mark.parametrize("problem", [mlp, two], ids=["mlp", "two"])
 def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
-    found = run(MODEL, problem())
-    assert found.engaged, found.missing()
-    assert not differences(found.result, plain(problem()))
+    result = run(MODEL, problem())
+    assert result.engaged, result.missing()
+    assert not differences(result.result, plain(problem()))
 
 
 @needs_openvino
@@ -58,7 +58,7 @@ def test_a_conversion_does_not_warn_of_trees() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(MODEL, mlp())
-    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
+    assert [str(fault.message) for fault in caught if "LeafSpec" in str(fault.message)] == []
 
 
 @needs_openvino
@@ -188,8 +188,8 @@ def test_results_that_a_later_call_changes_are_counted() -> None:
 def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         for kind in ("cuda", "xla"):
-            found = technique.capability(StubDevice(kind))
-            assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+            capability = technique.capability(StubDevice(kind))
+            assert (capability.code, capability.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
         monkeypatch.setattr(openvino, "installed", lambda _: False)
         assert technique.capability(StubDevice()).ok  # `answer` checks the packages
         monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)

@@ -48,7 +48,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 def test_states_are_half_between_steps_and_parameters_are_not(make: Any, states: int) -> None:
     ran = run(TECHNIQUE, problem(make), Mode.TRAIN)
     assert ran.engaged, ran.missing()
-    claims = {one.claim: one.observed for one in ran.evidence}
+    claims = {entry.claim: entry.observed for entry in ran.evidence}
     assert claims["optimizer states >= 4"] == states
     made = ran.program.extras["optimizer whose states are kept"].made
     kept = [value for state in made.state.values() for name, value in state.items() if name != "step"]
@@ -76,7 +76,7 @@ def test_states_that_stay_in_float32_fail_the_evidence() -> None:
     program.optimizer.narrow = lambda state: state
     with TECHNIQUE.watch("cpu") as log:
         program.run(Mode.TRAIN)
-    missing = [one.claim for one in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not one.engaged]
+    missing = [entry.claim for entry in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not entry.engaged]
     assert missing == ["states are bfloat16", "bytes of states are half of FP32's", "states widened before a step >= 8"]
 
 
@@ -88,8 +88,8 @@ def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
         parameter.grad = torch.cat([1.0 + 2.0**-8 * torch.arange(32), drawn]).double()
         optimizer = make([parameter])
         optimizer.step()
-        found: Tensor = optimizer.state[parameter]["momentum_buffer"]
-        return found
+        state: Tensor = optimizer.state[parameter]["momentum_buffer"]
+        return state
 
     rounded = RoundedStates(momentum, torch.bfloat16)
     exact = one(momentum)

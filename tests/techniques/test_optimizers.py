@@ -91,7 +91,7 @@ def counting(technique: Any, optimizer: torch.optim.Optimizer, device: str) -> l
     program = Program.of(training(SGD))
     program.extras["the optimizer that was made last"] = optimizer
     log = ProfilerLog("cpu")
-    return [one.engaged for one in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
+    return [entry.engaged for entry in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
 
 
 def test_step_counts_on_the_host_fail_the_evidence() -> None:
@@ -203,8 +203,11 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, techn
     )
 
     def made(parameters: Any) -> torch.optim.Optimizer:
-        weights: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 2], "weight_decay": 0.5}
-        biases: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 1]}
+        weights: dict[str, Any] = {
+            "params": [parameter for parameter in parameters if parameter.dim() == 2],
+            "weight_decay": 0.5,
+        }
+        biases: dict[str, Any] = {"params": [parameter for parameter in parameters if parameter.dim() == 1]}
         return torch.optim.AdamW([weights, biases], lr=0.01)
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)

@@ -69,7 +69,7 @@ def test_modules_compute_in_half_with_float32_inputs_and_outputs(technique: Any,
     floats = {path: tensor for path, tensor in ran.result.items() if tensor.is_floating_point()}
     assert {tensor.dtype for tensor in floats.values()} == {torch.float32}
     assert ran.result["out['all'][1]"].dtype is torch.int64
-    claims = {one.claim: one.observed for one in ran.evidence}
+    claims = {entry.claim: entry.observed for entry in ran.evidence}
     assert claims["norms, embeddings, softmax that took float32 >= 3"] == 3
 
 
@@ -100,7 +100,7 @@ def test_a_model_without_casts_fails_the_evidence() -> None:
     with BF16.watch("cpu") as log:
         program.run(Mode.FORWARD)
     assert ran.engaged
-    assert not all(one.engaged for one in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
+    assert not all(entry.engaged for entry in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
 
 
 def test_a_head_that_shares_its_weight_with_a_table_is_half_all_the_same() -> None:

@@ -105,7 +105,7 @@ def test_an_unquantized_graph_fails_the_evidence() -> None:
     with STATIC.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(STATIC.evidence(program, log, Mode.FORWARD, PLACE))
-    assert sum(not one.engaged for one in seen) == len(seen)
+    assert sum(not call.engaged for call in seen) == len(seen)
 
 
 @without_torchao

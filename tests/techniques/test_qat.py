@@ -85,7 +85,7 @@ def test_the_emulation_equals_torchaos_training() -> None:
 @without_torchao
 def test_conversion_keeps_weights_and_outputs() -> None:
     ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     assert observed["fake-quantized linear layers = 2 >= 1"] == 2
     assert observed["layers converted to int8 weights = 2"] == 2
     assert observed["elements of weights that conversion changed = 0"] == 0
@@ -129,7 +129,7 @@ def test_an_unprepared_model_fails_the_evidence() -> None:
     with TECHNIQUE.watch("cpu") as log:
         program.run(Mode.BACKWARD)
     seen = list(TECHNIQUE.evidence(program, log, Mode.BACKWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) >= 4
+    assert sum(not call.engaged for call in seen) >= 4
 
 
 # Faults, through the engine

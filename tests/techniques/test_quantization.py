@@ -35,7 +35,7 @@ from accelcheck.workloads.base import Problem, Program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TECHNIQUES = (*int8.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
+TECHNIQUES = (*int8.TECHNIQUES, *(item for item in torchao.TECHNIQUES if item.name.startswith("int8")))
 
 ROUNDING = 1e-6
 """Largest relative error by FP32 rounding in these small modules."""
@@ -98,12 +98,12 @@ def flipped(emulated: Program, seed: int) -> dict[str, Tensor]:
 
 @pytest.fixture(params=TECHNIQUES, ids=lambda technique: technique.name)
 def technique(request: pytest.FixtureRequest) -> Iterator[Quantized]:
-    found: Quantized = request.param
-    capability = found.capability(StubDevice(features=("quantized-engine",)))
+    result: Quantized = request.param
+    capability = result.capability(StubDevice(features=("quantized-engine",)))
     if not capability.ok:
         pytest.skip(str(capability))
-    yield found
-    found.finish()
+    yield result
+    result.finish()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -254,9 +254,9 @@ def test_flips_move_elements_near_ties_by_one_quantum() -> None:
 def test_flips_move_equal_elements_together() -> None:
     quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
     quantizer.flips = torch.Generator().manual_seed(0)
-    found = quantizer((torch.arange(-100.0, 100.0).double() + 0.5).repeat(3, 1))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    result = quantizer((torch.arange(-100.0, 100.0).double() + 0.5).repeat(3, 1))
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[0], result[2])
 
 
 def test_flips_move_the_scale_by_rounding_errors() -> None:

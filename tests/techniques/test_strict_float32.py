@@ -81,11 +81,11 @@ NAN = float("nan")
     ],
 )
 def test_the_probe_says_how_products_err_and_where(multiply: Any, reading: str) -> None:
-    found = products("cpu", multiply)
+    number = products("cpu", multiply)
     if reading.startswith("in 512 of"):
         reading = "in 512 of 262144 elements: rows all; columns all (not all of them)"
-    assert reading in found.reading
-    assert found.exact is (reading == "exact")
+    assert reading in number.reading
+    assert number.exact is (reading == "exact")
 
 
 def of(multiply: Any) -> Bed:
@@ -135,9 +135,9 @@ def test_a_timed_case_says_that_what_it_is_held_against_is_no_float32(store: Sto
     for multiply, wanted in ((torch.matmul, 0), (lambda a, b: tf32(a) @ tf32(b), 1)):
         record = bench(store, Eager(), timed, of(multiply)).run(case)
         assert record.verdict is Verdict.PASS, record.why
-        found = [m.reason for m in record.measurements if m.name == "fp32-eager-error"]
-        assert len(found) == wanted
-        assert all(reason.startswith(told) for reason in found)
+        reasons = [m.reason for m in record.measurements if m.name == "fp32-eager-error"]
+        assert len(reasons) == wanted
+        assert all(reason.startswith(told) for reason in reasons)
 
 
 # A whole run on a device of another vendor, below which every product is wrong.

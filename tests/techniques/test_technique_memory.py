@@ -134,7 +134,7 @@ class Drifting(TorchSegments):
 
 def test_stored_segments_fail_both_observations() -> None:
     ran = run(Storing(SEGMENTED.name, "", ""), stack(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
 def test_recomputing_with_other_inputs_fails(store: Store) -> None:
@@ -209,7 +209,7 @@ def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -
     ran = run(technique, stack(3), mode)
     assert ran.engaged, ran.missing()
     assert not differences(ran.result, plain(stack(3), mode), 0.0)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     saved, steps = 0, 3 if mode is Mode.TRAIN else 1
     # A block saves the input of `up`, and the input and output of the activation. A weight is saved if the input of its
     # product requires a gradient, which the first one's does not in training.
@@ -220,7 +220,7 @@ def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -
     if mode is Mode.TRAIN:
         saved += 4 * rows * width  # saved by the loss
     assert observed["bytes saved in host memory >= 1"] == steps * saved
-    count = next(one.observed for one in ran.evidence if "returned for" in one.claim)
+    count = next(entry.observed for entry in ran.evidence if "returned for" in entry.claim)
     copied = 0 if technique is OFFLOAD else count
     assert observed[f"tensors saved in their own memory = {copied}"] == copied
 

@@ -265,8 +265,8 @@ def missing(make: Callable[[ExportedProgram], nn.Module], technique: TensorRt, p
 
 
 def test_a_graph_that_stays_in_torch_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = missing(lambda exported: exported.module(), FP32, monkeypatch)
-    assert found == ["TensorRT engines >= 1: 0", "runs of engines >= 1: 0"]
+    result = missing(lambda exported: exported.module(), FP32, monkeypatch)
+    assert result == ["TensorRT engines >= 1: 0", "runs of engines >= 1: 0"]
 
 
 def test_an_engine_that_does_not_run_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,8 +383,8 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     rocm.features |= {"hip"}
     for technique in TECHNIQUES:
         for device in (StubDevice(), StubDevice("xla"), rocm):
-            found = technique.capability(device)
-            assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+            capability = technique.capability(device)
+            assert (capability.code, capability.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
         monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
         monkeypatch.setattr(tensorrt, "installed", lambda _: False)
         absent = technique.answer(CUDA)
@@ -399,6 +399,6 @@ def test_an_installation_without_tensorrts_libraries_is_unavailable(monkeypatch:
 
     monkeypatch.setattr(tensorrt, "installed", lambda _: True)
     monkeypatch.setattr(tensorrt, "importlib", SimpleNamespace(import_module=broken))
-    found = FP32.capability(CUDA)
-    assert (found.code, found.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
-    assert "import error" in found.reason
+    capability = FP32.capability(CUDA)
+    assert (capability.code, capability.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
+    assert "import error" in capability.reason

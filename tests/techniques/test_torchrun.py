@@ -26,9 +26,9 @@ def idle(tmp_path: Path) -> Iterator[Child]:
 
 
 def pids(folder: Path, run: Child) -> list[int]:
-    found = Mailbox(folder).wait(PIDS, 60.0, lambda: not run.running)
-    assert found is not None, run.output()
-    return found
+    answers = Mailbox(folder).wait(PIDS, 60.0, lambda: not run.running)
+    assert answers is not None, run.output()
+    return answers
 
 
 def test_a_torchrun_whose_ranks_fail_ends_and_quotes_them(tmp_path: Path) -> None:

@@ -71,13 +71,13 @@ def size(parameters: int = 10, operations: float = 0.0, elements: float = 0.0, s
 
 
 def test_the_size_of_a_problem_is_what_a_forward_pass_computes() -> None:
-    found = Size(**size_of(Problem(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), (torch.ones(3, 6),))))
-    assert found == Size(parameters=35, operations=2.0 * 3 * 6 * 5, elements=2.0 * 3 * 5, steps=4)
+    measured_size = Size(**size_of(Problem(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), (torch.ones(3, 6),))))
+    assert measured_size == Size(parameters=35, operations=2.0 * 3 * 6 * 5, elements=2.0 * 3 * 5, steps=4)
 
 
 def test_the_effort_falls_with_the_work_and_never_with_the_time() -> None:
     small, middle, large = (size(operations=work) for work in (1e9, 2e10, 1e11))
-    assert [choose("auto", one, FORWARD) for one in (small, middle, large)] == [FULL, PART, LEAST]
+    assert [choose("auto", item, FORWARD) for item in (small, middle, large)] == [FULL, PART, LEAST]
     assert choose("auto", middle, BACKWARD) == choose("auto", middle, TRAIN) == LEAST
     assert choose("auto", size(parameters=10**7), FORWARD) == FULL
     assert choose("auto", size(parameters=10**7), TRAIN) == choose("auto", size(parameters=10**9), FORWARD) == LEAST
@@ -99,7 +99,7 @@ def test_small_models_have_the_usual_effort_and_no_remark(tmp_path: Path) -> Non
     assert Store(tmp_path).effort(case(workload), workload) == FULL
     record = verdict_of(Store(tmp_path), Planted(nothing), workload)
     assert record.verdict is Verdict.PASS, record.why
-    assert REDUCED not in {one.claim for one in record.evidence}
+    assert REDUCED not in {entry.claim for entry in record.evidence}
 
 
 def test_what_was_reduced_is_stated_with_the_size(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_what_was_reduced_is_stated_with_the_size(tmp_path: Path) -> None:
         "25.6 million parameters, 16.4 billion operations and 65 million elements a pass"
     )
     record = verdict_of(Store(tmp_path, effort="least"), Planted(nothing), own(), TRAIN)
-    (said,) = (one for one in record.evidence if one.claim == REDUCED)
-    assert said.engaged
-    assert str(said.observed).startswith("2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps")
-    assert str(said.observed).endswith("--accel-effort=least")
+    (remark,) = (entry for entry in record.evidence if entry.claim == REDUCED)
+    assert remark.engaged
+    assert str(remark.observed).startswith("2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps")
+    assert str(remark.observed).endswith("--accel-effort=least")
 
 
 def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store) -> None:
@@ -187,7 +187,7 @@ class Loses(torch.optim.SGD):
 
     def __init__(self, parameters: Any) -> None:
         kept = list(parameters)
-        super().__init__([one for index, one in enumerate(kept) if index != 3], lr=0.05, momentum=0.9)
+        super().__init__([parameter for index, parameter in enumerate(kept) if index != 3], lr=0.05, momentum=0.9)
 
 
 def lost_update(program: Program) -> None:
@@ -203,10 +203,10 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("change", "mode"),
     [
-        pytest.param(*one, marks=pytest.mark.slow)
-        if one in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
-        else one
-        for one in FAULTS
+        pytest.param(*fault, marks=pytest.mark.slow)
+        if fault in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
+        else fault
+        for fault in FAULTS
     ],
     ids=lambda one: getattr(one, "__name__", str(one)),
 )

@@ -335,8 +335,8 @@ def test_a_judgement_is_close_where_all_views_are_beyond_their_budget_by_little(
     budget = 1e-3
     against = reference(budget=1e9)
     plain = against.budgets[DEEP]
-    one = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
-    assert judge({DEEP: values() * (1 + factor * budget)}, one).near(1) == frozenset([DEEP] * close)
+    first = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
+    assert judge({DEEP: values() * (1 + factor * budget)}, first).near(1) == frozenset([DEEP] * close)
 
 
 def test_what_is_wrong_besides_a_view_is_never_close() -> None:
@@ -351,8 +351,8 @@ def test_a_result_that_is_independent_of_a_wrong_one_is_close_by_itself(factor: 
     truth = {DEEP: values(), "out[0]": torch.arange(3)}
     against = reference(truth, budget=1e9)
     budgets = {**against.budgets, DEEP: {**against.budgets[DEEP], "gain": budget}}
-    one = Reference(**{**vars(against), "budgets": budgets})
-    judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, one)
+    first = Reference(**{**vars(against), "budgets": budgets})
+    judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, first)
     assert judgement.near(1, divisible=True) == frozenset([DEEP] * close)
     assert not judgement.near(1)
 

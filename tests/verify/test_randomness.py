@@ -188,8 +188,8 @@ def test_layers_that_share_a_mask_are_caught_in_every_seed(store: Store) -> None
         return [out * kept for out in outs]
 
     for number in SEEDS:
-        found = verdict_of(store, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
-        assert views(found) == {"likeness"}
+        record = verdict_of(store, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
+        assert views(record) == {"likeness"}
 
 
 def test_a_recomputation_with_another_mask_is_caught_in_every_seed(store: Store) -> None:
@@ -197,8 +197,8 @@ def test_a_recomputation_with_another_mask_is_caught_in_every_seed(store: Store)
         return [checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) for block in module.blocks]
 
     for number in SEEDS:
-        found = verdict_of(store, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
-        assert views(found) == {"mask of the output"}
+        record = verdict_of(store, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
+        assert views(record) == {"mask of the output"}
 
 
 def test_attention_that_drops_another_mask_in_the_gradient_is_caught(store: Store) -> None:
@@ -206,8 +206,8 @@ def test_attention_that_drops_another_mask_in_the_gradient_is_caught(store: Stor
         # The output shows one mask, its gradient comes from another.
         return module(q, k, v)[0], module(q, k, v)[1]
 
-    found = verdict_of(store, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
-    assert views(found) == {"mask of the output"}
+    record = verdict_of(store, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
+    assert views(record) == {"mask of the output"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -315,9 +315,9 @@ def test_false_alarms_are_rarer_than_promised(name: str, rate: float) -> None:
     generator = torch.Generator().manual_seed(11)
     alarms = {1e-6: 0, 0.2: 0}
     for _ in range(700):  # 2100 masks for each statistic
-        one, other = draws(generator, 12, 40, rate=rate), draws(generator, 12, 40, rate=rate)
+        first, other = draws(generator, 12, 40, rate=rate), draws(generator, 12, 40, rate=rate)
         for alarm in alarms:
-            alarms[alarm] += not STATISTICS[name](one, other, alarm).within
+            alarms[alarm] += not STATISTICS[name](first, other, alarm).within
     assert alarms[1e-6] == 0
     assert alarms[0.2] <= 0.2 * 700
 
@@ -349,8 +349,8 @@ def test_a_lag_is_found_where_it_is(lag: int) -> None:
 @pytest.mark.parametrize("shift", [0, 1, -1, 300, -2000])
 def test_a_shift_between_masks_is_found_where_it_is(shift: int) -> None:
     stream = draws(torch.Generator().manual_seed(3), 12000).kept
-    one, other = stream[3000:9000], stream[3000 - shift : 9000 - shift]
-    figure = randomness.likeness(Mask("a", one.view(60, 100), 0.1), Mask("b", other.view(60, 100), 0.1), 1e-9)
+    first, other = stream[3000:9000], stream[3000 - shift : 9000 - shift]
+    figure = randomness.likeness(Mask("a", first.view(60, 100), 0.1), Mask("b", other.view(60, 100), 0.1), 1e-9)
     assert not figure.within
     assert figure.where == f"shift {-shift}"
 
@@ -358,9 +358,9 @@ def test_a_shift_between_masks_is_found_where_it_is(shift: int) -> None:
 def test_masks_of_unlike_sizes_and_rates_can_be_compared() -> None:
     generator = torch.Generator().manual_seed(5)
     uniform = torch.rand(6000, generator=generator)
-    one, other = Mask("a", uniform >= 0.1, 0.1), Mask("b", uniform[:5000] >= 0.25, 0.25)
-    assert not randomness.likeness(one, other, 1e-9).within
-    assert randomness.likeness(one, draws(generator, 50, 100, rate=0.25), 1e-9).within
+    first, other = Mask("a", uniform >= 0.1, 0.1), Mask("b", uniform[:5000] >= 0.25, 0.25)
+    assert not randomness.likeness(first, other, 1e-9).within
+    assert randomness.likeness(first, draws(generator, 50, 100, rate=0.25), 1e-9).within
 
 
 @pytest.mark.parametrize(("axis", "where"), [(0, "[7, :, :] and [30, :, :]"), (2, "[:, :, 7] and [:, :, 30]")])
@@ -374,13 +374,13 @@ def test_slices_that_are_alike_are_named(axis: int, where: str) -> None:
 
 
 def test_every_difference_counts_and_nan_equals_nan() -> None:
-    one = torch.tensor([1.0, torch.nan, 3.0, 4.0])
+    ones = torch.tensor([1.0, torch.nan, 3.0, 4.0])
     other = torch.tensor([1.0, torch.nan, 5.0, torch.nan])
-    assert randomness.difference("out", "same seed", one, one).within
-    figure = randomness.difference("out", "same seed", one, other)
+    assert randomness.difference("out", "same seed", ones, ones).within
+    figure = randomness.difference("out", "same seed", ones, other)
     assert (figure.measured, figure.where) == (2.0, "[2]")
     told = torch.tensor([True, True, False, False])
-    assert randomness.difference("out", "same seed", one, other, told).within
+    assert randomness.difference("out", "same seed", ones, other, told).within
 
 
 @pytest.mark.parametrize(("rate", "other"), [*itertools.permutations([0.09, 0.1, 0.11], 2)])

@@ -111,8 +111,8 @@ def leave_out(*given: Any) -> None:
 
 def both(*changes: Change) -> Change:
     def change(program: Program) -> None:
-        for one in changes:
-            one(program)
+        for item in changes:
+            item(program)
 
     return change
 
@@ -333,7 +333,7 @@ def test_a_device_that_never_repeats_may_resume_within_rounding(store: Store) ->
 
     record = verdict(store, Plant(noisy))
     assert record.verdict is Verdict.PASS, record.why
-    assert any("does not repeat bitwise" in str(one.observed) for one in record.evidence)
+    assert any("does not repeat bitwise" in str(entry.observed) for entry in record.evidence)
 
 
 def test_such_a_device_must_still_resume_from_the_right_state(store: Store) -> None:
@@ -366,9 +366,9 @@ def test_a_training_repeats_bitwise_from_the_beginning() -> None:
         made, _ = program()
         return made.run(Mode.TRAJECTORY)
 
-    one, other = run(), run()
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[path], other[path]) for path in one)
+    first, other = run(), run()
+    assert first.keys() == other.keys()
+    assert all(torch.equal(first[path], other[path]) for path in first)
 
 
 def test_a_training_resumed_in_another_program_goes_on_bitwise() -> None:
@@ -428,11 +428,11 @@ def test_a_loader_gives_every_row_once_an_epoch_in_another_order_each() -> None:
 
 
 def test_a_loader_goes_on_from_where_another_stood() -> None:
-    one, other = Loader(12, 4, seed=0), Loader(12, 4, seed=1)
+    first, other = Loader(12, 4, seed=0), Loader(12, 4, seed=1)
     for _ in range(5):
-        one.draw()
-    other.load_state_dict(one.state_dict())
-    assert [one.draw().tolist() for _ in range(9)] == [other.draw().tolist() for _ in range(9)]
+        first.draw()
+    other.load_state_dict(first.state_dict())
+    assert [first.draw().tolist() for _ in range(9)] == [other.draw().tolist() for _ in range(9)]
 
 
 def test_milestones() -> None:

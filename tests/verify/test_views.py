@@ -327,8 +327,8 @@ def by_definition(stick: Yardstick, error: Tensor, oracle: Tensor) -> list[float
 
     def worst(errors: list[Tensor], truths: list[Tensor]) -> float:
         squares = torch.stack([part.square().sum() for part in truths])
-        found = torch.stack([part.square().sum() for part in errors])
-        return float((found / (squares + squares.mean())).max().sqrt())
+        result = torch.stack([part.square().sum() for part in errors])
+        return float((result / (squares + squares.mean())).max().sqrt())
 
     e, o = (tensor.reshape(stick.rows, stick.columns) for tensor in (error, oracle))
     tiles = [[part for band in torch.split(x, 16) for part in torch.split(band, 16, 1)] for x in (e, o)]
@@ -366,20 +366,20 @@ def test_small_and_large_tensors_are_read_by_the_same_formulas(
     generator = torch.Generator().manual_seed(1)
     oracle = torch.randn(shape, generator=generator, dtype=torch.float64)
     candidate = oracle + 1e-3 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    found = []
+    collected = []
     # NumPy; torch in one chunk; torch in chunks of 16 rows or of 1,024 elements, whichever is more.
     for small, chunk in ((2**20, views.CHUNK), (0, 2**20), (0, 2**10)):
         monkeypatch.setattr(views, "SMALL", small)
         monkeypatch.setattr(views, "CHUNK", chunk)
         stick = Yardstick(oracle, UNIT)
         assert stick.small is bool(small)
-        found.append(stick.read(candidate))
+        collected.append(stick.read(candidate))
     stick = Yardstick(oracle, UNIT)
     expected = by_definition(stick, candidate - oracle, oracle)
-    for reading in found:
+    for reading in collected:
         assert list(reading.values[:5]) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-        assert reading.values == pytest.approx(found[0].values, rel=1e-12, abs=1e-15)
-        assert reading.places == found[0].places
+        assert reading.values == pytest.approx(collected[0].values, rel=1e-12, abs=1e-15)
+        assert reading.places == collected[0].places
 
 
 @pytest.mark.parametrize("shape", [(3, views.WIDEST + 2), (views.CHUNK + 2,), (2 * views.WIDEST,)])
@@ -413,9 +413,9 @@ def test_a_candidate_may_have_other_strides() -> None:
     oracle = torch.randn(130, 170, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     turned = (oracle + 1e-3).t().contiguous().t()
     stick = Yardstick(oracle, UNIT)
-    one, other = stick.read(turned), stick.read(turned.contiguous())
-    assert one.values == pytest.approx(other.values, rel=1e-12)
-    assert one.places == other.places
+    first, other = stick.read(turned), stick.read(turned.contiguous())
+    assert first.values == pytest.approx(other.values, rel=1e-12)
+    assert first.places == other.places
 
 
 LARGE = 2**24

@@ -119,8 +119,8 @@ def test_a_sample_whose_result_follows_from_underflow_is_left_out() -> None:
         return SampleCall("norm", function, template_leaves(), template_spec(), lambda out: out, variant=variant)
 
     tiny = [torch.rand(7) * 2.0**-80]
-    said = "raises, or differs, in float32"
-    assert tried(called("tiny", lambda x: x.square().sum().sqrt()), tiny) == said
+    message = "raises, or differs, in float32"
+    assert tried(called("tiny", lambda x: x.square().sum().sqrt()), tiny) == message
     assert isinstance(tried(called("tiny", lambda x: x.abs().amax()), tiny), SampleCall)
     assert isinstance(tried(called("ones", lambda x: x.square().sum().sqrt()), tiny), SampleCall)
 
@@ -217,8 +217,8 @@ def test_a_sample_whose_nan_follows_from_rounding_is_left_out() -> None:
         "sqrt nan 0", lambda x: (x - 1.0).sqrt(), template_leaves(), template_spec(), lambda out: out, variant="nan"
     )
     assert isinstance(tried(call, [torch.tensor([4.0, torch.nan])]), SampleCall)
-    said = tried(call, [torch.tensor([1.0, torch.nan])])
-    assert said == "raises, or differs, in float64 of inputs times 0.999755859375"
+    message = tried(call, [torch.tensor([1.0, torch.nan])])
+    assert message == "raises, or differs, in float64 of inputs times 0.999755859375"
 
 
 def template_leaves() -> tuple[Any, ...]:

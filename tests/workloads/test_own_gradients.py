@@ -125,7 +125,7 @@ def layers(function: Callable[..., Any], *constants: Any, **more: Any) -> Worklo
 
 
 def remark(record: Record) -> str:
-    return next((str(one.observed) for one in record.evidence if one.claim == CUSTOM), "")
+    return next((str(entry.observed) for entry in record.evidence if entry.claim == CUSTOM), "")
 
 
 @pytest.mark.parametrize("own", [Wrong, OneRow, Reversed])

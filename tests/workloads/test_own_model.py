@@ -119,8 +119,8 @@ def test_what_rounding_errors_alone_decide_is_left_out_and_named(store: Store) -
     workload = images()
     record = verdict_of(store, Eager(), workload, BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
-    (said,) = (one for one in record.evidence if one.claim == UNJUDGED)
-    assert said.observed == "grad:conv.bias"  # before batch norm
+    (remark,) = (entry for entry in record.evidence if entry.claim == UNJUDGED)
+    assert remark.observed == "grad:conv.bias"  # before batch norm
     judged = {figure.path for figure in record.figures}
     assert "grad:conv.bias" not in judged
     record = verdict_of(Store(store.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
@@ -135,8 +135,8 @@ def test_a_case_that_leaves_out_most_elements_says_so(store: Store) -> None:
     workload = workload_of(cancelling, (torch.rand(4, 6),), name="cancelling")
     record = verdict_of(store, Eager(), workload, FORWARD)
     assert record.verdict is Verdict.PASS, record.reason
-    (said,) = (one for one in record.evidence if one.claim == UNJUDGED)
-    assert said.observed == "out[1], which are 86% of all elements"
+    (remark,) = (entry for entry in record.evidence if entry.claim == UNJUDGED)
+    assert remark.observed == "out[1], which are 86% of all elements"
 
 
 def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
@@ -144,8 +144,8 @@ def test_parameters_that_nothing_depends_on_are_named(store: Store) -> None:
     model.spare = nn.Linear(2, 2)
     record = verdict_of(store, Eager(), workload_of(model, (torch.randn(2, 16, 8),)), BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
-    (said,) = (one for one in record.evidence if one.claim == IDLE)
-    assert said.observed == "spare.weight, spare.bias"
+    (remark,) = (entry for entry in record.evidence if entry.claim == IDLE)
+    assert remark.observed == "spare.weight, spare.bias"
 
 
 def test_right_results_that_a_second_run_rounds_otherwise_are_a_remark(store: Store) -> None:
@@ -163,8 +163,8 @@ def test_right_results_that_a_second_run_rounds_otherwise_are_a_remark(store: St
     device = StubDevice(features=("strided", "deterministic"), error=lambda: 0.0)
     record = bench(store, unsteady(), workload, device).run(replace(case(workload), device="stub"))
     assert record.verdict is Verdict.PASS, record.reason
-    (said,) = (one for one in record.evidence if one.claim == UNSTEADY)
-    assert str(said.observed).startswith("1 of 1, out by 1")
+    (remark,) = (entry for entry in record.evidence if entry.claim == UNSTEADY)
+    assert str(remark.observed).startswith("1 of 1, out by 1")
     made_for_checks = replace(workload, sizes=None)
     record = bench(Store(store.cache.folder / "other"), unsteady(), made_for_checks, device).run(
         replace(case(workload), device="stub")
@@ -179,14 +179,14 @@ def test_operators_whose_rounding_is_not_known_are_named(store: Store) -> None:
         model = workload_of(lambda x: torch.ops.accelcheck_test.relu(x).sin(), (torch.randn(8, 8),))
         record = verdict_of(store, Eager(), model, FORWARD)
     assert record.verdict is Verdict.PASS, record.reason
-    (named,) = (one for one in record.evidence if one.claim == UNCLASSIFIED)
+    (named,) = (entry for entry in record.evidence if entry.claim == UNCLASSIFIED)
     assert named.observed == "accelcheck_test::relu"
 
 
 def test_a_remark_on_operators_is_no_evidence_and_a_known_one_gets_none(store: Store) -> None:
     assert UNCLASSIFIED in REMARKS
     model = workload_of(lambda x: x.sin().exp_() + 1, (torch.randn(8, 8),))
-    assert UNCLASSIFIED not in {one.claim for one in verdict_of(store, Eager(), model, FORWARD).evidence}
+    assert UNCLASSIFIED not in {entry.claim for entry in verdict_of(store, Eager(), model, FORWARD).evidence}
 
 
 class Shifted(nn.Module):
@@ -265,11 +265,11 @@ def test_the_first_draw_has_the_callers_numbers_and_others_the_same_ones_elsewhe
     torch.manual_seed(0)
     model = Images()
     assert all(map(torch.equal, first.module.parameters(), model.parameters()))
-    for one, two in [
+    for a, two in [
         *zip(first.module.parameters(), other.module.parameters(), strict=True),
         (first.inputs[0], other.inputs[0]),
     ]:
-        assert torch.equal(one.reshape(-1).sort().values, two.reshape(-1).sort().values)
+        assert torch.equal(a.reshape(-1).sort().values, two.reshape(-1).sort().values)
     assert not torch.equal(first.inputs[0], other.inputs[0])
     assert torch.equal(other.inputs[0], workload.problem(stable_seed("images") + 7919).inputs[0])
 
@@ -403,8 +403,8 @@ def test_most_techniques_run_and_the_others_say_why() -> None:
 
 def test_every_tensor_of_a_result_has_a_path() -> None:
     hidden = torch.ones(2)
-    found = [(written(place), tensor) for place, tensor in tensors_of(Output(hidden, None, Cache(hidden)))]
-    assert [path for path, _ in found] == ["out.cache.layers[0]", "out.cache.layers[1]", "out.scores"]
+    names = [(written(place), tensor) for place, tensor in tensors_of(Output(hidden, None, Cache(hidden)))]
+    assert [path for path, _ in names] == ["out.cache.layers[0]", "out.cache.layers[1]", "out.scores"]
     assert [written(place) for place, _ in tensors_of({"a": (hidden, [hidden])})] == ["out['a'][0]", "out['a'][1][0]"]
 
 
@@ -543,11 +543,11 @@ def test_the_memory_of_a_runtime_is_not_measured_and_its_parameters_are(store: S
         own_memory = True
 
     record = verdict_of(store, Runtime(lambda _: None), images(), Mode.SPEED)
-    found = {measurement.name: measurement for measurement in record.measurements}
-    assert found["peak-memory"].value is None
-    assert "torch does not see" in found["peak-memory"].reason
-    assert found["peak-memory-fp32-eager"].value
-    assert found["parameters"].value == found["parameters-fp32-eager"].value != 0
+    by_name = {measurement.name: measurement for measurement in record.measurements}
+    assert by_name["peak-memory"].value is None
+    assert "torch does not see" in by_name["peak-memory"].reason
+    assert by_name["peak-memory-fp32-eager"].value
+    assert by_name["parameters"].value == by_name["parameters-fp32-eager"].value != 0
     assert Matrix.load().techniques["onnxruntime"].own_memory
 
 
@@ -585,10 +585,10 @@ def test_an_imaginary_part_that_is_lost_fails(which: str, store: Store) -> None:
 
         def called(*inputs: Tensor) -> tuple[Tensor, Tensor]:
             if which == "weight":
-                found: tuple[Tensor, Tensor] = torch.func.functional_call(
+                result: tuple[Tensor, Tensor] = torch.func.functional_call(
                     module, {"weight": real(module.get_parameter("weight"))}, inputs
                 )
-                return found
+                return result
             signal, spectrum = module(*inputs)
             return signal, real(spectrum)
 
@@ -614,7 +614,7 @@ def test_other_strides_are_a_remark_on_somebodys_own_model(store: Store) -> None
     workload = workload_of(nn.Linear(6, 5), (torch.randn(4, 6),), name="turned")
     record = verdict_of(store, technique, workload, FORWARD)
     assert record.verdict is Verdict.PASS, record.why
-    (remark,) = (one for one in record.evidence if one.claim == STRIDES)
+    (remark,) = (entry for entry in record.evidence if entry.claim == STRIDES)
     assert "expected (5, 1), got (1, 4)" in str(remark.observed)
 
 

@@ -39,7 +39,7 @@ def layers(**more: Any) -> Workload:
 
 
 def remarked(record: Record, claim: str) -> str:
-    return next((str(one.observed) for one in record.evidence if one.claim == claim), "")
+    return next((str(entry.observed) for entry in record.evidence if entry.claim == claim), "")
 
 
 def wrong_in_the_last_rows(module: Any, x: Tensor) -> Any:
@@ -193,7 +193,7 @@ def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
     record = verdict_of(store, technique, workload, mode)
     assert record.verdict is Verdict.PASS, record.why
-    (recompiled,) = (one for one in record.evidence if one.claim.startswith("recompilations over 3 sizes"))
+    (recompiled,) = (entry for entry in record.evidence if entry.claim.startswith("recompilations over 3 sizes"))
     assert recompiled.engaged
 
 
@@ -207,7 +207,7 @@ def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(store: Stor
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
     record = verdict_of(store, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
     assert record.verdict is Verdict.PASS, record.why
-    assert any(one.claim.startswith("recompilations over") and one.observed for one in record.evidence)
+    assert any(entry.claim.startswith("recompilations over") and entry.observed for entry in record.evidence)
 
 
 def test_a_model_that_cannot_grow_by_as_much_as_warm_up_runs_do_is_not_resizable() -> None:

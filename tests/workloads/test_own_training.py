@@ -69,7 +69,7 @@ def losses(workload: Workload) -> list[float]:
 
 
 def by_hand(given: list[tuple[Tensor, Tensor]], steps: int) -> list[float]:
-    found = []
+    collected = []
     torch.manual_seed(0)
     net = Net()
     optimizer = sgd(net.parameters())
@@ -79,16 +79,16 @@ def by_hand(given: list[tuple[Tensor, Tensor]], steps: int) -> list[float]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
         optimizer.step()
-        found.append(float(loss))
-    return found
+        collected.append(float(loss))
+    return collected
 
 
 def test_each_step_takes_the_next_batch_and_the_first_one_again_after_the_last() -> None:
     workload = training(batches(3))
     problem = workload.make(torch.Generator().manual_seed(workload.make.seed), 0)  # type: ignore[attr-defined]  # of `Redrawn`
     result = Program.of(problem).run(TRAIN)
-    found = [float(value) for path, value in result.items() if path.startswith("loss")]
-    assert found == pytest.approx(by_hand(batches(3), 4), rel=1e-6)
+    outcome = [float(value) for path, value in result.items() if path.startswith("loss")]
+    assert outcome == pytest.approx(by_hand(batches(3), 4), rel=1e-6)
 
 
 def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:

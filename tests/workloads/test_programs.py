@@ -66,9 +66,9 @@ def test_inputs_grow_with_the_extent_in_their_first_dimension() -> None:
 
 
 def test_seeds_change_the_values_and_not_the_steps() -> None:
-    one, other = program(2).problem(3), program(2).problem(4)
-    assert not torch.equal(one.inputs[0], other.inputs[0])
-    assert str(one.module) == str(other.module)
+    first, other = program(2).problem(3), program(2).problem(4)
+    assert not torch.equal(first.inputs[0], other.inputs[0])
+    assert str(first.module) == str(other.module)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_draws_have_the_same_calls_and_other_values() -> None:
     first, other = (built_in()["op-add"].problem(seed) for seed in (1, 2))
     assert [call.label for call in first.module.calls] == [call.label for call in other.module.calls]  # type: ignore[union-attr]
     pairs = list(zip(first.inputs, other.inputs, strict=True))
-    assert all(one.shape == two.shape and one.stride() == two.stride() for one, two in pairs)
-    assert sum(not torch.equal(one, two) for one, two in pairs) > len(pairs) // 2
+    assert all(a.shape == two.shape and a.stride() == two.stride() for a, two in pairs)
+    assert sum(not torch.equal(a, two) for a, two in pairs) > len(pairs) // 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_arguments_that_an_operator_writes_to_are_copied() -> None:
     assert any(call.writes for call in program.module.calls)  # type: ignore[union-attr]
     before = [value.clone() for value in program.inputs]
     program.run(FORWARD)
-    assert all(torch.equal(one, other) for one, other in zip(before, program.inputs, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(before, program.inputs, strict=True))
 
 
 def test_complex_results_are_pairs_of_real_numbers() -> None:
@@ -126,7 +126,11 @@ def test_every_judged_operator_is_in_one_bundle_of_its_family(part: str) -> None
         for workload in WORKLOADS
         if workload.name.startswith("ops-")
         and workload.name != "ops-common"
-        and (f"-{part}-" in workload.name if part in others else not any(f"-{one}-" in workload.name for one in others))
+        and (
+            f"-{part}-" in workload.name
+            if part in others
+            else not any(f"-{other}-" in workload.name for other in others)
+        )
         for operator in operators_of(workload)
     ]
     judged = [name for name, entry in stored.items() if part in entry and not entry[part].keys() & {"left", "apart"}]

@@ -41,9 +41,9 @@ RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
 
 def having(*traits: str) -> list[str]:
     """Names of the workloads that have all of the traits."""
-    found = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
-    assert found, f"no workload has the traits {traits}"
-    return found
+    fitting = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
+    assert fitting, f"no workload has the traits {traits}"
+    return fitting
 
 
 def tensors(problem: Problem) -> dict[str, Tensor]:
@@ -78,14 +78,14 @@ def widened(name: str, dtype: torch.dtype) -> Program:
 def errors(candidate: Result, truth: Result) -> dict[str, float]:
     """Relative Frobenius error of each tensor; infinite where the keys or shapes differ."""
     assert candidate.keys() == truth.keys()
-    found = {}
+    table = {}
     for key, expected in truth.items():
         got = candidate[key]
         assert got.shape == expected.shape, key
         gap = float((got.double() - expected.double()).norm())
         size = float(expected.double().norm())
-        found[key] = gap / size if size else (math.inf if gap else 0.0)
-    return found
+        table[key] = gap / size if size else (math.inf if gap else 0.0)
+    return table
 
 
 def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
@@ -142,12 +142,12 @@ def test_making_a_problem_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_gives_other_parameters_and_inputs(name: str) -> None:
-    one, other = NAMES[name].problem(7), NAMES[name].problem(8)
+    first, other = NAMES[name].problem(7), NAMES[name].problem(8)
     # An empty tensor is the same for all seeds.
-    floats = [value for value in one.inputs if value.is_floating_point() and value.numel()]
+    floats = [value for value in first.inputs if value.is_floating_point() and value.numel()]
     for mine, others in zip(floats, [v for v in other.inputs if v.is_floating_point() and v.numel()], strict=True):
         assert not torch.equal(mine, others)
-    for path, parameter in one.module.named_parameters():
+    for path, parameter in first.module.named_parameters():
         assert not torch.equal(parameter, other.module.get_parameter(path)), path
 
 
@@ -229,10 +229,10 @@ def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
     result = program(name).run(mode)
     assert result
     assert sum(tensor.numel() for tensor in result.values()) > 0
-    found = errors(result, program(name, torch.float64).run(mode))
+    deviations = errors(result, program(name, torch.float64).run(mode))
     # Ten to thirty roundings of 6e-8 each, without cancellation, except in batch norm's backward pass (see draw.py).
     limit = 5e-6 if "batchnorm" in NAMES[name].traits else 1e-6
-    assert not {key: error for key, error in found.items() if not error <= limit}
+    assert not {key: error for key, error in deviations.items() if not error <= limit}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -242,12 +242,12 @@ def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
 def test_half_precision_is_close_to_float64(name: str, mode: Mode, dtype: torch.dtype) -> None:
     result = program(name, dtype).run(mode)
     assert {tensor.dtype for tensor in result.values() if tensor.is_floating_point()} == {dtype}
-    found = errors(result, widened(name, dtype).run(mode))
+    deviations = errors(result, widened(name, dtype).run(mode))
     # A flipped ReLU, gate or maximum would change whole rows. After batch norm a few ReLUs do flip, and in FP16 AdamW's
     # squared gradients are subnormal.
     loose = "batchnorm" in NAMES[name].traits or (name == "train-transformer" and dtype is torch.float16)
     limit = 0.25 if loose else 0.06 if dtype is torch.bfloat16 else 0.008
-    assert not {key: error for key, error in found.items() if not error <= limit}
+    assert not {key: error for key, error in deviations.items() if not error <= limit}
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_scripts_give_the_same(name: str) -> None:
         made = program(name, torch.float64)
         made.module.train(mode is not Mode.FORWARD)  # a scripted module keeps the mode in which it was scripted
         made.call = torch.jit.script(made.module)
-        found = errors(made.run(mode), program(name, torch.float64).run(mode))
+        deviations = errors(made.run(mode), program(name, torch.float64).run(mode))
         # TorchScript's fuser and autodiff may reorder sums.
-        assert max(found.values()) <= 1e-12
+        assert max(deviations.values()) <= 1e-12
 
 
 def test_scriptable_workloads_are_those_that_torchscript_compiles() -> None:
@@ -478,8 +478,8 @@ def test_adaptive_time_follows_its_definition() -> None:
 def test_a_skipped_block_gets_no_gradient() -> None:
     made = program("gated-depth")
     ran = set(decisions(made))
-    found = {int(path.split(".")[1]) for path in made.run(Mode.BACKWARD) if path.startswith("grad:blocks.")}
-    assert found == ran
+    blocks = {int(path.split(".")[1]) for path in made.run(Mode.BACKWARD) if path.startswith("grad:blocks.")}
+    assert blocks == ran
     assert 0 < len(ran) < 4
 
 

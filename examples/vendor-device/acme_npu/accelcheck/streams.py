@@ -42,7 +42,9 @@ class OrderedStreams(Technique):
         module = program.module
 
         def call(*inputs: object) -> object:
-            return module(*(self._through(one, early, device) if isinstance(one, Tensor) else one for one in inputs))
+            return module(
+                *(self._through(tensor, early, device) if isinstance(tensor, Tensor) else tensor for tensor in inputs)
+            )
 
         program.call = call
 
