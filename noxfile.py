@@ -1,14 +1,14 @@
 """One session per backend, and those for accelcheck itself. Start with ``nox -s cpu``; ``nox -l`` lists all sessions.
 
-Nox skips a backend whose hardware is absent before it installs anything, and prints the reason. Arguments after ``--`` go to
-pytest. Environment variables:
+Nox skips a backend whose hardware is absent before it installs anything, and prints the reason. Arguments after ``--``
+go to pytest. Environment variables:
 
 * ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4. The default, 1, answers within minutes.
-* ``ACCELCHECK_WORKERS``: number of pytest-xdist workers. The default is one per core for the CPU and for XLA on it, and one per
-  chip otherwise.
+* ``ACCELCHECK_WORKERS``: number of pytest-xdist workers. The default is one per core for the CPU and for XLA on it, and
+  one per chip otherwise.
 * ``ACCELCHECK_BASELINE``: what is done with stored baselines: check (default), update, new-only or off.
-* ``ACCELCHECK_INDEX``: address of the wheel index that this session's torch is installed from, such as a vendor's. When it
-  does not answer within a few seconds, the default index is used.
+* ``ACCELCHECK_INDEX``: address of the wheel index that this session's torch is installed from, such as a vendor's. When
+  it does not answer within a few seconds, the default index is used.
 
 ``nox --no-venv -s rocm`` installs nothing and runs in the environment at hand: for vendors' containers.
 """

@@ -7,11 +7,13 @@
 
 The programs stand in `back_test_programs.py`. For each of them the table says
 
-- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or against a right one, without accelcheck;
-- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is fail, and pass under eager, unless
-  the bug is eager's;
-- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype, strides,
-  shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is printed to be read.
+- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or
+  against a right one, without accelcheck;
+- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is
+  fail, and pass under eager, unless the bug is eager's;
+- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype,
+  strides, shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is
+  printed to be read.
 
 Each program runs in processes of its own: some end their process.
 """

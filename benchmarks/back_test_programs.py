@@ -1,7 +1,8 @@
 """Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`: each function is named after its issue.
 
-All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO 2026.4.1 or torchao on a CPU. Reported
-from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has these: `accelcheck` takes no others.
+All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO
+2026.4.1 or torchao on a CPU. Reported from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has
+these: `accelcheck` takes no others.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Bug:
     Attributes:
         function: The program: a function of tensors, or a module.
         inputs: Its positional arguments.
-        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd`` maps over columns.
+        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd``
+            maps over columns.
         backward: Whether its gradients are wrong, and not its results.
         right: Gives the right result where eager's is not right; None where eager's is.
-        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a derivative.
+        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a
+            derivative.
         labels: Regular expression of whole paths of faults, for what the families of accelcheck call.
         workloads: Regular expression of the names of the workloads with these paths.
         note: Why no case of the suite finds it, where none does.

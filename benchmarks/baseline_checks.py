@@ -4,11 +4,12 @@
     python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
     python benchmarks/baseline_checks.py --table                # only the table
 
-A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, ten more processes the
-cases that these report as slower, and the mean is compared with the stored one. A slowdown of 1.5 times the smallest that earlier checks
-stated as detectable is planted in every fifth case, in each check in other cases (planted_slowdown.py). Baselines that are stored, and checks
-that the folder holds for the same device and level, are not measured again. All checks use one baseline, so they are not independent of each
-other. The exit status is 1 where a regression is reported with nothing changed, or too few planted ones are.
+A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, ten
+more processes the cases that these report as slower, and the mean is compared with the stored one. A slowdown of 1.5
+times the smallest that earlier checks stated as detectable is planted in every fifth case, in each check in other cases
+(planted_slowdown.py). Baselines that are stored, and checks that the folder holds for the same device and level, are
+not measured again. All checks use one baseline, so they are not independent of each other. The exit status is 1 where a
+regression is reported with nothing changed, or too few planted ones are.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python benchmarks/budget_ceilings.py --raise               # where budgets have to be larger: say why in CHANGELOG.md
     python benchmarks/budget_ceilings.py --seeds 20            # the first draw of other seeds; nothing is stored
 
-Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no technique
-runs. Ceilings only go down: the smaller of the stored and the measured one is kept, unless ``--raise`` is given. The exit
-status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and stays there, or
-where a workload has no reference with one of the seeds.
+Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no
+technique runs. Ceilings only go down: the smaller of the stored and the measured one is kept, unless ``--raise`` is
+given. The exit status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and
+stays there, or where a workload has no reference with one of the seeds.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@
 Runs the suite with this case alone, and counts in three parts:
 
 * before: pytest's process until the case begins: options, devices, registry, collection;
-* case: from there until pytest has its report, in pytest's process and in those that are forked for it, which begin within that time;
+* case: from there until pytest has its report, in pytest's process and in those that are forked for it, which begin
+  within that time;
 * after: the rest of pytest's process: summary.
 
-Whatever runs while a module is imported (its body, decorators, what registers techniques) is counted apart, as imports. Counted are functions that are
-written in files of accelcheck: comprehensions and lambdas belong to theirs, what a library generates, such as `__init__` of a dataclass, to
-none. Processes that are started as programs of their own, such as those that probe devices, are not followed.
+Whatever runs while a module is imported (its body, decorators, what registers techniques) is counted apart, as imports.
+Counted are functions that are written in files of accelcheck: comprehensions and lambdas belong to theirs, what a
+library generates, such as `__init__` of a dataclass, to none. Processes that are started as programs of their own, such
+as those that probe devices, are not followed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Does `accelcheck verify` see what was altered in a package, whatever was altered, and never crash?
 
-Each of 1,000 mutations is tried on an unsigned package and on a signed one whose key is given: flipped bits, cut and swapped parts, members
-put in, twice or gone, links, other kinds of archives, edited records with and without recomputed hashes. Every signed package whose
-bytes changed must be found; of the unsigned ones all but those whose hashes were all computed anew, which only a signature shows.
+Each of 1,000 mutations is tried on an unsigned package and on a signed one whose key is given: flipped bits, cut and
+swapped parts, members put in, twice or gone, links, other kinds of archives, edited records with and without recomputed
+hashes. Every signed package whose bytes changed must be found; of the unsigned ones all but those whose hashes were all
+computed anew, which only a signature shows.
 
     python benchmarks/fuzz_package.py [--count 1000] [--seed 0]
 """

@@ -1,7 +1,8 @@
 """Feeds every reader of strangers' files with mutated files, and counts what comes of them.
 
-``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused with its own
-error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer than a second.
+``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused
+with its own error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer
+than a second.
 
 `READERS` is the table: a new reader is one more entry.
 """

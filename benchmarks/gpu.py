@@ -3,10 +3,11 @@
     PYTHONPATH=. python benchmarks/gpu.py --out results            # all steps, 30 minutes
     PYTHONPATH=. python benchmarks/gpu.py --out "$OUT" --minutes 9 --steps list level1 selftest
 
-Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck imports. A step that
-fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files in one folder: a journal of each run of
-the suite, the figures of the commands, `log.txt` with all output, and `summary.json`, which is also printed: what was found, what is
-left, and the command that goes on there. Exit status 1 where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
+Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck
+imports. A step that fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files
+in one folder: a journal of each run of the suite, the figures of the commands, `log.txt` with all output, and
+`summary.json`, which is also printed: what was found, what is left, and the command that goes on there. Exit status 1
+where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Outcome:
 
     Attributes:
         name: Its name.
-        state: ``done``, ``stopped`` (its time was over), ``failed`` (an exit status that it should not have) or ``not begun``.
+        state: ``done``, ``stopped`` (its time was over), ``failed`` (an exit status that it should not have) or ``not
+            begun``.
         seconds: How long it ran.
         statuses: Exit statuses of its processes; negative numbers are signals.
         verdicts: Cases by verdict.

@@ -11,8 +11,8 @@ Each fault is one of an operator of ATen that some bundle or family reaches, in 
 - option: an option is ignored: the operator takes the default of its schema
 - integer: integers of more than 8 bits saturate at 127
 
-Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught` where a case fails,
-and `not reached` where no call met its condition.
+Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught`
+where a case fails, and `not reached` where no call met its condition.
 """
 
 from __future__ import annotations

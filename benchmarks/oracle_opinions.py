@@ -3,10 +3,11 @@
     python benchmarks/oracle_opinions.py          # half an hour; prints counts and differences
     python benchmarks/oracle_opinions.py erf sum  # some operators, nothing stored
 
-The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know better: the
-reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the FP64 kernel along a
-random direction for its derivatives, where the differences to both sides agree. Both see the samples of the suite, with special
-values and other sizes too. The script fails where an operator differs for a reason that `REASONS` does not have.
+The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know
+better: the reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the
+FP64 kernel along a random direction for its derivatives, where the differences to both sides agree. Both see the
+samples of the suite, with special values and other sizes too. The script fails where an operator differs for a reason
+that `REASONS` does not have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do two cases change each other's figures? Runs random pairs in either order and each case alone, in processes of their own.
 
-Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the same,
-bit for bit; each process computes its own references.
+Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the
+same, bit for bit; each process computes its own references.
 
     python benchmarks/order.py [--pairs 100] [--level 1] [--seed 0] [--jobs 2]
 """

@@ -1,9 +1,10 @@
 """What the fixture `accel` costs beside running reference and candidate by hand.
 
-By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which give the budgets;
-the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The fixture does that and the rest: it looks
-at the model, runs in a process of its own, checks that nothing is mutated or left changed, runs again, judges every view. Both are timed in turns, and
-the median of the ratios is held to 1.05. What the fixture takes of its own, some 0.4 s, weighs more in a smaller check: ``--length=64``.
+By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which
+give the budgets; the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The
+fixture does that and the rest: it looks at the model, runs in a process of its own, checks that nothing is mutated or
+left changed, runs again, judges every view. Both are timed in turns, and the median of the ratios is held to 1.05. What
+the fixture takes of its own, some 0.4 s, weighs more in a smaller check: ``--length=64``.
 
     $ python benchmarks/own_fixture.py
 """

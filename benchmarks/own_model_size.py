@@ -5,10 +5,11 @@
     python benchmarks/own_model_size.py --effort=full                   # the same without regard to size: more than half an hour
     python benchmarks/own_model_size.py --technique=eager --mode=forward
 
-Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the proportional set sizes (PSS,
-/proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s: pages that processes share count once. The time is that of the wall; beside
-it stands the processors' time of all these processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all
-cases together take longer than the limit, or the peak is above it.
+Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the
+proportional set sizes (PSS, /proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s:
+pages that processes share count once. The time is that of the wall; beside it stands the processors' time of all these
+processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all cases
+together take longer than the limit, or the peak is above it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,15 @@
 
 Start-up: pytest on one empty test, without the plugin and with it. Limit: 1.1 times the CPU time.
 
-Collection: 100 techniques x 100 workloads, registered by a conftest.py, against `pytest.mark.parametrize` with as many ids
-of the same length, in a file that does not import torch. Counted is the CPU time of pytest's process from the start of the session to
-the exit of the interpreter: making the cases, their items, sorting them, and garbage collection. The same of one
-case is subtracted. Limit: 1.2 times. What a run pays once, whatever the number of cases, is printed beside it: importing torch,
-techniques and workloads in this process. The probe of the devices runs in child processes and is not part of these figures.
+Collection: 100 techniques x 100 workloads, registered by a conftest.py, against `pytest.mark.parametrize` with as many
+ids of the same length, in a file that does not import torch. Counted is the CPU time of pytest's process from the start
+of the session to the exit of the interpreter: making the cases, their items, sorting them, and garbage collection. The
+same of one case is subtracted. Limit: 1.2 times. What a run pays once, whatever the number of cases, is printed beside
+it: importing torch, techniques and workloads in this process. The probe of the devices runs in child processes and is
+not part of these figures.
 
-CPU time, because other work on the machine changes it less than the clock's. Of each side the smallest of several fresh processes,
-run in turns, counts: other work only ever adds. Where a limit is exceeded, everything is measured once more.
+CPU time, because other work on the machine changes it less than the clock's. Of each side the smallest of several fresh
+processes, run in turns, counts: other work only ever adds. Where a limit is exceeded, everything is measured once more.
 """
 
 from __future__ import annotations

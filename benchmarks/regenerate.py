@@ -4,8 +4,8 @@
     python benchmarks/regenerate.py --check           # name what is stale; exit status 1 where anything is
     python benchmarks/regenerate.py cuda.jsonl        # with the journal of a whole run, which confirms a must-pass list
 
-`DERIVED` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command, and is not
-written here. A must-pass list takes up a case only after a run has passed it.
+`DERIVED` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command,
+and is not written here. A must-pass list takes up a case only after a run has passed it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The pictures of docs/report.md: a report of stored journals and planted faults, and the page of a check, in chromium. ``nox -s browser`` runs it.
 
-The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes to show.
+The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes
+to show.
 """
 
 from __future__ import annotations

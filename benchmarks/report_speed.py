@@ -1,10 +1,12 @@
 """What an HTML report of many cases costs: seconds, bytes, and the browser's first paint.
 
-20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored record under another
-workload and device, with its figures times a random factor, so that no two are the same. One in 40 fails.
+20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored
+record under another workload and device, with its figures times a random factor, so that no two are the same. One in 40
+fails.
 
-``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made by one thread), 8 MiB, or 2 s to the first paint. The paint is not
-measured where there is no chromium or no selenium (dependency group ``browser``), and the script says so.
+``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made
+by one thread), 8 MiB, or 2 s to the first paint. The paint is not measured where there is no chromium or no selenium
+(dependency group ``browser``), and the script says so.
 """
 
 from __future__ import annotations

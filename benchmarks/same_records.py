@@ -1,6 +1,7 @@
 """Compares two journals of the same selection: verdict, figures, evidence and compared elements of every case must be equal.
 
-Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal alone.
+Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal
+alone.
 
     python benchmarks/same_records.py BEFORE.jsonl AFTER.jsonl
 """

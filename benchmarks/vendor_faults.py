@@ -2,8 +2,9 @@
 
     python benchmarks/vendor_faults.py > docs/vendor_faults.md
 
-Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The first case that is not
-right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the operator is not named that it is in.
+Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The
+first case that is not right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the
+operator is not named that it is in.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Planted:
         name: What `VARIABLE` is set to; a number after a colon says from which kernel on, or how often.
         does: What the hardware does then.
         selection: Options that choose the cases.
-        operators: Which operators it is in, of which `accelcheck explain` must name one; none where it strikes whatever runs.
+        operators: Which operators it is in, of which `accelcheck explain` must name one; none where it strikes whatever
+            runs.
     """
 
     name: str

@@ -35,7 +35,8 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A running program; at the end of the context it is killed, with everything that it has started, and when this process ends.
 
-    An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start ignore it.
+    An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start
+    ignore it.
 
     Args:
         words: The program and its arguments.

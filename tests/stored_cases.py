@@ -1,7 +1,7 @@
 """The list of all cases with their levels and seeds, as `cases.txt` beside this file keeps it.
 
-`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md, since
-ledgers, baselines and journals name cases by their ids.
+`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md,
+since ledgers, baselines and journals name cases by their ids.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Usage: python tests/upstream_signatures.py [--check]
 
-Fetches each package with pip, reads its source without importing it, and writes the file; with ``--check`` it compares only, and exits
-with 1 where a signature has changed. A package that cannot be fetched is named, and keeps what is stored. CuPy has no Python source of
-what is imitated, and of openvino, onnxscript and torch_xla only the name is.
+Fetches each package with pip, reads its source without importing it, and writes the file; with ``--check`` it compares
+only, and exits with 1 where a signature has changed. A package that cannot be fetched is named, and keeps what is
+stored. CuPy has no Python source of what is imitated, and of openvino, onnxscript and torch_xla only the name is.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def signature(package: str, name: str) -> inspect.Signature:
 def unlike_upstream(package: str, name: str, stub: Callable[..., Any]) -> list[str]:
     """Where a call of a stub is not a call of the real function.
 
-    A stub may have fewer parameters than the real one, if those that it lacks have defaults, and may require what has one. Names that
-    begin with an underscore stand for any name, at their place.
+    A stub may have fewer parameters than the real one, if those that it lacks have defaults, and may require what has
+    one. Names that begin with an underscore stand for any name, at their place.
     """
     real, own = signature(package, name).parameters, inspect.signature(stub).parameters
     positional = [p for p in real.values() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]

@@ -2,9 +2,10 @@
 
     python slurm_one_node.py bash slurm-array.sh --accel-device=cpu
 
-It needs Debian's packages ``slurm-wlm`` and ``munge``, or others with the same programs, and no running service: munged, slurmctld and
-slurmd run in a temporary folder, as the user that starts them, on free ports, and are stopped in the end with all jobs. Standard library
-alone. The exit status is that of the command; 1 where the cluster does not start or jobs are still there after the time limit.
+It needs Debian's packages ``slurm-wlm`` and ``munge``, or others with the same programs, and no running service:
+munged, slurmctld and slurmd run in a temporary folder, as the user that starts them, on free ports, and are stopped in
+the end with all jobs. Standard library alone. The exit status is that of the command; 1 where the cluster does not
+start or jobs are still there after the time limit.
 """
 
 from __future__ import annotations
