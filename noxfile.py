@@ -49,7 +49,7 @@ PINS = {
     "tpu": ("torch==2.15.0", "torch-tpu==0.2.0"),
     "vulkan": ("torch==2.13.0", "torchvulkan==0.2.1"),
 }
-"""What each session installs: the one place where torch is pinned."""
+"""Packages that each session installs: the one place where torch is pinned."""
 EXTRAS = {
     "cpu": "[accuracy,torchao,onnx,openvino,extensions]",
     "cuda": "[accuracy,torchao,extensions,cuda13]",
@@ -61,12 +61,12 @@ EXTRAS = {
 IMPORTS = {"vulkan": ("--accel-import=torchvulkan",)}
 """Options of sessions whose backend no entry point loads."""
 CUDA_13_DRIVER = 580
-"""First major version of NVIDIA's driver that runs CUDA 13, which torch is built with from 2.11 on; 525 and later run CUDA 12.
+"""First major version of NVIDIA's driver for CUDA 13, as in torch 2.11 and later; 525 and later run CUDA 12.
 https://docs.nvidia.com/deploy/cuda-compatibility."""
 CUDA_12 = (("torch==2.10.0",), "[accuracy,torchao,extensions,cuda12]")
-"""What the session `cuda` installs for an older driver: the last torch whose build in the default index has CUDA 12, and extras."""
+"""Packages of the session `cuda` for an older driver: the last torch in the default index with CUDA 12."""
 WHEELS = {"cuda": (("flash-attn",), ("--pre", "flash-attn-4"))}
-"""What a session installs where a wheel exists, and goes on without where none does: built from source they take an hour."""
+"""Packages that a session installs only where a wheel exists: building them takes an hour."""
 BENCHMARKS = (
     ("benchmarks/plugin_cost.py",),
     (
@@ -76,14 +76,14 @@ BENCHMARKS = (
     ("benchmarks/speed_gates.py", "--table", "baselines/cpu/speed_gates.jsonl"),
     ("benchmarks/baseline_checks.py", "--level", "2", "--folder", "baselines/cpu/baseline_checks", "--table"),
 )
-"""The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
+"""Benchmarks of less than a minute; each exits with 1 where a documented limit is exceeded."""
 REPORTS = "reports"
 """Folder of the journals and the report of each session, in a folder of the device's name."""
 REPORT = "report.html"
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
 FUZZERS = ("benchmarks/fuzz_package.py", "benchmarks/fuzz_readers.py")
-"""What tries mutated input of strangers on readers; each prints its counts, and exits with 1 where one crashes or sees nothing."""
+"""Scripts that feed mutated untrusted input to readers; each exits with 1 where one crashes or sees nothing."""
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["cpu"]
@@ -166,13 +166,13 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
 
 
 def _session(device: str, posargs: Sequence[str], chosen: Sequence[str] = (), command: str = "") -> Session:
-    """A session whose journals and report are in the folder of its device, without those of an earlier one, unless the user names a journal.
+    """Makes a session with journals and report in its device's folder, emptied unless the user names a journal.
 
     Args:
         device: Its name.
         posargs: Arguments that the user gives to pytest.
         chosen: Options for both halves.
-        command: As of `Session`.
+        command: Command, see `Session`.
     """
     folder = Path(REPORTS) / device
     session = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
@@ -296,7 +296,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The HTML report in a real browser, and the pictures of it in docs/. Needs Debian's chromium and chromium-driver."""
+    """Tests the HTML report in a real browser and makes its pictures. Needs Debian's chromium and chromium-driver."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             session.skip(f"{program} is not installed: apt-get install chromium chromium-driver")
@@ -403,7 +403,7 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """What the documentation promises about speed: the short scripts of benchmarks/, one after the other."""
+    """Checks what the documentation promises about speed, with the short scripts of benchmarks/."""
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     for words in BENCHMARKS:
@@ -412,7 +412,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def regenerate(session: nox.Session) -> None:
-    """Every file that is derived from the source: tables of the documentation, stored cases, must-pass lists, ceilings."""
+    """Writes every derived file: tables of the documentation, stored cases, must-pass lists, ceilings."""
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("python", "benchmarks/regenerate.py", *session.posargs)
@@ -420,7 +420,7 @@ def regenerate(session: nox.Session) -> None:
 
 @nox.session
 def templates(session: nox.Session) -> None:
-    """Linters of examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
+    """Lints examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml(), "templates"))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
     session.run("zizmor", "--offline", "--no-progress", *WORKFLOWS)

@@ -57,7 +57,7 @@ KINDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("func-jacfwd", "func-jvp"), "forward mode"),
 }
-"""Techniques that share decompositions and lowerings, or formulas of derivatives: a bug in one is found where another is red."""
+"""Techniques that share decompositions, lowerings or derivatives: a bug in one is found where another is red."""
 RED = frozenset({Verdict.FAIL, Verdict.XFAIL})
 OTHER = frozenset({FaultKind.RAISED, FaultKind.EVIDENCE, FaultKind.STATE})
 """Kinds of faults that are not silent, or no wrong result."""
@@ -101,14 +101,14 @@ class Row:
         name: Name of its program.
         technique: Under which it is wrong.
         blamed: Its operators, or the sentence that describes it.
-        present: Whether the installed packages have it; None where that could not be seen.
+        present: True where the installed packages have it; None where that could not be seen.
         said: The difference, or why it could not be seen.
         verdict: Accelcheck's, where the program is a user's own model; ``not applicable`` where that is no case.
-        caught: Whether this verdict says that the result is wrong.
+        caught: True where this verdict says that the result is wrong.
         why: The first line of its reason.
         seen: The case of the suite; None where there is none.
         note: Why none, as far as that is known.
-        searched: Whether the journals have cases of such a technique; None without journals.
+        searched: True where the journals have cases of such a technique; None without journals.
         faults: The first ones of the verdict on a user's file.
     """
 
@@ -157,7 +157,7 @@ def kind(technique: str) -> str:
 
 @functools.cache
 def owners(workload: str) -> Mapping[int, str]:
-    """The operator that each input of a workload belongs to, by its place; empty of workloads without operators of OpInfo."""
+    """Operators of a workload's inputs, by place; empty of workloads without operators of OpInfo."""
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.operator_calls import Calls, Hole
 

@@ -1,4 +1,4 @@
-"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`: each function is named after its issue.
+"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`; named after issues.
 
 All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO
 2026.4.1 or torchao on a CPU. Reported from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has
@@ -43,7 +43,7 @@ class Bug:
         inputs: Its positional arguments.
         technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd``
             maps over columns.
-        backward: Whether its gradients are wrong, and not its results.
+        backward: True where its gradients are wrong, and not its results.
         right: Gives the right result where eager's is not right; None where eager's is.
         operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a
             derivative.
@@ -265,7 +265,7 @@ def pytorch_194347() -> Bug:
 
 
 def pytorch_186875() -> Bug:
-    """Inductor does not round the Python number 1.7 to bfloat16 before it computes a `remainder`, which is then off by a period."""
+    """Inductor computes a `remainder` before it rounds 1.7 to bfloat16: the result is off by a period."""
     return Bug(
         lambda x: torch.remainder(x.bfloat16(), 1.7),
         (torch.tensor([-1.703125, 3.5]),),
@@ -378,7 +378,7 @@ def pytorch_198094() -> Bug:
 
 
 def pytorch_197829() -> Bug:
-    """Inductor copies rows of an input one row down over memory that it has yet to read, although the source is cloned."""
+    """Inductor copies rows one row down over memory that it has yet to read, although the source is cloned."""
 
     def function(x: Tensor) -> Tensor:
         x[1:] = x[:-1].clone()
@@ -713,7 +713,7 @@ def onnxruntime_24819() -> Bug:
 
 
 def onnxruntime_24711() -> Bug:
-    """ONNX Runtime fuses a convolution between quantized tensors to integer sums that saturate on a processor without VNNI."""
+    """ONNX Runtime fuses a quantized convolution to integer sums that saturate on a processor without VNNI."""
     import torch.ao.quantization.fx._decomposed  # registers the operators
 
     quantized: Any = torch.ops.quantized_decomposed
@@ -917,7 +917,7 @@ def pytorch_195075() -> Bug:
 
 
 class _FastPath(nn.Module):
-    """A layer in evaluation mode, with or without torch's fast path for it, which a call of `forward` takes by default."""
+    """A layer in evaluation mode, with or without torch's fast path, which `forward` takes by default."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs one program of `back_test_programs.py` in this process, and writes what came of it as JSON. `back_test.py` starts it.
+"""Runs one program of `back_test_programs.py` in this process, and writes the outcome as JSON.
 
 python benchmarks/back_test_runs.py PROGRAM plainly|judged ANSWER.json
 """
@@ -184,7 +184,7 @@ CANDIDATES: Mapping[str, Callable[[Bug], list[Tensor]]] = {
 
 
 def difference(right: Tensor, got: Tensor, *, strides: bool, loose: bool) -> str:
-    """How two tensors differ by more than rounding, in words; empty where they do not."""
+    """Words for a difference of two tensors beyond rounding errors; empty where there is none."""
     for what, expected, actual in (
         ("dtype", right.dtype, got.dtype),
         ("shape", tuple(right.shape), tuple(got.shape)),
@@ -207,7 +207,7 @@ def difference(right: Tensor, got: Tensor, *, strides: bool, loose: bool) -> str
 
 
 def plainly(name: str) -> dict[str, Any]:
-    """Whether the installed packages have a bug."""
+    """Returns True where the installed packages have a bug."""
     bug = programs()[name]()
     try:
         right, got = eager(bug), CANDIDATES[bug.technique](bug)

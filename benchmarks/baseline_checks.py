@@ -1,4 +1,4 @@
-"""Checks against a stored baseline: in how many a regression was reported with nothing changed, and in how many a planted one was.
+"""Counts checks against a stored baseline that report a regression: with nothing changed, and with planted slowdowns.
 
     python benchmarks/baseline_checks.py                        # level 1: stores a baseline, 20 checks, 20 with slowdowns: 1 h
     python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
@@ -105,7 +105,7 @@ def check(
 
 
 def changes(line: Line) -> dict[str, Change]:
-    """What a check says of each case that enough of its processes measured."""
+    """Judges each case that enough of a check's processes measured."""
 
     def held(case: str, ratios: Sequence[float]) -> Change:
         return change(Sample(**line["stored"][case]), Sample.of(ratios), len(line["stored"]))
@@ -134,7 +134,7 @@ def planted(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def show(lines: Sequence[Line]) -> int:
-    """Print what came of them; 1 where something was named that did not change, a planted slowdown was not, or a case is missing."""
+    """Print the outcome; 1 where a false regression is named, a planted slowdown is missed, or a case is missing."""
     healthy = [changes(line) for line in lines if not line["parts"]]
     slowed = [(line["parts"], changes(line)) for line in lines if line["parts"]]
     false = [(case, held) for process in healthy for case, held in process.items() if held.regression]

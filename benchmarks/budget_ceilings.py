@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LEVEL = 2
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
-"""Of the cases that have budgets by view."""
+"""Modes of the cases that have budgets by view."""
 
 
 def references(workloads: Sequence[str] = ()) -> Iterator[tuple[str, Case, Technique, Workload]]:

@@ -39,7 +39,7 @@ ROOT = Path(accelcheck.__file__).parent
 CASE = "eager/mlp/cpu/float32/forward"
 BEFORE, DURING, AFTER, IMPORTS = "before", "case", "after", "imports"
 PYTEST, CASES, REFERENCES, FORKS = "pytest", "cases", "references", "forks"
-"""Processes: pytest's own, the one in which cases run, the one that computes references, and those that only fork these."""
+"""Processes: pytest's own, those of cases and of references, and those that only fork these."""
 _BEGINS, _ENDS = "Controller.pytest_runtest_logstart", "Controller.pytest_runtest_logfinish"
 
 

@@ -1,4 +1,4 @@
-"""How much faster a run is with a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
+"""Measures the gain of a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
 
 Runs a level of the suite on the four devices that PJRT's CPU client makes with ``CPU_NUM_DEVICES=4``, once with one
 worker and once with several, each pinned to a device of its own. Prints the seconds of both and their ratio, and checks

@@ -75,7 +75,7 @@ NOT_ALONE = frozenset({"flash-stale-row-sums"})
 
 @dataclass
 class Count:
-    """What was seen of one kind of fault."""
+    """Counts of one kind of fault."""
 
     named: int = 0
     not_named: int = 0
@@ -158,7 +158,7 @@ def fails_alone(found: Any, row: PlantedRow, folder: Path) -> str:
 
 
 def expected(row: PlantedRow) -> str:
-    """How the name of the operator begins whose work a planted function does; empty for other faults."""
+    """Beginning of the name of the operator whose work a planted function does; empty for other faults."""
     return next((name for pattern, name in FUNCTIONS.items() if fnmatch.fnmatchcase(row.plant, pattern)), "")
 
 
@@ -292,7 +292,7 @@ def main() -> int:
 
 
 def _kernels(row: PlantedRow) -> bool:
-    """Whether a fault's plant replaces kernels."""
+    """Returns True where a fault's plant replaces kernels."""
     made = getattr(runner.faults()[row.plant].plant(row.strength), "__qualname__", "")
     return made.startswith(("within.", "backward_kernels."))
 

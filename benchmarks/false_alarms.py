@@ -80,7 +80,7 @@ def of_view(view: str, values: Any, count: int, random: Any) -> Any:
 
 
 def held(values: Any, random: Any) -> bool:
-    """Whether at most 1.5 in 1,000 single numbers exceed the quantile for 1 in 1,000."""
+    """Returns True where at most 1.5 in 1,000 single numbers exceed the quantile for 1 in 1,000."""
     samples = values[random.integers(len(values), size=(DRAWN // 4, CAREFUL[0]))]
     quantile = float(stats.t.ppf(1 - 1e-3 / 2, CAREFUL[0])) * np.sqrt((samples**2).mean(1))
     return bool((values[random.integers(len(values), size=DRAWN // 4)] > quantile).mean() <= 1.5e-3)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 RECORDS = 20
-"""Of the package's journal: enough for every kind of line, few enough for a thousand readings."""
+"""Records of the package's journal: enough for every kind of line, few enough for a thousand readings."""
 SLOWEST = 5.0
 """Seconds that one reading may take."""
 JOURNAL = "journals/001.jsonl"
@@ -268,7 +268,7 @@ MUTATIONS: tuple[Callable[[Package, random.Random], bytes], ...] = (
     *(listed_otherwise, edited, edited_and_hashed, recomputed, unsigned),
 )
 NEED_A_KEY = frozenset({"recomputed", "unsigned"})
-"""What nobody can find without the signer's public key."""
+"""Mutations that nobody can find without the signer's public key."""
 
 
 def packages(folder: Path) -> tuple[Package, Package]:

@@ -1,4 +1,4 @@
-"""Makes the table from sessions of speed_gates.py: what makes a repetition, what counts as found, and which promises are kept.
+"""Makes the table from sessions of speed_gates.py. Defines repetitions, counts and the promises that are kept.
 
 * A gate with a saved run compares a session with the one before it: each session is saved once and checked once.
   Sessions of different machines or conditions are never compared with each other; their repetitions are added up.
@@ -40,7 +40,7 @@ LIMIT = 5
 """Per cent by which a time may differ from the saved one."""
 STORED, CHECKED = regression.STORED, regression.CHECKED
 PROCESSES, PAIRS = STORED + CHECKED, 5
-"""Of a session: a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
+"""Processes of a session that make a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
 ENOUGH = 80
 """Repetitions of a cell from which on a criterion is decided."""
 CHANCE = 0.05
@@ -69,10 +69,10 @@ class Tally:
     """One gate: by condition and slowdown, how many repetitions there were, and in how many it gave alarm.
 
     Attributes:
-        name: As the table says it.
+        name: Name in the table.
         asked, alarms: By condition and column of `COUNTS`; what is stated apart (its own size) has a column of its own.
-        seconds: Of each check.
-        cost: Of a check, where it is not told in seconds.
+        seconds: Seconds of each check.
+        cost: Cost of a check, where it is not told in seconds.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Tally:
 
 
 def column(per_cent: int) -> str:
-    """Of the table, for a slowdown."""
+    """Heading of the column of a slowdown."""
     return f"{per_cent} %" if per_cent else "false"
 
 
@@ -213,7 +213,7 @@ def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int
 
 
 def groups(sessions: Sequence[Session]) -> Iterator[list[Session]]:
-    """Those that may be held against each other: of one machine and condition."""
+    """Groups sessions that may be compared: of one machine and condition."""
     for calibration, condition in itertools.product(
         dict.fromkeys(session["calibration"] for session in sessions), CONDITIONS
     ):
@@ -238,7 +238,7 @@ def cells(one: Session) -> list[tuple[str, int]]:
 
 
 def planted(sessions: Sequence[Session]) -> dict[tuple[str, int], list[float]]:
-    """What was truly planted: by workload and slowdown, the part in each process."""
+    """Truly planted part of the time in each process, by workload and slowdown."""
     processes = [process for session in sessions for process in session["processes"]]
     return {
         (name, per_cent): [
@@ -249,7 +249,7 @@ def planted(sessions: Sequence[Session]) -> dict[tuple[str, int], list[float]]:
 
 
 def of_workloads(sessions: Sequence[Session], parts: dict[tuple[str, int], list[float]]) -> Iterator[str]:
-    """What was truly planted, with quartiles, and how processes differ."""
+    """Truly planted slowdowns with quartiles, and the spread of processes."""
     yield "| workload | planted 3 % | 5 % | 10 % | spread between processes: ratio | time |"
     yield "|---|---:|---:|---:|---:|---:|"
     processes = [process for session in sessions for process in session["processes"]]
@@ -280,7 +280,7 @@ def show(lines: Sequence[dict[str, Any]]) -> int:
 
 
 def spreads(sessions: Sequence[Session]) -> dict[str, tuple[float, float]]:
-    """By workload the standard deviation of log ratios where nothing was planted: of pairs in turns, and of processes one after the other."""
+    """Standard deviations of log ratios without a planted slowdown, by workload: of pairs in turns, and in sequence."""
 
     def spread(pairs: Sequence[tuple[Any, Any]], name: str) -> float:
         return statistics.stdev(math.log(b[name]["0"]["seconds"] / a[name]["0"]["seconds"]) for a, b in pairs)
@@ -365,7 +365,7 @@ class Criterion:
 
     @property
     def answer(self) -> str:
-        """``met``, ``not met``; ``too few`` repetitions to say; ``undecided`` where chance may explain what was counted."""
+        """Returns ``met``, ``not met``, ``too few`` repetitions, or ``undecided`` where chance may explain it."""
         if self.asked < ENOUGH:
             return "too few"
         if self.at_least <= self.alarms / self.asked <= self.at_most:

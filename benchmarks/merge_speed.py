@@ -1,4 +1,4 @@
-"""The time and the memory that `accelcheck merge` takes for 200 journals of 2,000 records; 1 above the limits that are promised.
+"""Measures time and memory of `accelcheck merge` for 200 journals of 2,000 records; exits with 1 above the limits.
 
 The records are those of a stored journal, with their own sizes, one journal a shard.
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 SECONDS, GIB = 10.0, 1.0
-"""What it may take."""
+"""Limits, in seconds and GiB."""
 STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 
 

@@ -37,7 +37,7 @@ LACKING = {kind: frozenset({Code.NO_PACKAGE, Code.WRONG_BUILD}) for kind in ("cu
 
 @dataclass
 class Seen:
-    """What whole runs of a class show.
+    """Results of the whole runs of a class.
 
     Attributes:
         level: The highest that was run.
@@ -97,7 +97,7 @@ def required(kind: str, device: Device, matrix: Matrix, seen: Seen, old: MustPas
 
 
 def declared(kind: str, device: Device, matrix: Matrix, case: Case) -> bool:
-    """Whether the device declares to support a case that needs no package besides torch and torchao."""
+    """Returns True where the device declares to support a case that needs no package besides torch and torchao."""
     technique = matrix.techniques[case.technique]
     if case.dtype not in device.dtypes or technique.packages:
         return False

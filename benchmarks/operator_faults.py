@@ -1,4 +1,4 @@
-"""Plants faults in single operators, drawn at random from a seed, and counts which of them bundles and families of operators catch.
+"""Plants faults in random single operators, and counts those that bundles and families of operators catch.
 
     python benchmarks/operator_faults.py --count=120 --seed=1        # about 5 s a fault on one core
     python benchmarks/operator_faults.py --json=baselines/cpu/operator_faults.json
@@ -76,8 +76,8 @@ class Fault:
     Attributes:
         operator: Its overload.
         kind: One of `KINDS`.
-        binade: Of the results that are too large.
-        rest: What a row's length leaves beside vectors of 8.
+        binade: Binade of the results that are too large.
+        rest: Remainder of a row's length beside vectors of 8.
         length: Least length of a row.
         option: Place of the option among the arguments of the schema.
         hits: Calls that met the condition.

@@ -1,7 +1,6 @@
 """Stores what journals say of each operator of torch under each technique: baselines/DEVICE/operators.json.
 
-    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' \\
-        --accel-journal=ops.jsonl -n 2
+    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl
     python benchmarks/operator_table.py ops.jsonl     # prints counts by technique, and stores the table
 
 A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``,

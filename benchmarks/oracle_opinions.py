@@ -1,4 +1,4 @@
-"""Asks for a second opinion on the FP64 oracle of each operator of torch, and stores what differs: baselines/cpu/oracle.json.
+"""Compares the FP64 oracle of each operator with second opinions, and stores differences: baselines/cpu/oracle.json.
 
     python benchmarks/oracle_opinions.py          # half an hour; prints counts and differences
     python benchmarks/oracle_opinions.py erf sum  # some operators, nothing stored
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 TARGET = Path(__file__).parent.parent / "baselines" / "cpu" / "oracle.json"
 PARTS_SEEN = ("floating", "edges", "resized", "strided")
 RELATIVE, ABSOLUTE = 1e-7, 1e-10
-"""Tolerances of values: what float32 could show. Two correct FP64 computations agree to 1e-12, but some references are less exact."""
+"""Tolerances of values, by what float32 can show: some references are less exact than FP64's 1e-12."""
 LARGEST = 2**13
 """Most elements of a sample's inputs for finite differences."""
 STEP = 1e-6
-"""Length of a finite difference, as a multiple of a normally distributed direction, which grows with numbers above 1."""
+"""Length of a finite difference, as a multiple of a normal direction, which grows with numbers above 1."""
 
 _FINDING = "wrong in FP64 too: docs/findings.md"
 _NO_FRACTION = "the largest numbers have no fraction, so that a step moves the result as far; torch has the derivative of other numbers"

@@ -1,4 +1,4 @@
-"""Do two cases change each other's figures? Runs random pairs in either order and each case alone, in processes of their own.
+"""Checks that cases leave each other's figures alone: random pairs in either order, and each case by itself.
 
 Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the
 same, bit for bit; each process computes its own references.
@@ -92,7 +92,7 @@ def told(record: Record) -> dict[str, Any]:
 
 
 def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """What the records of these cases say, run one after the other in this process, which has run none."""
+    """Returns the records of these cases, run one after the other in this process, which has run none."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="accelcheck-order-") as folder:
         clean = clean_process(matrix().parts())

@@ -1,4 +1,4 @@
-"""What the fixture `accel` costs beside running reference and candidate by hand.
+"""Measures the cost of the fixture `accel` against running reference and candidate by hand.
 
 By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which
 give the budgets; the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The
@@ -34,7 +34,7 @@ from accelcheck.workloads.probes import DRAWS, Draw
 LIMIT = 1.05
 """The most that the fixture may take, as a multiple of the time by hand."""
 TOLERANCE = 0.1
-"""Of `assert_close`, as a part of the largest element: what bfloat16 errs in single gradients of this model."""
+"""Tolerance of `assert_close`, relative to the largest element: errors of single gradients in bfloat16."""
 WIDTH, SEQUENCES, LENGTH = 384, 4, 256
 
 TEST = """
@@ -56,7 +56,7 @@ def test_it(accel):
 
 
 def made(length: int = LENGTH) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A transformer encoder with some two million parameters, and inputs of so many positions, ``(SEQUENCES, length, WIDTH)``."""
+    """A transformer encoder with some two million parameters, and inputs ``(SEQUENCES, length, WIDTH)``."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 6, 2 * WIDTH, dropout=0.0, activation="gelu", batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

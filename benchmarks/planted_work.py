@@ -123,13 +123,13 @@ def part(base: Sequence[float], other: Sequence[float]) -> float:
 
 
 def calibrated(name: str, rounds: int) -> tuple[dict[int, int], dict[int, float]]:
-    """How many elements make a workload slower by each of `SLOWDOWNS`, and the slowdown that was then measured with them.
+    """Finds the number of elements for each of `SLOWDOWNS`, and measures the slowdown with them.
 
     Time is linear in the number of elements. The line is fitted to large slowdowns, where disturbances matter least.
 
     Args:
-        name: Of the workload.
-        rounds: Of blocks of each number of elements; twice as many in the second measurement.
+        name: Name of the workload.
+        rounds: Rounds of blocks of each number of elements; twice as many in the second measurement.
     """
     call = WORKLOADS[name]()
     alone, each = (statistics.median(times) for times in in_turns(timed([call, slowed(lambda: None, PROBED)]), WINDOW))

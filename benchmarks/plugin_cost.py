@@ -1,4 +1,4 @@
-"""What the plugin costs a pytest run: start-up where nobody asks for it, and the collection of 10,000 cases.
+"""Measures the plugin's cost: start-up of an unrelated pytest run, and the collection of 10,000 cases.
 
     python benchmarks/plugin_cost.py        # exit status 1 where a limit is exceeded; 40 s
 

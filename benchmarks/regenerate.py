@@ -110,7 +110,7 @@ def lists(journals: tuple[Path, ...]) -> dict[str, str]:
 
 
 def derived(journals: Sequence[Path] = ()) -> dict[str, Callable[[str], str]]:
-    """The writer of each derived file, by path: from the stored text, empty where there is none, it makes what there should be."""
+    """Writer of each derived file, by path: makes the text from the stored one, which is empty where there is none."""
     folder = must_pass.TARGET.relative_to(ROOT)
 
     def written(text: str) -> Callable[[str], str]:

@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md: a report of stored journals and planted faults, and the page of a check, in chromium. ``nox -s browser`` runs it.
+"""Makes the pictures of docs/report.md in chromium: a report of stored journals and planted faults, and a check's page.
 
 The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes
 to show.
@@ -61,7 +61,7 @@ OF_A_CHECK = (("report-model", "", 1400, 1330, False, None), ("report-model-phon
 MODEL = "examples/language/test_language.py:make"
 TRIED = "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only optimizer-fused sdpa-flash"
 COLOURS = 256
-"""Of a picture's palette."""
+"""Colours of a picture's palette."""
 
 
 def main() -> int:

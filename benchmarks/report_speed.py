@@ -1,4 +1,4 @@
-"""What an HTML report of many cases costs: seconds, bytes, and the browser's first paint.
+"""Measures the cost of an HTML report of many cases: seconds, bytes, and the browser's first paint.
 
 20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored
 record under another workload and device, with its figures times a random factor, so that no two are the same. One in 40

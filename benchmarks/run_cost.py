@@ -1,4 +1,4 @@
-"""What the safety of a run costs: a journal record with its sync, and cases in a process of their own.
+"""Measures the cost of a run's safety: journal records with their sync, and cases in a process of their own.
 
 ``python benchmarks/run_cost.py [--records N] [--pairs N] [--technique GLOB ...]``
 

@@ -1,4 +1,4 @@
-"""Compares two journals of the same selection: verdict, figures, evidence and compared elements of every case must be equal.
+"""Compares two journals of a selection: verdicts, figures, evidence and compared elements must be equal.
 
 Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal
 alone.

@@ -1,4 +1,4 @@
-"""What each gate finds, and its false alarms: accelcheck's gates beside pytest-benchmark's and torch.utils.benchmark's, by planted slowdowns.
+"""Measures detections and false alarms of accelcheck's gates, pytest-benchmark and torch.utils.benchmark.
 
     python benchmarks/speed_gates.py                      # 32 sessions quiet and 32 with a busy neighbour, about 3 min each
     python benchmarks/speed_gates.py --sessions 4 --json part.jsonl        # some of them; another run adds further ones
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 SECONDS = 1.0
-"""That pytest-benchmark and torch.utils.benchmark measure a cell: what the first does unless it is told otherwise."""
+"""Seconds that pytest-benchmark and torch.utils.benchmark measure a cell: the default of the first."""
 CALIBRATIONS = 5
 """Processes that say how much is to be planted; the median counts."""
 ROUNDS = 300
-"""Of blocks, of a calibration."""
+"""Rounds of blocks of a calibration."""
 SAMPLED = 80
 """Rounds of a process that is a sample: 80 blocks of each of five times, half a second a workload."""
 TURNS = 10
-"""That these are divided into where two such processes run in turns."""
+"""Blocks into which these are divided where two such processes run in turns."""
 SILENCE = 300.0
 """Seconds after which such a process counts as hanging."""
 TEST = """
@@ -79,7 +79,7 @@ def test_speed(benchmark, name, per_cent):
 
 
 def calibrate(job: dict[str, Any]) -> dict[str, Any]:
-    """How many elements make each workload slower by how much."""
+    """Calibrates the elements that make each workload slower by each part."""
     calibrated = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
     return {
         name: {str(per_cent): count for per_cent, count in elements.items()}
@@ -141,7 +141,7 @@ def empty(seconds: float) -> dict[str, float]:
 
 
 def sample(job: dict[str, Any]) -> dict[str, Any]:
-    """One process: of each workload the time of each slowdown, in s, and its ratio to another instance's, nothing planted."""
+    """Measures in one process the time of each slowdown, in s, by workload, and a ratio with nothing planted."""
     return {name: sampled(job, name, lambda: None) for name in some_order(job)}
 
 
@@ -156,7 +156,7 @@ def half(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampled(job: dict[str, Any], name: str, hand_over: Callable[[], None]) -> dict[str, dict[str, float]]:
-    """Of one workload."""
+    """Measures one workload."""
     base, own = WORKLOADS[name](), WORKLOADS[name]()
     calls = [slowed(own, job["elements"][name][str(per_cent)]) for per_cent in SLOWDOWNS]
     blocks = timed([base, *calls])
@@ -201,7 +201,7 @@ ROLES = {"calibrate": calibrate, "tools": tools, "sample": sample, "half": half,
 
 
 def ask(role: str, job: dict[str, Any]) -> Any:
-    """What a fresh process answers."""
+    """Returns the answer of a fresh process."""
     run = subprocess.run(
         [sys.executable, str(Path(__file__)), "--role", role, "--job", json.dumps(job)],
         stdout=subprocess.PIPE,
@@ -214,7 +214,7 @@ def ask(role: str, job: dict[str, Any]) -> Any:
 
 
 def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    """What two processes that run in turns measure."""
+    """Returns the measurements of two processes that run in turns."""
     arguments = [str(Path(__file__)), "--role", "half", "--job", json.dumps(job)]
     with contextlib.ExitStack() as stack:
         both = [stack.enter_context(Process(DuetSide(name, sys.executable), arguments, SILENCE)) for name in "AB"]

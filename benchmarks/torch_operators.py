@@ -109,7 +109,7 @@ LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
 
 
 def described(parts: Mapping[str, SamplePart]) -> dict[str, dict[str, Any]]:
-    """Describe each operator of this torch for some of `PARTS`: its dtypes, whether it has gradients, why it is left out."""
+    """Describe each operator of this torch for some of `PARTS`: dtypes, gradients, why it is left out."""
     entries = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
         entry: dict[str, Any] = {"family": family_of(name, info)}
@@ -145,7 +145,7 @@ _FAMILIES = {
         nn.functional.pad""",
     "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
 }
-"""How the names of a family's operators begin."""
+"""Beginnings of the names of a family's operators."""
 
 
 def family_of(name: str, info: Any) -> str:
@@ -211,11 +211,11 @@ class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
 
 def unsteady(workload: Workload, entry: dict[str, Any], reason: str) -> bool:
-    """Whether LAPACK computes, or the bits of a result are others with copies of the inputs elsewhere in memory.
+    """Returns True where LAPACK computes, or where bits of a result depend on the inputs' place in memory.
 
     Args:
-        workload: Of a part of an operator.
-        entry: Of that part: gets the reason why the operator is in no bundle.
+        workload: Workload of a part of an operator.
+        entry: Entry of that part: gets the reason why the operator is in no bundle.
         reason: If there is one already.
     """
     program = Program.of(workload.problem(1))

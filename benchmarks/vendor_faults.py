@@ -45,10 +45,10 @@ class Planted:
     """A fault.
 
     Attributes:
-        name: What `VARIABLE` is set to; a number after a colon says from which kernel on, or how often.
-        does: What the hardware does then.
+        name: Value of `VARIABLE`; a number after a colon is the first kernel, or the count of faults.
+        does: Effect on the hardware.
         selection: Options that choose the cases.
-        operators: Which operators it is in, of which `accelcheck explain` must name one; none where it strikes whatever
+        operators: Faulty operators, of which `accelcheck explain` must name one; none where the fault strikes whatever
             runs.
     """
 
@@ -78,12 +78,12 @@ FAULTS = (
     Planted("hang:40", "the 40th kernel never ends", SHORT),
     Planted("crash:40", "the 40th kernel ends the process with SIGSEGV", SHORT),
 )
-"""What `examples/vendor-device/csrc` can be told to do."""
+"""Faults of `examples/vendor-device/csrc`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a run under a fault gave, and what `accelcheck explain` said of the first case that is not right."""
+    """Result of a run under a fault, and the answer of `accelcheck explain` for the first case that is not right."""
 
     planted: Planted
     records: tuple[Record, ...]
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def missed(self) -> str:
-        """What was not seen; empty where all was."""
+        """Expectation that was not met; empty where all were."""
         if not self.caught:
             return f"{self.planted.name}: no case failed"
         if self.planted.operators and not set(self.planted.operators) & set(self.named):
@@ -144,7 +144,7 @@ def run(fault: str, selection: Sequence[str], folder: Path) -> tuple[Record, ...
 
 
 def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
-    """A row for each fault. First the same cases without a fault, which must all be right: else they would show nothing.
+    """Makes a row for each fault, after the same cases without a fault, which must all be right.
 
     Raises:
         RuntimeError: A case is not right without a fault.
@@ -159,7 +159,7 @@ def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
 
 
 def explain(fault: str, case: str, folder: Path) -> dict[str, Any]:
-    """What `accelcheck explain` says of a case under a fault."""
+    """Returns the answer of `accelcheck explain` for a case under a fault."""
     done = under(fault, ["-m", "accelcheck.cli", "explain", case, "--json", "--timeout=20"], folder)
     if done.returncode != 1:
         return {}  # it passes this time: a fault that strikes now and then

@@ -1,4 +1,4 @@
-"""How often decision rules catch a fault, and how often they fail a correct kernel: accelcheck's and other projects', in one run.
+"""Counts faults caught and correct kernels failed by decision rules: accelcheck's and other projects', in one run.
 
     python benchmarks/verdict_rules.py --json baselines/cpu/verdict_rules.json
     python benchmarks/verdict_rules.py --faults all --seeds 3
@@ -95,7 +95,7 @@ CORRECT = frozenset(
         ("sum-split-k", 1.0, "matmul"),
     }
 )
-"""Five correct kernels: int8, another order of summation, half precision accumulated in FP32, online softmax, split K."""
+"""Five correct kernels: int8, other order of summation, half precision accumulated in FP32, online softmax, split K."""
 OURS, FIRST_DRAW = "**accelcheck**", "accelcheck, first draw alone"
 
 
@@ -105,7 +105,7 @@ class Output:
 
     Attributes:
         got: The candidate's.
-        eager: Of the storage dtype.
+        eager: Eager's, in the storage dtype.
         wide: FP32 for half precision, FP64 for FP32.
         exact: FP64.
     """
@@ -118,7 +118,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Trialled:
-    """What the rules made of one trial: which of them failed it, and what the engine said."""
+    """Outcome of one trial: the rules that failed it, and the engine's verdict."""
 
     row: PlantedRow
     seed: int
@@ -212,7 +212,7 @@ RULES: Mapping[str, Callable[[Output], bool]] = {
 
 
 def passes(rule: Callable[[Output], bool], outputs: list[Output]) -> bool:
-    """Whether a rule passes all tensors. What it cannot compare, because of a shape or a device, it does not pass."""
+    """Returns True where a rule passes all tensors; it fails those whose shape or device it cannot compare."""
     try:
         return all(rule(output) for output in outputs)
     except (AssertionError, NotImplementedError, RuntimeError):
@@ -272,7 +272,7 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> Trialled | None:
 
 
 def ours_alone(trial: Trial, got: Result) -> bool:
-    """Whether accelcheck's judgement of these tensors alone is that they are wrong."""
+    """Returns True where accelcheck judges from these tensors alone that they are wrong."""
     case, technique, device = trial.case, trial.technique, trial.device
     expected = trial.store.get(case, technique, trial.workload)
     dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
@@ -289,7 +289,7 @@ def group(rows: list[PlantedRow], seed: int, folder: str) -> list[Trialled]:
 
 
 def chosen(which: str) -> list[PlantedRow]:
-    """Rows of the kill table, hidden ones too: the 24 of this page, or all of forward mode that take no process or compilation."""
+    """Rows of the kill table, with hidden ones: the 24 of this page, or all of forward mode in this process."""
     forward = [row for row in runner.rows() if row.mode is Mode.FORWARD and not row.seeds]
     if which == "all":
         return forward
@@ -300,7 +300,7 @@ def chosen(which: str) -> list[PlantedRow]:
 
 
 def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
-    """Of each rule the parts of the trials that it fails: most faults caught first, then fewest correct kernels failed."""
+    """Shares of trials that each rule fails: most faults caught first, then fewest correct kernels failed."""
     faulty = [trial for trial in trials if not trial.row.correct]
     faults = [trial for trial in faulty if not trial.row.hidden]
     correct = [trial for trial in trials if trial.row.correct]

@@ -1,4 +1,4 @@
-"""What the full verdict of one tensor costs, against `torch.testing.assert_close`: time, and memory beyond the inputs.
+"""Measures time and memory of the full verdict of one tensor against `torch.testing.assert_close`.
 
     python benchmarks/verdict_speed.py --json baselines/cpu/verdict_speed.json      # on an otherwise idle machine; 2 min
     python benchmarks/verdict_speed.py --exponents 10 16 20 --memory 10 16 20 24 --blocks 15        # half a minute
@@ -72,7 +72,7 @@ def reference(exponent: int) -> tuple[Tensor, Reference]:
 
 
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     start = time.perf_counter()
     for _ in range(times):
         call()

@@ -100,7 +100,7 @@ def verdict_of(
 
 
 def faults(record: Record) -> dict[str, set[str]]:
-    """What was wrong, by path: the views that caught it, or the kind of fault."""
+    """Returns faults by path: the views that caught them, or the kind of fault."""
     table: dict[str, set[str]] = {}
     if record.verdict is Verdict.FAIL:
         for fault in record.faults:

@@ -1,4 +1,4 @@
-"""Reads a page that builds a file step by step: each Python block changes what the blocks before it made. Contains no tests."""
+"""Reads a page that builds a file in steps: each Python block changes the file. Contains no tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Step:
-    """The file as it is after a Python block, and the blocks of other languages until the next one, each with its language."""
+    """File after a Python block, and the blocks of other languages until the next one, with their languages."""
 
     tree: ast.Module
     shown: list[tuple[str, str]]
@@ -60,7 +60,7 @@ def merged(body: list[ast.stmt], changes: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def named(statement: ast.stmt) -> str | None:
-    """What a statement defines."""
+    """Returns the name that a statement defines."""
     if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
         return statement.name
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):

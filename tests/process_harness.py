@@ -1,4 +1,4 @@
-"""Processes that tests start: how they are started and ended, which of them still run, and that none outlives the tests.
+"""Starts, ends and counts the processes of tests; none outlives the tests.
 
 It has no tests of its own.
 """
@@ -33,14 +33,14 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 
 @contextlib.contextmanager
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running program; at the end of the context it is killed, with everything that it has started, and when this process ends.
+    """A running program, killed at the end of the context or of this process, with all that it started.
 
     An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start
     ignore it.
 
     Args:
         words: The program and its arguments.
-        **options: Of `subprocess.Popen`.
+        **options: Options of `subprocess.Popen`.
     """
     begin = functools.partial(_begin, os.getpid())
     process = subprocess.Popen(words, text=True, start_new_session=True, preexec_fn=begin, **options)  # noqa: PLW1509 - it takes no lock
@@ -89,7 +89,7 @@ def _run_here(script: Path, output: Path) -> NoReturn:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet waited for does not."""
+    """Returns True where a process runs, and False for one that ended and was not yet waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def alive(pid: int) -> bool:
 
 
 def left(*pids: int, seconds: float = 5.0) -> list[int]:
-    """Which of the processes still run after that time at most."""
+    """Returns the processes that still run after that time at most."""
     for _ in polls(seconds):
         if not any(map(alive, pids)):
             break
@@ -110,7 +110,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_what_is_left() -> list[str]:
-    """Kill what this process, which adopts orphans, has started; what still ran after some seconds, with its command line."""
+    """Kill all processes that this one has started; returns those that still ran after seconds, by command line."""
     if pools := sys.modules.get("accelcheck.techniques.distributed.pool"):
         pools.close_all()  # ranks that it keeps for the next case
     for _ in polls(5.0):

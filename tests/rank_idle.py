@@ -1,4 +1,4 @@
-"""What a test's ranks run, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test by itself."""
+"""Program of a test's ranks, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Fact = tuple[str, int, int]
 
 
 def facts(cases: Iterable[Case]) -> set[Fact]:
-    """What is kept of cases."""
+    """Kept facts of cases."""
     return {(case.id, case.level, case.seed) for case in cases}
 
 
@@ -51,12 +51,12 @@ def written(cases: Iterable[Case]) -> str:
 
 
 def stored() -> set[Fact]:
-    """What the file says."""
+    """Parses the file."""
     return set(parsed(STORED.read_text(encoding="ascii")))
 
 
 def parsed(text: str) -> Iterator[Fact]:
-    """What a text of `written` says."""
+    """Parses a text of `written`."""
     seeds: dict[str, int] = {}
     for line in text.splitlines():
         kind, *words = line.split()

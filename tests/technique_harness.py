@@ -93,7 +93,7 @@ def plain(problem: Problem, mode: Mode = Mode.FORWARD, dtype: torch.dtype = torc
 
 
 def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str]:
-    """Paths that only one result has, or whose values differ by more than `tolerance`, relative to the largest value."""
+    """Paths that only one result has, or whose values differ by more than `tolerance` of the largest value."""
     unlike = sorted(one.keys() ^ other.keys())
     for path in sorted(one.keys() & other.keys()):
         a, b = one[path].double(), other[path].double()

@@ -21,7 +21,7 @@ ROOT = Path(accelcheck.__file__).parents[1]
 KINDS = ("device", "model", "quantizer", "technique", "workload")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*/*.py") if path.parent.name in KINDS)
 SHOWN = [path for path in EXAMPLES if path.parent.name != "quantizer"]
-"""Those that docs/extending.md shows; tests/docs/test_quantizer_page.py has the other."""
+"""Examples that docs/extending.md shows; tests/docs/test_quantizer_page.py has the other."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTENDING = ROOT / "docs" / "extending.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -29,7 +29,7 @@ HEADER = re.compile(
     r"^    \$ (?P<command>.+)\n\nIt prints, among other lines:\n\n(?P<output>(?:    .+\n)+)", re.MULTILINE
 )
 STRANGERS = {"torch", "pytest", *sys.stdlib_module_names}
-"""What an example may import besides the public interface."""
+"""Modules that an example may import besides the public interface."""
 
 
 def imports(source: str) -> list[str]:
@@ -44,13 +44,13 @@ def imports(source: str) -> list[str]:
 
 
 def internal(source: str) -> list[str]:
-    """What a program imports from accelcheck besides the public interface."""
+    """Imports of a program from accelcheck besides the public interface."""
     ours = [name for name in imports(source) if name.partition(".")[0] == "accelcheck"]
     return [name for name in ours if name.split(".")[:2] != ["accelcheck", "api"]]
 
 
 def foreign(source: str) -> list[str]:
-    """What a program imports besides the public interface, torch, pytest and the standard library."""
+    """Imports of a program besides the public interface, torch, pytest and the standard library."""
     others = [name for name in imports(source) if name.partition(".")[0] not in {"accelcheck", *STRANGERS}]
     return [*internal(source), *others]
 

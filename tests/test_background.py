@@ -1,4 +1,4 @@
-"""Tests of processes in the background of a shell, where interrupts and hang-ups are ignored, beside programs that keep both cores busy."""
+"""Processes in the background of a shell, where interrupts and hang-ups are ignored, on busy cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = (
 )
 CHOSEN = "signal or interrupted or killed or ended or ends or crash or hangs or left"
 BACKGROUND = """trap '' HUP INT; exec "$@" """
-"""What `nohup` and `&` do to a program that a script starts."""
+"""Signals that `nohup` and `&` ignore in a program that a script starts."""
 
 
 @pytest.mark.slow

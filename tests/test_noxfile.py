@@ -56,7 +56,7 @@ def load() -> Any:
 
 
 class SkippedError(Exception):
-    """What a session raises to skip itself."""
+    """Exception of a session that skips itself."""
 
 
 class CaseFailedError(Exception):
@@ -342,7 +342,7 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
 
 
 def on_driver(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> Session:
-    """What the session `cuda` does on a machine with this driver."""
+    """Installs of the session `cuda` on a machine with this driver."""
     monkeypatch.setitem(noxfile.ABSENT, "cuda", SUPPORTED)
     monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), version, SUPPORTED))
     monkeypatch.setattr(noxfile.shutil, "which", lambda _: None)

@@ -46,7 +46,7 @@ LEVELS = (
     {"cli"},
     {"__main__"},
 )
-"""Each package imports only from itself and from those before it. The package itself, with its version, is below all."""
+"""Packages import only from themselves and those before them. The package itself, with its version, is below all."""
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
 BY_DEVICE = {
     ("measure/kernels.py", "device_type == 'cuda'"): "torch.profiler has an activity of its own for CUDA",
@@ -108,7 +108,7 @@ def named(path: Path) -> Iterator[str]:
 
 
 def upward(module: str, names: set[str]) -> list[str]:
-    """What of the imported is not below a module."""
+    """Imports that are not below a module."""
     own = package_of(module)
     others = {name: package_of(name) for name in names}
     return sorted(name for name, other in others.items() if other and other != own and RANK[other] >= RANK[own])
@@ -145,7 +145,7 @@ def test_no_modules_import_each_other_not_even_for_annotations() -> None:
 
 
 def by_name_of_device(source: str) -> list[str]:
-    """Comparisons of a device's name or type with a literal or a constant, and look-ups by it; a tensor's device is none."""
+    """Comparisons of a device's name or type with a literal or constant, and look-ups by it, tensors' devices aside."""
     device = re.compile(
         r"(?:(?:self|trial|own|self\.trial)\.)?device\.(?:name|type)|(?:self\.)?device_type|case\.device"
     )
@@ -228,7 +228,7 @@ def words(identifier: str) -> list[str]:
 
 
 def outdated(identifier: str) -> bool:
-    """Whether a name has a word that was given up. Rounding is no process: ``round`` alone is torch's and Python's."""
+    """Returns True where a name has a given-up word; ``round`` alone is torch's and Python's."""
     if words(identifier) == ["elastic", "agents"] or identifier.startswith("pytest_"):
         return False
     parts = words(identifier)
@@ -339,7 +339,7 @@ EXPRESSIONS = {
     "report/signatures.py": "texts of exceptions, and stacks",
     "selftest/faults/sowing.py": "source code in which a fault is planted",
 }
-"""The modules that read records and use regular expressions, and what these find: none a text that accelcheck wrote, such as that of a fault."""
+"""Modules that read records and use regular expressions, with what these match: no text of accelcheck."""
 
 
 def test_no_text_of_a_fault_is_read_by_a_regular_expression() -> None:

@@ -1,4 +1,4 @@
-"""Stubs of upstream functions are compared with the stored signatures, which are read from source without importing it."""
+"""Stubs of upstream functions agree with the stored signatures, which are read without an import."""
 
 from __future__ import annotations
 

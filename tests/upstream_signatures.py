@@ -1,4 +1,4 @@
-"""Signatures of upstream functions that tests imitate, from the packages' own source: stored in ``upstream.json``, compared with stubs.
+"""Signatures of upstream functions that tests imitate, read from source, stored in ``upstream.json``.
 
 Usage: python tests/upstream_signatures.py [--check]
 
@@ -89,7 +89,7 @@ def signature(package: str, name: str) -> inspect.Signature:
 
 
 def unlike_upstream(package: str, name: str, stub: Callable[..., Any]) -> list[str]:
-    """Where a call of a stub is not a call of the real function.
+    """Returns the reasons why a call of a stub is not a call of the real function.
 
     A stub may have fewer parameters than the real one, if those that it lacks have defaults, and may require what has
     one. Names that begin with an underscore stand for any name, at their place.

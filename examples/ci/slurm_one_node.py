@@ -1,4 +1,4 @@
-"""A Slurm cluster of this one machine, for as long as a command and the jobs that it submits take: to try a batch script for real.
+"""Runs a Slurm cluster of this one machine for a command and the jobs that it submits, to try batch scripts for real.
 
     python slurm_one_node.py bash slurm-array.sh --accel-device=cpu
 
@@ -165,7 +165,7 @@ def _daemon(name: str, words: list[str], folder: Path, environ: Mapping[str, str
 
 
 def _ask(name: str, *words: str, environ: Mapping[str, str]) -> str:
-    """What a command of Slurm prints; empty where it fails."""
+    """Returns the output of a command of Slurm; empty where it fails."""
     done = subprocess.run(  # noqa: S603 - a program of Slurm
         [program(name) or name, *words], env=environ, capture_output=True, text=True, check=False, timeout=60
     )
@@ -192,7 +192,7 @@ def _cancel(environ: Mapping[str, str]) -> None:
 
 
 def _adopt() -> None:
-    """Become the parent of what daemons leave behind, such as slurmd's process of each job, instead of the machine's first process."""
+    """Become the parent of what daemons leave behind, such as slurmd's process of each job."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 
 

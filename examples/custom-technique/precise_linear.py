@@ -1,4 +1,4 @@
-"""The operator ``example::precise_linear``: its kernel, built when it is first asked for, what it computes without data, its gradients."""
+"""The operator ``example::precise_linear``: kernel, built on first use, shapes without data, gradients."""
 
 from __future__ import annotations
 

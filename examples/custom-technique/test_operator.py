@@ -1,4 +1,4 @@
-"""The operator itself: torch.library.opcheck, its values and its gradients. Run ``pytest test_operator.py`` in this folder."""
+"""The operator itself: opcheck, values and gradients. Run ``pytest test_operator.py`` in this folder."""
 
 from __future__ import annotations
 

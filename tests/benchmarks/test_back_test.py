@@ -1,4 +1,4 @@
-"""benchmarks/back_test.py: a red case counts for a bug where its technique and its operator are those of the bug, and no other."""
+"""benchmarks/back_test.py: a red case counts for a bug only with its technique and its operator."""
 
 from __future__ import annotations
 

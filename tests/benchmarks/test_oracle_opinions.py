@@ -1,4 +1,4 @@
-"""Second opinions on the oracle see a wrong value and a wrong derivative, and have none where there is nothing to say."""
+"""Second opinions on the oracle see wrong values and derivatives, and nothing where all is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task accuracy: bounds that cover, faults that cost accuracy fail, correct techniques pass, too few samples is said."""
+"""Task accuracy: bounds cover, faults that cost accuracy fail, correct techniques pass, small samples are named."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ WORKLOAD = Workload("parted", "Some parts.", make, divisible=True, given=True)
 
 
 class Recorder(Store):
-    """References of which some have a hundredth of their budgets in the first look; it remembers whose closer looks were asked for.
+    """References with a hundredth of some budgets in the first look; remembers who asked for closer looks.
 
     Args:
         folder: Folder of the references.

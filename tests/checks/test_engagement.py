@@ -87,7 +87,7 @@ def test_a_technique_that_engages_in_every_run_passes_with_the_evidence_of_the_f
 
 
 class Growing(nn.Module):
-    """A linear layer with a Python number that every call changes: compiled code is made anew for each of its values."""
+    """A linear layer with a Python number that every call changes, so that it is compiled anew."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The engine's way of one case: evidence, errors, warm-ups, poison, mutations, the ledger. See test_selftest.py for what it catches."""
+"""The engine's way of one case: evidence, errors, warm-ups, poison, mutations, the ledger."""
 
 from __future__ import annotations
 

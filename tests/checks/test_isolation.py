@@ -98,7 +98,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def told(record: Record) -> Any:
-    """What must not depend on the cases before it."""
+    """Returns results that must not depend on the cases before."""
     return record.verdict, record.why, record.figures, record.compared, record.evidence, record.eager_excess
 
 
@@ -328,7 +328,7 @@ def test_what_the_judge_computes_with_has_known_answers(monkeypatch: pytest.Monk
 
 
 def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> None:
-    """What is registered with the dispatcher cannot be put back for a while, but it shows in the known answers, and is named."""
+    """Registrations with the dispatcher cannot be undone for a while, but show in the known answers, and are named."""
 
     class Registered(Planted):
         def prepare(self, program: Program, mode: Mode, device: Device) -> None:

@@ -152,7 +152,7 @@ def baked(program: Program) -> None:
 
 
 def by_address(program: Program) -> None:
-    """What it found at an address once, it finds there always."""
+    """Gives the first result of an input's address for good."""
     known: dict[int, Tensor] = {}
 
     def call(module: Any, x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The items of a compute platform: what is right passes, what is wrong fails, and what is not there is said to be so."""
+"""Items of a compute platform: right ones pass, wrong ones fail, absent ones are named."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def one_more(out: torch.Tensor) -> None:
 
 
 def saturated(out: torch.Tensor) -> None:
-    """Where the largest number wrapped around."""
+    """Saturates a result: the largest number replaces the smallest, to which it wrapped around."""
     out[out == torch.iinfo(out.dtype).min] = torch.iinfo(out.dtype).max
 
 

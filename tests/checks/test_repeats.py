@@ -1,4 +1,4 @@
-"""A verdict is about runs that nobody watches, about second calls, and about results that their owner keeps; never about nothing."""
+"""Verdicts cover unwatched runs, second calls, and results that their owner keeps; never nothing."""
 
 from __future__ import annotations
 

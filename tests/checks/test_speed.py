@@ -75,7 +75,7 @@ class Acting(Technique):
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """Of eager; measured for an instant."""
+    """A trial of eager, measured for an instant."""
     monkeypatch.setattr(speed, "settle", lambda timed: timed())
     monkeypatch.setattr(speed, "compare", partial(paired.compare, looks=(0.001,)))
     monkeypatch.setattr(speed._Measuring, "_paired", _paired)
@@ -92,7 +92,7 @@ PAIRED = speed._Measuring._paired
 
 @pytest.fixture
 def drawing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """As `trial`, with blocks of calls of which one is drawn."""
+    """A `trial` with blocks of calls of which one is drawn."""
     monkeypatch.setattr(
         speed._Measuring, "_paired", lambda self, base, candidate, *_: PAIRED(self, base, candidate, (0.001,))
     )
@@ -146,7 +146,7 @@ def test_wrong_metadata_after_timing_is_a_fault(late: Callable[[Tensor], Any], v
 
 
 class Lazy(Technique):
-    """Eager while it is judged, and wherever a dispatch mode watches; `lazily` replaces the calls of a program that is timed."""
+    """Eager while judged, and under a dispatch mode; `lazily` replaces the calls of a timed program."""
 
     name, family, promise, source = "lazy", "toy", "None.", "https://example.org/lazy"
 

@@ -1,4 +1,4 @@
-"""A run leaves nothing behind that eager does not: no statistics, flags, hooks, generators or memory; and call 40 is as the first."""
+"""A run leaves nothing behind that eager does not: statistics, flags, hooks, generators, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`accelcheck ledger`: what is wrong with a ledger is said by file, entry and field; suggestions hold once a person has written the reasons."""
+"""`accelcheck ledger` names faults by file, entry and field; suggestions hold once a person wrote the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What conftest.py brings to commands, in processes of their own: pytest is asked once a process."""
+"""Registrations of conftest.py in commands, in processes of their own: pytest is asked once a process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASE = "vendor-quick/speed-mlp/vendor/float32/speed"
 
 @dataclass
 class Folder:
-    """Where a vendor works."""
+    """The folder of a vendor."""
 
     path: Path
 

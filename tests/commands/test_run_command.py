@@ -1,4 +1,4 @@
-"""`accelcheck run`: which runs of pytest it plans, that it keeps files, hands signals on, and ends with verdict, paths and exit code."""
+"""`accelcheck run`: plans runs of pytest, keeps files, hands signals on, ends with verdict, paths and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry points of installed packages: loaded when they are asked for, and one that cannot be loaded is named while the rest goes on."""
+"""Entry points of packages are loaded on demand; one that cannot be loaded is named, and the rest goes on."""
 
 from __future__ import annotations
 

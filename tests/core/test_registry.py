@@ -1,4 +1,4 @@
-"""What is registered: found without a list, in one order, under one name each."""
+"""The registry: entries found without a list, in one order, under one name each."""
 
 from __future__ import annotations
 

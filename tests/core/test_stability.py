@@ -1,4 +1,4 @@
-"""What is stored under the name of a case stays valid: ids and seeds, baselines, journals and ledgers."""
+"""Stored names of cases stay valid: ids and seeds, baselines, journals and ledgers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FruitError(ValueError):
-    """Of the file of these tests."""
+    """Error of the files of these tests."""
 
 
 FIELDS = {"name": toml.Field("a text", toml.is_text), "size": toml.Field("a number from 0 to 1", bool, required=False)}

@@ -19,7 +19,7 @@ FIELDS = {
 
 
 class FruitError(ValueError):
-    """Of the file of these tests."""
+    """Error of the files of these tests."""
 
 
 def test_entries_are_read_in_their_order(tmp_path: Path) -> None:

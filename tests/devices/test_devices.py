@@ -1,4 +1,4 @@
-"""What each device says of itself, what the host shows, and whether FP32 is FP32."""
+"""Facts of each device and host; FP32 is FP32."""
 
 from __future__ import annotations
 

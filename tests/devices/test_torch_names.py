@@ -1,4 +1,4 @@
-"""Private names of torch: in one module, found when asked for, and one that is gone says so instead of failing a family."""
+"""Private names of torch, in one module and found on demand; a missing one is named and fails no family."""
 
 from __future__ import annotations
 

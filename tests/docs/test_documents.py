@@ -1,4 +1,4 @@
-"""Documents against their sources: links, paths, options and commands exist; tables and excerpts are what stored files hold."""
+"""Documents agree with their sources: links, paths, options and commands exist; tables hold stored figures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Makes anchors of headings as GitHub does."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -96,7 +96,7 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 
 def _exists(dotted: str) -> bool:
-    """Whether a module, or the module that an attribute is one of, is a file; the interpreter's own names of it aside."""
+    """Returns True where a module, or that of an attribute, is a file; the interpreter's own names aside."""
     path = ROOT.joinpath(*dotted.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True

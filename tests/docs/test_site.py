@@ -1,4 +1,4 @@
-"""The documentation as a site, without MkDocs: navigation, links out of docs/, generated pages, error messages that pages quote."""
+"""The documentation as a site, without MkDocs: navigation, links, generated pages, quoted error messages."""
 
 from __future__ import annotations
 

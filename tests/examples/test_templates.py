@@ -1,4 +1,4 @@
-"""The templates of examples/ci: their options exist, their scripts do what they say, and what they install is what accelcheck needs."""
+"""Templates of examples/ci: options exist, scripts work, and installs are what accelcheck needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/vendor-device: it builds, is a device, passes without a fault, and is caught with one; its page has every fault."""
+"""examples/vendor-device: builds, is a device, passes without a fault, is caught with each on its page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ built = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler:
 
 @pytest.fixture(scope="session")
 def acme() -> Path:
-    """The folder into which the package is installed: built once for a state of its sources, whatever process asks first."""
+    """The folder into which the package is installed, once for a state of its sources and for all processes."""
     sources = sorted(path for path in EXAMPLE.rglob("*") if path.suffix in {".cpp", ".h", ".py", ".toml", ".txt"})
     sources = [path for path in sources if "build" not in path.relative_to(EXAMPLE).parts]
     facts = [sys.version, *(path.read_text("utf-8") for path in sources), importlib.metadata.version("torch")]

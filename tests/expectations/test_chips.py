@@ -1,4 +1,4 @@
-"""What chips are stated to support: strict about what is read, and a refusal of what is stated as supported is a failure."""
+"""Stated support of chips: strict reading; a refusal of what is stated as supported is a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compile curve: chains that are what they say, points from clocks that are known, where they cross, and the command."""
+"""The compile curve: chains, points from known clocks, their crossing, and the command."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_inputs_are_the_published_shapes_and_the_fixed_one_is_none_of_them() -> 
 
 
 class Costs(StubDevice):
-    """A device without inductor whose clock says what a call costs: `plain` seconds, or `cheap` if something compiled ran."""
+    """A device without inductor whose clock charges a call `plain` seconds, or `cheap` if compiled code ran."""
 
     name = "costs"
 

@@ -1,4 +1,4 @@
-"""Gate 3: two environments in processes that take turns. The environments are stubs that say what a test wants, but for the last one."""
+"""Gate 3: two environments, stubs but for the last test, in processes that take turns."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_what_is_left_out_comes_before_what_is_added() -> None:
 
 
 class Registered:
-    """What `accelcheck explain` finds: the harness's techniques, on the CPU."""
+    """The matrix of `accelcheck explain`: the harness's techniques, on the CPU."""
 
     techniques: ClassVar[list[Named]] = []
 

@@ -1,4 +1,4 @@
-"""Which operator is wrong: computed again in FP64 from the very inputs that it had, in chains, in place and in half precision."""
+"""Wrong operators, found in FP64 from the very inputs that they had, in chains, in place and in half precision."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Kernels(dict.fromkeys({names!r}, wrong)).__enter__()
 def shrunk(
     call: OperatorCall, wrong: Callable[..., Any], dtype: str = "float32", seconds: float = 60.0
 ) -> Smallest | None:
-    """Of a call whose kernel is wrong; without seconds the call as it is."""
+    """Shrinks a call whose kernel is wrong; with 0 seconds it stays as it is."""
     mode = Kernels({call.name: wrong})
 
     def run(other: OperatorCall) -> Any:
@@ -113,7 +113,7 @@ CASES = {
 
 
 QUICK = {"attention", "a product"}
-"""Those of `CASES` that are tried by default: each script is a process that imports torch."""
+"""Names of `CASES` tried by default: each script is a process that imports torch."""
 
 
 @pytest.mark.parametrize("what", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES])
@@ -191,7 +191,7 @@ DOWN = (
     "wide = func(*(one.float() for one in args)); half = args[0].dtype == torch.bfloat16; "
     "return (wide.view(torch.int32) & -65536).view(torch.float32).bfloat16() if half else func(*args)"
 )
-"""Rounds towards zero, where right numbers round to the nearest: less than one rounding error each, and always in one direction."""
+"""Rounds towards zero instead of to the nearest: errors below one rounding error, all in one direction."""
 
 
 def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How long a process waited for a core."""
+"""Time that a process waited for a core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the digest of a timed case depends on, and what it does not."""
+"""Dependencies of the digest of a timed case."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_processes_time_what_is_stored_or_to_be_stored(tmp_path: Path) -> None:
 
 
 def told(**ratios: tuple[float, ...]) -> tuple[list[tuple[list[str], int]], Callable[..., dict[str, Timed]]]:
-    """What is asked of processes, and processes that give these ratios, ``first`` and then ``again``."""
+    """Stub of processes that give these ratios, ``first`` and then ``again``, and the requests to it."""
     asked: list[tuple[list[str], int]] = []
 
     def measure(ids: Sequence[str], count: int) -> dict[str, Timed]:

@@ -1,4 +1,4 @@
-"""Peak rates: sizes grow until the time is long enough for the clock, and stop before a device's slowness costs minutes."""
+"""Peak rates: sizes grow until the clock can tell, and stop before a slow device takes minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.measure import roof
 
 
 class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes have no annotations
-    """The side of the last product, the number of elements of the last copy, and whether the second matrix was transposed."""
+    """Side of the last product, elements of the last copy, and whether the second matrix was transposed."""
 
     side = copied = 0
     transposed = False

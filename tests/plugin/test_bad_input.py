@@ -1,4 +1,4 @@
-"""What a person, a backend, a plugin or a file can get wrong, and how the run answers."""
+"""Wrong input of a person, a backend, a plugin or a file, and the run's answer."""
 
 from __future__ import annotations
 

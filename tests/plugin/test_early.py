@@ -1,4 +1,4 @@
-"""A conftest.py that imports torch, before devices are probed, where an installed backend breaks or hangs that import."""
+"""A conftest.py that imports torch before devices are probed, where a backend breaks or hangs that import."""
 
 from __future__ import annotations
 

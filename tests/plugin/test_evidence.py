@@ -1,4 +1,4 @@
-"""What a technique says of itself may be of any type, and raise when it is shown: no case, and no run, ends by that."""
+"""Evidence of any type, even one that raises when it is shown, ends no case and no run."""
 
 from __future__ import annotations
 

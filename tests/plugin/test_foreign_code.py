@@ -1,4 +1,4 @@
-"""Hooks and methods of other packages that raise, hang or return nonsense: the run says whose, or goes on without them."""
+"""Foreign hooks and methods that raise, hang or return nonsense are named, or the run goes on without them."""
 
 from __future__ import annotations
 

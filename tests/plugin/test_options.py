@@ -21,7 +21,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 @pytest.fixture(params=[COMMAND_LINE, INI])
 def place(request: pytest.FixtureRequest) -> str:
-    """Where the option under test is given."""
+    """The place where the option under test is given."""
     word: str = request.param
     return word
 

@@ -1,4 +1,4 @@
-"""``--accel-explain``: the first failure of each cause is explained at the end of a run, and the report has the text."""
+"""``--accel-explain``: explains the first failure of each cause at the end of a run, in the report too."""
 
 from __future__ import annotations
 

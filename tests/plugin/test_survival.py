@@ -1,4 +1,4 @@
-"""What crashes, hangs, exits or loses its device: all other cases have the verdicts of an undisturbed run."""
+"""Cases that crash, hang, exit or lose their device leave the verdicts of all others alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Techniques and workloads of other packages: what could only mean fewer cases, or an oracle that is never asked, is refused by name."""
+"""Techniques and workloads that could only mean fewer cases, or an unused oracle, are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser, opened from disk: no script error, filters, keyboard, phone width, policy, hostile texts.
+"""The HTML report in a real browser, from disk: scripts, filters, keyboard, phone width, policy, hostile texts.
 
 Needs Debian's chromium and chromium-driver and the dependency group ``browser``: ``nox -s browser``.
 """
@@ -79,7 +79,7 @@ class Browser:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def said(self) -> list[str]:
-        """What the browser's console says."""
+        """Messages of the browser's console."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
     def see_everything(self) -> None:

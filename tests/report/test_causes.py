@@ -17,7 +17,7 @@ from accelcheck.report.signatures import HIDDEN, Kind, signatures
 
 FOLDER = Path(__file__).parents[1]
 TOY, XLA = (FOLDER / "journals" / f"{name}.jsonl" for name in ("toy", "xla"))
-"""Level 1 without a ledger: of tests/toy_backend.py, a PrivateUse1 device in Python, with 60 s a case on a busy machine; and of torch_xla 2.9."""
+"""Level 1 without a ledger: of tests/toy_backend.py, a PrivateUse1 device in Python, and of torch_xla 2.9."""
 STORED = FOLDER.parent / "baselines"
 
 

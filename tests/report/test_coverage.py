@@ -1,4 +1,4 @@
-"""What a run says about itself: what is going to run, how far it is, and at the end what it did not look at."""
+"""A run's account of itself: its plan, its progress, and at the end what it did not look at."""
 
 from __future__ import annotations
 

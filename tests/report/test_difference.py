@@ -1,4 +1,4 @@
-"""What differs between two runs: what counts as worse, what is only shown, and what is no difference."""
+"""Differences of two runs: worse, only shown, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORED = Path(__file__).parents[2] / "baselines"
 CPU, XLA = (STORED / name / "level1.jsonl" for name in ("cpu", "xla"))
 EPYC = Fingerprint("cpu", "EPYC", 2, versions={"torch": "2.13.0"})
 ULP = 2.0**-23
-"""Of float32."""
+"""Machine epsilon of float32."""
 
 
 def run(*records: Record, fingerprint: Fingerprint = EPYC) -> DeviceRun:

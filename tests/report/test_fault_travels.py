@@ -1,4 +1,4 @@
-"""A fault whose path looks like text of accelcheck's own travels unharmed from a journal to ledger, suggestion, cause and message."""
+"""A fault whose path looks like accelcheck's text stays as it is in journal, ledger, suggestion, cause, message."""
 
 from __future__ import annotations
 

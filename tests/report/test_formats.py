@@ -1,4 +1,4 @@
-"""Reports for other tools: each validates against its published schema, says what the journal says, and cannot be injected into."""
+"""Reports for other tools validate against published schemas, agree with the journal, and allow no injection."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_strange_start_or_time_is_no_error() -> None:
 
 
 def read_ocptv(text: str) -> list[dict[str, Any]]:
-    """The lines, each read with the object models of the package ocptv: every field known, none missing, of its type."""
+    """Reads lines with the object models of the package ocptv: every field known, none missing, of its type."""
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         _model(line, objects.Root)

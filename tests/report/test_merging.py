@@ -1,4 +1,4 @@
-"""Journals are merged: whole or not at all, the same bytes in any order, each run once, and what differs is said by name."""
+"""Journals are merged whole or not at all, to the same bytes in any order; differences are named."""
 
 from __future__ import annotations
 

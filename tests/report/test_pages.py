@@ -1,4 +1,4 @@
-"""Where pages are that ledgers refer to: in a checkout, and in a package that was installed from a wheel."""
+"""Places of the pages that ledgers refer to: in a checkout, and in a package installed from a wheel."""
 
 from __future__ import annotations
 

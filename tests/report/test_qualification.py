@@ -1,4 +1,4 @@
-"""Must-pass lists, and whether a device qualifies: what is on a list has to run and pass, and nothing can shrink unseen."""
+"""Must-pass lists and qualification: listed cases have to run and pass, and nothing can shrink unseen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHIP = Fingerprint("cpu", "AMD EPYC", 2)
 
 
 def records(level: int = 1, verdict: Verdict = Verdict.PASS, elements: int = 0) -> list[Record]:
-    """What a run shows that passes the list of the CPU; each case compares an equal part of the floor."""
+    """Records of a run that passes the list of the CPU; each case compares an equal part of the floor."""
     ids = sorted(LIST.ids("cpu", level))
     each = elements or -(-LIST.floors[level].elements // len(ids))
     return [Record(case(name), verdict, compared=each) for name in ids]

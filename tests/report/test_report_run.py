@@ -1,4 +1,4 @@
-"""What journals say of each device: runs of one device are one, all else is kept apart, and what differs is said."""
+"""Runs of each device: journals of one device are joined, all else is kept apart, differences are named."""
 
 from __future__ import annotations
 

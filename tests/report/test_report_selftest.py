@@ -1,4 +1,4 @@
-"""What the selftest prints: the kill table, the views, wrong verdicts, counts."""
+"""Output of the selftest: the kill table, the views, wrong verdicts, counts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ FAULTS: list[PlantedFault] = [
     *(fault for module in NUMBERED for fault in module.FAULTS if fault.number),
 ]
 NUMBERS = frozenset(range(1, 23)) | {31, 38, 42, 43}
-"""Of the list of faults that a suite must catch: those that are numeric."""
+"""Numeric faults of the list that a suite must catch."""
 MATRIX = Matrix.load()
 # Right in what one run shows.
 UNSEEN_IN_ONE_RUN = frozenset(
@@ -85,7 +85,7 @@ def run(cell: Cell, dtype: str, change: Change = plant.nothing, technique: str =
 
 
 def bits(result: Result) -> dict[str, bytes]:
-    """What a result is made of, NaN included."""
+    """Bytes of a result, NaN included."""
     return {path: tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() for path, tensor in result.items()}
 
 

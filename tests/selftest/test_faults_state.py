@@ -1,4 +1,4 @@
-"""The catalogue's second half, state, time, training, collectives, quantization, cheats: what the self-test does not show."""
+"""Faults of state, time, training, collectives, quantization, and cheats that the self-test does not show."""
 
 from __future__ import annotations
 

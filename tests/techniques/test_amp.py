@@ -59,7 +59,7 @@ def test_without_autocast_the_evidence_fails() -> None:
 
 
 class Attention(nn.Module):
-    """Three dimensions: the fused CPU kernel needs four, so torch uses the math path, as on a device without a fused kernel."""
+    """Three dimensions: the fused CPU kernel needs four, so torch uses the math path."""
 
     def __init__(self, *, autocast: bool = True) -> None:
         super().__init__()

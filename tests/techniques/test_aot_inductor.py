@@ -1,4 +1,4 @@
-"""AOTInductor: a package runs from a shared library, with its own weights or the module's; parameters it keeps are reported."""
+"""AOTInductor: a package runs from a shared library, with its own weights or the module's."""
 
 from __future__ import annotations
 

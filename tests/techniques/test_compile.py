@@ -76,7 +76,7 @@ def small(rows: int = 5, seed: int = 0) -> Problem:
 def judged(
     technique: Technique, mode: Mode, problem: Problem | None = None, device: Device | None = None
 ) -> tuple[Result, list[Evidence]]:
-    """As the engine does: prepare, warm up with other inputs (and sizes), restore, run, collect evidence."""
+    """Runs like the engine: prepare, warm up with other inputs (and sizes), restore, run, collect evidence."""
     device = device or StubDevice(features=("inductor",))
     program = Program.of(problem or small())
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
@@ -208,7 +208,7 @@ def test_graph_techniques_need_replays_as_evidence() -> None:
 
 
 class Replays(ProfilerLog):
-    """Of a GPU that replayed one captured graph."""
+    """Log of a GPU that replayed one captured graph."""
 
     def count(self, pattern: str) -> int:
         return 1 if pattern == GRAPH_LAUNCH else super().count(pattern)

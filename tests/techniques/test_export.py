@@ -64,7 +64,7 @@ def test_buffers_structures_and_the_training_flag_are_kept(technique: Technique,
 
 
 def resized(technique: Technique, mode: Mode, *rows: int) -> Ran:
-    """As the engine does: warm-up runs with other sizes, then the judged size."""
+    """Runs like the engine: warm-up runs with other sizes, then the judged size."""
     program = Program.of(mlp())
     technique.prepare(program, mode, StubDevice())
     for number in rows:
@@ -130,7 +130,7 @@ def test_a_replaced_call_fails_the_evidence() -> None:
 
 
 def test_weights_that_are_lost_in_the_file_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with torch_xla's tensors, for which torch.export.save writes no bytes, so that zeros are loaded."""
+    """torch.export.save writes no bytes of torch_xla's tensors, so that zeros are loaded."""
     load = torch.export.load
 
     def zeros(file: Any) -> torch.export.ExportedProgram:

@@ -244,7 +244,7 @@ def test_workers_with_other_rows_fail_the_evidence(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pass_does_not_change_torchs_generator() -> None:
-    """By default, a loader draws its workers' seed from torch's generator, which changes trainings that draw from it too."""
+    """A loader draws its workers' seed from torch's generator by default, which changes trainings."""
     tensors = [torch.arange(6.0)]
     feed = Feed(tensors, [[0, 1, 2], [3, 4, 5]], pinned=False)
     before = torch.random.get_rng_state()
@@ -255,7 +255,7 @@ def test_a_pass_does_not_change_torchs_generator() -> None:
 
 @pytest.mark.usefixtures("_finished")
 def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's DataLoader without a generator of its own."""
+    """torch's DataLoader without a generator of its own does this."""
 
     def begin(feed: Feed) -> Iterator[Sequence[Tensor]]:
         feed.loader.generator = None
@@ -313,7 +313,7 @@ def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
-    """As torch_xla's MpDeviceLoader: see the ledger."""
+    """torch_xla's MpDeviceLoader does this: see the ledger."""
 
     class Swallowing(XlaUnreadable):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterator[Sequence[Tensor]]:

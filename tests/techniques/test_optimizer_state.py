@@ -171,7 +171,7 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
 
 
 def test_states_kept_in_float32_fail(store: Store) -> None:
-    """Values fail, not only the evidence: exact states differ from the oracle's rounded ones by more than rounding errors."""
+    """Values fail, not only evidence: exact states differ from the oracle's by more than rounding errors."""
     record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)
     assert "parameter:" in record.why
 

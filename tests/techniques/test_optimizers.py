@@ -172,7 +172,7 @@ def test_an_option_that_is_lost_fails(store: Store, technique: Any) -> None:
 
 
 def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
-    """As torch's fused SGD did in half precision: only the elements beyond the last whole vector register are updated."""
+    """torch's fused SGD did this in half precision: it updated only elements beyond the last whole vector register."""
 
     class Skipping(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The precision policy: half precision except in kept modules, casts of their inputs and outputs, float32 parameters."""
+"""The precision policy: half precision except in kept modules, casts at their borders, float32 parameters."""
 
 from __future__ import annotations
 

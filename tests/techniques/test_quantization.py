@@ -185,7 +185,7 @@ def _excess(
     monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...] = (64, 96, 10),
 ) -> float:
-    """Error of a faulty implementation relative to that of six flipped runs of the right one; the best of eight seeds."""
+    """Error of a faulty implementation relative to six flipped runs of the right one; the best of eight seeds."""
     ratios = []
     for seed in range(8):
         exact = exactly(program(lambda: mlp(*sizes), (32, 64), seed))

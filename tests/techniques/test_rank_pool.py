@@ -1,4 +1,4 @@
-"""A rank pool does one training after the other; a rank that raises or dies is named, and nothing hangs or stays behind."""
+"""A rank pool does trainings in turn; a rank that raises or dies is named, and nothing stays behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots: what is written comes back, what is damaged is refused and named, and a killed writer leaves no mixture."""
+"""Snapshots: written ones come back, damaged ones are refused by name, a killed writer leaves no mixture."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ def int8(monkeypatch: pytest.MonkeyPatch, technique: TensorRt, seed: int = 0) ->
 
 
 class OpaqueEngine(nn.Module):
-    """As `Compiled`, but with an engine without a graph, like real ones."""
+    """`Compiled` with an engine without a graph, like real ones."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()

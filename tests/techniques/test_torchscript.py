@@ -67,7 +67,7 @@ def small(seed: int = 0) -> Problem:
 
 
 def judged(technique: TorchScript, mode: Mode, problem: Problem) -> tuple[Result, list[Evidence], Program]:
-    """As the engine does: prepare, warm up with other inputs, restore, run, collect evidence."""
+    """Runs like the engine: prepare, warm up with other inputs, restore, run, collect evidence."""
     program = Program.of(problem)
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
     technique.prepare(program, mode, StubDevice())

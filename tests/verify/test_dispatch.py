@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 MASK = torch.arange(8) >= torch.tensor([[8], [5], [6], [3]])
-"""Of sequences that are padded to 8 positions, ``(4, 8)``."""
+"""Mask of sequences that are padded to 8 positions, ``(4, 8)``."""
 
 
 def encoder(*, nested: bool = False) -> nn.Module:

@@ -1,4 +1,4 @@
-"""How much is computed to judge a model of somebody's own: by its size, stated, and enough to catch what is wrong."""
+"""Effort of judging an owner's model: by its size, stated, and enough to catch faults."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def layout(tensor: Tensor) -> Layout:
 
 
 def reference(tensors: dict[str, Tensor] | None = None, budget: float = 1e-6) -> Reference:
-    """Of these tensors, or of one whose path has brackets; one budget for all."""
+    """Reference of these tensors, or of one whose path has brackets; one budget for all."""
     tensors = {DEEP: values()} if tensors is None else tensors
     judged = [path for path, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()]
     return Reference(

@@ -66,7 +66,7 @@ def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Refer
 
 
 def exact(x: Tensor) -> bool:
-    """Whether the oracle is asking, and not eager."""
+    """Returns True where the oracle is asking, and not eager."""
     return x.dtype == torch.float64
 
 

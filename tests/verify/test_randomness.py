@@ -1,4 +1,4 @@
-"""Every planted fault of dropout is caught in every seed; correct dropout passes; statistics keep their false-alarm rate."""
+"""Every planted fault of dropout is caught in every seed; correct dropout passes at the promised rate."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def always(module: Any, x: Tensor) -> Tensor:
 
 
 def scaled_in_evaluation(module: Any, x: Tensor) -> Tensor:
-    """As the first papers had it: values are kept as they are, and evaluation scales by the probability of keeping."""
+    """Dropout of the first papers: training keeps values as they are, evaluation scales by the probability."""
     return x * fair(x, module.rate) if module.training else x * (1 - module.rate)
 
 
@@ -235,7 +235,7 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, store: Store) -> None:
-    """Fused attention, which eager runs, rounds once; the seed is one in which the other errs more than twice as much."""
+    """Fused attention, which eager runs, rounds once; in this seed unfused attention errs more than twice as much."""
     record = verdict_of(store, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
     assert record.verdict is Verdict.PASS, record.why
 
@@ -328,7 +328,7 @@ def test_the_rate_gives_no_false_alarm_in_2000_masks() -> None:
 
 
 def test_the_bound_holds_and_is_of_the_right_size() -> None:
-    """Of 2000 sums of 5000 draws, with a promise of 1 %: fewer than 1 % beyond it, and some beyond half of it."""
+    """Fewer than 1 % of 2000 sums of 5000 draws lie beyond the bound, some beyond half of it."""
     generator = torch.Generator().manual_seed(13)
     sums = (torch.rand(2000, 5000, generator=generator) < 0.1).double().sum(dim=1) - 500.0
     bound = float(randomness.deviation(0.01, 5000 * 0.09, 0.9))

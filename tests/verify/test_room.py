@@ -1,4 +1,4 @@
-"""A model whose oracle does not fit into memory is judged layer by layer, to the same bits, or refused with what it needs."""
+"""A model whose oracle exceeds the available memory is judged by layers, to the same bits, or refused."""
 
 from __future__ import annotations
 

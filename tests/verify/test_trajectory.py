@@ -1,4 +1,4 @@
-"""Long trainings: planted faults must be caught, correct techniques must pass, resumption is bitwise, judgement is pure."""
+"""Long trainings: planted faults are caught, correct techniques pass, resumption is bitwise, judgement is pure."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Given(Program):
 
 
 KEPT = {Mode.BACKWARD: r"add|clone|div", Mode.RANDOM: "div", Mode.TRAIN: r"clone|profiler::\w+"}
-"""How gradients of one input are summed, and the engine keeps buffers, losses and gradients: behind all that is judged."""
+"""Sums of gradients of one input, and kept buffers, losses and gradients: behind all that is judged."""
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))

@@ -190,7 +190,7 @@ def test_a_remark_on_operators_is_no_evidence_and_a_known_one_gets_none(store: S
 
 
 class Shifted(nn.Module):
-    """Attention whose keys have a bias, which the softmax takes out again: its gradient is 0, and rounding makes it something else."""
+    """Attention whose keys have a bias that the softmax cancels: its gradient is 0 but for rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def test_masks_and_integers_are_the_same_in_every_draw() -> None:
 
 
 def test_a_process_that_has_looked_at_a_model_has_not_used_autograd() -> None:
-    """It counts the devices when it is first used: a lazy backend that is registered later would then compute no gradient, in forks too."""
+    """Autograd counts devices on first use: a lazy backend registered later would get no gradient, in forks too."""
     code = """
 import torch
 from accelcheck.api import workload_of

@@ -199,7 +199,7 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(s
 
 
 class Telling(nn.Module):
-    """As models of transformers do, it computes its loss itself, and has a buffer that no state holds."""
+    """Computes its loss itself, like models of transformers, and has a buffer that no state holds."""
 
     scale: Tensor
 

@@ -1,4 +1,4 @@
-"""Random programs: the same for a number everywhere, legal at all extents, able to show what is lost between operators."""
+"""Random programs: the same for a number everywhere, legal at all extents, sensitive between operators."""
 
 from __future__ import annotations
 

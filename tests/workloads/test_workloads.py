@@ -54,7 +54,7 @@ def tensors(problem: Problem) -> dict[str, Tensor]:
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether both hold the same tensors, bit for bit."""
+    """Returns True where both hold the same tensors, bit for bit."""
     return left.keys() == right.keys() and all(
         left[key].dtype == right[key].dtype and torch.equal(left[key], right[key]) for key in left
     )

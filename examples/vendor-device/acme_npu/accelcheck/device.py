@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 COUNT_FALLBACKS = "ACME_COUNT_FALLBACKS"
-"""Set to 1: operators without a kernel of their own are failures, as they are on a device that does not compute on the host."""
+"""Set to 1, makes operators without a kernel failures, as on a device that does not compute on the host."""
 TYPE = "acme"
 
 

@@ -1,4 +1,4 @@
-"""A technique of the vendor's own: each input is written on a stream of its own, and the model's stream waits by an event."""
+"""A vendor's own technique: each input is written on a stream of its own; the model's stream waits by an event."""
 
 from __future__ import annotations
 
