@@ -115,3 +115,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     from accelcheck.verify.oracle import Store
 
     return Store(tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Store:
+    """References of one test, whose workloads have names that others of its module have too."""
+    from accelcheck.verify.oracle import Store
+
+    return Store(tmp_path)

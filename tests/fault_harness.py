@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from technique_harness import StubDevice
 
@@ -12,20 +13,15 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import DTYPES, Case, Evidence, Mode, Verdict
 from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.core.registry import discover
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
+from accelcheck.selftest.faults.base import Change
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.observe import Log
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.techniques.observe import Log
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 
 FORWARD, BACKWARD, TRAIN = Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN
 

@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
 from accelcheck.core import files
 from accelcheck.core.processes import end_with_parent, kill_tree, polls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PATIENT = 240.0
 """Seconds that a run in a process of its own may take on a busy machine."""

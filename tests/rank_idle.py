@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.processes import Mailbox
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> None:

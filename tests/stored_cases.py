@@ -7,12 +7,11 @@ since ledgers, baselines and journals name cases by their ids.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from accelcheck.core.case import Case
 
 STORED = Path(__file__).with_name("cases.txt")

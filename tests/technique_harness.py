@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.base import Device, Fingerprint
-from accelcheck.techniques.observe import Operator, OperatorLog
-from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Result
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import Log, Operator, OperatorLog
+from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 
 class StubDevice(Device):

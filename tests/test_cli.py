@@ -9,7 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PARSERS = {parser.prog: parser for parser in cli.parser().all_commands()}
 LEAVES = {name: parser for name, parser in PARSERS.items() if not parser.commands()}

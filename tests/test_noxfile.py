@@ -12,19 +12,17 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 nox = pytest.importorskip("nox", reason="nox is not installed: pip install --group tests")
 

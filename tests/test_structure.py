@@ -9,8 +9,8 @@ import re
 import sys
 import tokenize
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ import accelcheck
 from accelcheck.core.registry import discover
 from accelcheck.devices.base import FEATURES
 from accelcheck.expectations.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(accelcheck.__file__).parent
 GUIDE = PACKAGE.parent / "CONTRIBUTING.md"

@@ -20,12 +20,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 STORED = Path(__file__).with_name("upstream.json")
 _FLASH = tuple(f"flash_attn_{kind}func" for kind in ("", "qkvpacked_", "varlen_"))

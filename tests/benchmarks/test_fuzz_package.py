@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_package.py"
 

@@ -8,16 +8,14 @@ import sys
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, Record
 from accelcheck.selftest.runner import faults, variants
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 

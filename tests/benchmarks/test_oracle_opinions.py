@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import oracle_opinions as opinions
 import pytest
 import torch
+from torch import Tensor
 
+from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, template
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from accelcheck.workloads.operator_calls import SampleCall
 
 
 class Halved(torch.autograd.Function):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,20 +19,16 @@ from accelcheck.checks import accuracy as check
 from accelcheck.checks.accuracy import correct, learned
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.registry import discover, index
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, kernels, nothing, replacing
+from accelcheck.techniques.base import Technique
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, replicated_bound, upper_bound
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import digits
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.task import Task, deal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 Z = NormalDist().inv_cdf(CONFIDENCE)
 TECHNIQUES = index("technique", cast("list[Technique]", discover("accelcheck.techniques", "TECHNIQUES")))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +15,10 @@ from torch import Tensor
 
 from accelcheck.core.case import Verdict
 from accelcheck.verify.oracle import Store
-from accelcheck.verify.reference import VacuousError
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.verify.reference import Reference, VacuousError
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.families import Functions
 from accelcheck.workloads.problem import part_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.verify.reference import Reference
-    from accelcheck.workloads.base import Program
 
 PARTS = ("exp", "sin", "of both")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,12 @@ from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, faults, 
 
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES, draws
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Problem, Program
 
 
 class Accelerator(Bed):

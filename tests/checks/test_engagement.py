@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +13,14 @@ from fault_harness import BACKWARD, FORWARD, Planted, bench, case, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.compilation.compile import Compiled
+from accelcheck.techniques.observe import Log
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.verify.oracle import Store
 
 LATER = [f"draw {number}" for number in range(1, DRAWS)]
 

@@ -6,12 +6,15 @@ import datetime as dt
 import itertools
 import json
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
+from torch import Tensor
 
 from accelcheck.checks import execute, numerics
 from accelcheck.checks.trial import Finding
@@ -19,25 +22,16 @@ from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
 from accelcheck.expectations.ledger import Entry, Ledger, hold
 from accelcheck.report.message import explain
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.observe import Log
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS, draws
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 SEEDS = (0, 1, 2)
 

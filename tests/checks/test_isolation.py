@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,22 +18,16 @@ from torch.nn import functional
 
 from accelcheck.checks.remarks import SWITCHED_OFF
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.leaks import LEAKS
 from accelcheck.verify import known_answers
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.generators import Generators
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Problem, Program, Workload
 
 
 def off_by_one_percent(x: Any, weight: Any, bias: Any = None) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import HOST_RATIO, TIMED, Case, Mode, Verdict
 from accelcheck.core.selection import Selection
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.measure.paired import Comparison, SpeedVerdict
 from accelcheck.report.assessment import assess
 from accelcheck.report.quality import tables
@@ -30,11 +32,6 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.platform import TECHNIQUES
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.platform import WORKLOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 DTYPES = [name for name in BY_NAME if name.startswith(dtypes.PREFIX)]

@@ -3,9 +3,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Case, Evidence, Measurement, Mode, Verdict
 from accelcheck.core.fault import FaultKind
 from accelcheck.core.journal import ErrorCode
+from accelcheck.devices.base import Device
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
@@ -28,17 +31,10 @@ from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
+from accelcheck.techniques.observe import Log
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.speed import WORKLOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 
 def linear(generator: torch.Generator, extent: int) -> Problem:

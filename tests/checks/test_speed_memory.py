@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,6 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.mlp import Mlp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 BATCH, WIDTH = 64, 1024
 ONE = BATCH * WIDTH * 4

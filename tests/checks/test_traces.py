@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +17,12 @@ from torch.nn import functional
 from accelcheck.checks import calls
 from accelcheck.checks.calls import CALLS, cloned
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.selftest.faults import traces
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Problem, Program, Workload
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fault_harness import Planted
@@ -24,9 +24,6 @@ from accelcheck.core.quiet import LEAVES
 from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
 from accelcheck.report.console import plain
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 NET = """

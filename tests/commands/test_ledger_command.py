@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations.ledger import Ledger, LedgerError, hold, shown
 from accelcheck.report import ledger_check, ledger_stubs
 from accelcheck.report.run import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.date(2026, 11, 23)
 IDS = {

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from plugin_harness import CONFTEST
@@ -23,9 +24,6 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
 from accelcheck.core.journal_reading import read
 from accelcheck.core.processes import polls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 INTERRUPTED = 2
 

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from process_harness import left
@@ -18,9 +19,6 @@ from process_harness import left
 from accelcheck.core import clean_process
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.processes import End
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STATE = {"changed": False}
 

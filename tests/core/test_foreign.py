@@ -7,15 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from accelcheck.core import foreign
 from accelcheck.core.foreign import ForeignCodeError, calling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def fails(error: BaseException) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from process_harness import started
@@ -12,10 +13,6 @@ from process_harness import started
 from accelcheck.core import native_stacks as under_test
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.native_stacks import PROGRAMS, native_stacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

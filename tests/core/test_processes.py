@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from process_harness import alive, left, started
@@ -16,9 +16,6 @@ from process_harness import alive, left, started
 from accelcheck.core import processes
 from accelcheck.core.case import Verdict
 from accelcheck.core.processes import Child, End, Mailbox, calling, polls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SAY = "from accelcheck.core.processes import say; "
 STAY = "import time; time.sleep(600)"

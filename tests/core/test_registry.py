@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover, index, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from accelcheck.core.bounded import AbsentFileError, read
 from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import MOST_PARTS, Pattern, StrangerError, json, quoted
 from accelcheck.core.strangers import toml as document
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class FruitError(ValueError):

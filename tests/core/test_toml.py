@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.core import toml
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIELDS = {
     "name": toml.Field("a text", toml.is_text),

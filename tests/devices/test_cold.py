@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from accelcheck.devices.cuda import Cuda
 from accelcheck.measure.clocks import block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LAUNCH = 10e-6
 """Seconds that the host takes to launch a kernel of an eager operator."""

@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -30,9 +30,6 @@ from accelcheck.devices.probe import builtin
 from accelcheck.devices.rocm import Rocm
 from accelcheck.devices.tpu import Tpu
 from accelcheck.devices.xla import Xla
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,11 +19,9 @@ from probe_harness import HANG, TORCH
 from accelcheck.core import imports
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.core.processes import Child
 from accelcheck.devices import probe as probe_module
 from accelcheck.devices.probe import HostFacts, probe
-
-if TYPE_CHECKING:
-    from accelcheck.core.processes import Child
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parents[1] / "toy_backend.py"

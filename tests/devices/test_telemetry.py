@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 

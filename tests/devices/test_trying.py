@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.devices.base import FEATURES, FOUND, TRIED, Device, Status, status_from_json
 from accelcheck.devices.generic import Generic
 from accelcheck.devices.probe import builtin, probe
@@ -23,16 +26,10 @@ from accelcheck.report.terminal import header
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import calling
 from accelcheck.selftest.runner import faults
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle import Store
 
 REASON = "its vendor says so"
 TECHNIQUES = Matrix.load().techniques

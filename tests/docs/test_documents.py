@@ -6,8 +6,10 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,6 @@ from accelcheck.core.journal_reading import read
 from accelcheck.plugin.options import OPTIONS
 from accelcheck.report import terminal
 from accelcheck.report.run import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "baselines" / "cpu"

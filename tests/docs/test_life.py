@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ import pytest
 from case_trace import CASE, CASES, DURING, IMPORTS, PYTEST, REFERENCES, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from case_trace import Call
 
 

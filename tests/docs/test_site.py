@@ -9,19 +9,16 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 
 from accelcheck.cli import parser
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.plugin.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

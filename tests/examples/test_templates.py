@@ -13,8 +13,9 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,10 +24,6 @@ from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import discover
 from accelcheck.core.shards import Shard
 from accelcheck.plugin.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "ci"

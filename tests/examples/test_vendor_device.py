@@ -12,16 +12,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from filelock import FileLock
 
 from accelcheck.core.journal_reading import read
 from accelcheck.expectations.ledger import Ledger
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "vendor-device"

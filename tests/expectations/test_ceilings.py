@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from fault_harness import Planted, built_in, case, verdict_of
@@ -17,9 +17,6 @@ from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.views import GATES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = key("matmul", "float32", "forward", "float32", "float64")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,15 +18,11 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.rocm import Rocm
 from accelcheck.expectations.chips import FOLDER, RUNS, TRIED, ChipError, ChipStatement, held, load
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
 
 TEXT = """
 schema = 1

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.expectations.ledger import FOLDER, SCHEMA, Entry, Ledger, LedgerError, shipped
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.date(2027, 1, 1)
 FIELDS = {

@@ -6,8 +6,10 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from claims_harness import Clocked, claim, claims, sides, written
@@ -16,20 +18,13 @@ from accelcheck import cli
 from accelcheck.commands import common
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.devices.base import Memory
+from accelcheck.devices.base import Device, Memory
 from accelcheck.experiments.claims import catalogue, report, run
 from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What, judged
 from accelcheck.experiments.claims.experiment import Contest, Experiment, telling
 from accelcheck.experiments.curve import WrongError
 from accelcheck.report.console import plain
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-
 
 # Runs
 

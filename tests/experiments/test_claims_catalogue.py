@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from claims_harness import ENTRY, claim, claims, experiments, given, written
 
 from accelcheck.experiments.claims import catalogue
 from accelcheck.experiments.claims.catalogue import ClaimsError, ClaimStatus, Measured, What, judged
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # The data
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.units import duration, size
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.experiments import curve
 from accelcheck.experiments.claims import applied, attention, chains, tensors
 from accelcheck.experiments.claims.catalogue import Measured, What
@@ -24,14 +26,7 @@ from accelcheck.measure.memory import held
 from accelcheck.measure.paired import Comparison
 from accelcheck.measure.paired import SpeedVerdict as Answered
 from accelcheck.techniques.base import Technique
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-
+from accelcheck.workloads.base import Problem, Program, Workload
 
 # Figures
 

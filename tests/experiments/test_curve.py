@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +24,6 @@ from accelcheck.measure.curve import COLUMNS, COUNTS, MOST, ROWS, BreakEven, For
 from accelcheck.report import results
 from accelcheck.report.console import plain
 from accelcheck.techniques.observe import OperatorLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 STATIC, DYNAMIC, FIXED, VARYING = Form.STATIC, Form.DYNAMIC, Shapes.FIXED, Shapes.VARYING
 SOON = (0.01,)

@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from accelcheck.devices.probe import HostFacts
 from accelcheck.devices.requirements import Needed
 from accelcheck.experiments import doctor
 from accelcheck.experiments.doctor import Diagnosis, Examination, Grade
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 CPU = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, runtime="ATen", versions={"torch": "2.13"}))

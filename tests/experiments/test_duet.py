@@ -10,9 +10,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from accelcheck.core.selection import Selection
 from accelcheck.experiments.duet import DuetCase, located, medians, run_pairs
 from accelcheck.experiments.duet_side import DuetSide, SideError
 from accelcheck.measure.paired import SpeedVerdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MLP, CNN = "eager/speed-mlp/cpu/float32/speed", "eager/speed-cnn/cpu/float32/speed"
 

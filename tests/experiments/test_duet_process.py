@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,6 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 

@@ -10,8 +10,10 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, built_in, case
 from torch.nn import functional
 
 from accelcheck import cli
+from accelcheck.checks.execute import Bench
 from accelcheck.checks.trial import Trial
 from accelcheck.commands import explain as command
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
@@ -26,32 +29,24 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
+from accelcheck.devices.base import Device
 from accelcheck.explain import compiled, layers
 from accelcheck.explain.alone import alone
-from accelcheck.explain.explain import difference, explain, failing_draws
+from accelcheck.explain.calls import OperatorCall
+from accelcheck.explain.explain import Explanation, difference, explain, failing_draws
 from accelcheck.explain.operators import Seen
 from accelcheck.explain.places import ModelPlace
-from accelcheck.explain.smallest import Shrinker
+from accelcheck.explain.smallest import Shrinker, Smallest
 from accelcheck.explain.text import all_named, as_json, report
 from accelcheck.plugin import registered
 from accelcheck.report.console import plain
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, editing, kernels, nothing
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import Log, ProfilerLog
 from accelcheck.verify.oracle import FIRST, Store
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from accelcheck.checks.execute import Bench
-    from accelcheck.devices.base import Device
-    from accelcheck.explain.calls import OperatorCall
-    from accelcheck.explain.explain import Explanation
-    from accelcheck.explain.smallest import Smallest
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Program
 
 
 class Named(Planted):
@@ -70,11 +65,6 @@ class Named(Planted):
 
 def larger(func: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs) * 1.01
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def benched(store: Store, name: str, *techniques: Named, device: Device | None = None) -> Bench:
@@ -105,12 +95,12 @@ WRONG = kernels(mm=larger, addmm=larger)
         (set(), False, ""),
     ],
 )
-def test_the_first_layer_that_is_wrong_is_blamed(store: Store, wrong: set[str], compiles: bool, blamed: str) -> None:
+def test_the_first_layer_that_is_wrong_is_blamed(fresh: Store, wrong: set[str], compiles: bool, blamed: str) -> None:
     names = ("eager", "compile-aot-eager", "planted")
     techniques = [
         Named(name, WRONG if name in wrong else nothing, compiles=compiles and name == "planted") for name in names
     ]
-    there = benched(store, "matmul", *techniques)
+    there = benched(fresh, "matmul", *techniques)
     chosen = layers.layers(there, case(built_in()["matmul"]), [FIRST])
     assert layers.blamed(chosen) == blamed
     assert [item.verdict for item in chosen if item.wrong] == [Verdict.FAIL] * len(wrong)
@@ -127,8 +117,8 @@ def test_a_technique_that_is_wrong_on_the_cpu_too_is_blamed_itself() -> None:
     assert layers.blamed([replace(kernel, verdict="fail"), compiled, wrong]) == layers.KERNEL
 
 
-def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> None:
-    explanation = explained(store, WRONG)
+def test_the_operator_is_named_with_its_place_and_its_error(fresh: Store) -> None:
+    explanation = explained(fresh, WRONG)
     assert explanation.failed
     assert all_named(explanation) == ["aten::mm"]
     assert explanation.blamed == layers.TECHNIQUE
@@ -141,8 +131,8 @@ def test_the_operator_is_named_with_its_place_and_its_error(store: Store) -> Non
     assert as_json(explanation)["blamed"] == layers.TECHNIQUE
 
 
-def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
-    explanation = explained(store, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
+def test_an_operator_of_the_backward_pass_is_named(fresh: Store) -> None:
+    explanation = explained(fresh, kernels(mm=larger), "mlp", BACKWARD, with_layers=False)
     assert all_named(explanation) == ["aten::mm"]
     assert explanation.culprit is not None
     assert explanation.culprit.place.backward
@@ -150,9 +140,9 @@ def test_an_operator_of_the_backward_pass_is_named(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right(store: Store) -> None:
+def test_what_stands_in_an_operators_place_is_named_where_each_operator_is_right(fresh: Store) -> None:
     wrong = calling(lambda _, x: functional.gelu(x, approximate="tanh"))
-    explanation = explained(store, wrong, "gelu", with_layers=False)
+    explanation = explained(fresh, wrong, "gelu", with_layers=False)
     assert explanation.culprit is None
     assert all_named(explanation) == ["aten::gelu"]
     text = "\n".join(plain(report(explanation)))
@@ -186,8 +176,8 @@ def compiler(wrong: str, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]
 
 
 @pytest.mark.slow
-def test_the_first_wrong_cut_of_a_compiled_graph_is_named(store: Store) -> None:
-    there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "sin"))
+def test_the_first_wrong_cut_of_a_compiled_graph_is_named(fresh: Store) -> None:
+    there = benched(fresh, "elementwise-5", Named("eager", nothing), Compiling("planted", "sin"))
     explanation = explain(there, case(built_in()["elementwise-5"]), with_layers=False)
     assert all_named(explanation) == ["aten::sin"]
     assert explanation.region is not None
@@ -197,62 +187,62 @@ def test_the_first_wrong_cut_of_a_compiled_graph_is_named(store: Store) -> None:
     assert "compiled up to the operator before it, it is right" in text
 
 
-def test_a_compiled_graph_that_is_right_alone_has_no_wrong_cut(store: Store) -> None:
-    there = benched(store, "elementwise-5", Named("eager", nothing), Compiling("planted", "nothing of this name"))
+def test_a_compiled_graph_that_is_right_alone_has_no_wrong_cut(fresh: Store) -> None:
+    there = benched(fresh, "elementwise-5", Named("eager", nothing), Compiling("planted", "nothing of this name"))
     workload = built_in()["elementwise-5"]
-    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], store)
+    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], fresh)
     assert (
         compiled.region(trial, FIRST) == "each captured graph is right when it is compiled by itself with these inputs"
     )
 
 
-def test_a_technique_that_does_not_say_how_it_compiles_is_not_taken_apart(store: Store) -> None:
+def test_a_technique_that_does_not_say_how_it_compiles_is_not_taken_apart(fresh: Store) -> None:
     workload = built_in()["matmul"]
-    there = benched(store, "matmul", Named("planted", nothing, compiles=True))
-    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], store)
+    there = benched(fresh, "matmul", Named("planted", nothing, compiles=True))
+    trial = Trial(case(workload), there.matrix.techniques["planted"], workload, there.devices["cpu"], fresh)
     assert "is not taken apart" in str(compiled.region(trial, FIRST))
 
 
 @pytest.mark.slow
-def test_a_change_after_the_last_operator_names_none(store: Store) -> None:
+def test_a_change_after_the_last_operator_names_none(fresh: Store) -> None:
     def edit(result: dict[str, torch.Tensor]) -> None:
         with contextlib.suppress(KeyError):
             result["out"] = torch.from_numpy(result["out"].numpy() * 2)
 
-    explanation = explained(store, editing(edit), with_layers=False)
+    explanation = explained(fresh, editing(edit), with_layers=False)
     assert explanation.failed
     assert (explanation.culprit, explanation.difference, all_named(explanation)) == (None, None, [])
     assert "after the last of them" in "\n".join(plain(report(explanation)))
 
 
-def test_a_case_that_passes_is_not_explained(store: Store) -> None:
-    explanation = explained(store, nothing)
+def test_a_case_that_passes_is_not_explained(fresh: Store) -> None:
+    explanation = explained(fresh, nothing)
     assert not explanation.failed
     assert explanation.layers == []
     assert plain(report(explanation)) == ["planted/matmul/cpu/float32/forward: pass", "nothing to explain"]
 
 
-def test_a_run_that_raises_names_the_operator_in_which_it_did(store: Store) -> None:
+def test_a_run_that_raises_names_the_operator_in_which_it_did(fresh: Store) -> None:
     def broken(func: Any, *args: Any) -> Any:
         raise RuntimeError(f"no {func.name()} today: {len(args)} arguments")
 
-    explanation = explained(store, kernels(relu=broken), with_layers=False)
+    explanation = explained(fresh, kernels(relu=broken), with_layers=False)
     assert explanation.record.verdict is Verdict.ERROR
     assert explanation.notes == ["the run raised RuntimeError in aten::relu; operators dispatched until then: 3"]
 
 
-def test_a_technique_without_evidence_has_no_operator_to_name(store: Store) -> None:
+def test_a_technique_without_evidence_has_no_operator_to_name(fresh: Store) -> None:
     record = Record(case(built_in()["matmul"]), Verdict.FAIL, reason="not engaged: graphs compiled >= 1: observed 0")
     assert failing_draws(record, [FIRST, Draw(1)]) == []
 
 
-def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(store: Store) -> None:
+def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(fresh: Store) -> None:
     calls = itertools.count(1)
 
     def seldom(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs) * (1.01 if next(calls) % 7 == 0 else 1.0)
 
-    explanation = explained(store, kernels(mm=seldom), with_layers=False)
+    explanation = explained(fresh, kernels(mm=seldom), with_layers=False)
     assert explanation.record.verdict is Verdict.FAIL
     assert all_named(explanation) == ["aten::mm"]
     assert explanation.smallest is None
@@ -469,9 +459,9 @@ def shrunk_if_there_is_time(self: Shrinker, call: OperatorCall) -> Smallest | No
     return SHRINK(self, call)
 
 
-def test_modes_without_an_fp64_oracle_are_said_to_have_none(store: Store) -> None:
+def test_modes_without_an_fp64_oracle_are_said_to_have_none(fresh: Store) -> None:
     workload = built_in()["matmul"]
-    there = benched(store, "matmul", Named("planted", WRONG))
+    there = benched(fresh, "matmul", Named("planted", WRONG))
     accuracy = Case("planted", workload.name, "cpu", "float32", Mode.ACCURACY, 1)
     explanation = explain(there, accuracy)
     assert explanation.record.verdict is Verdict.ERROR  # the workload has no such task

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,8 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
 from accelcheck.explain.holding import NoTruthError
-from accelcheck.explain.operators import Recompute, together
+from accelcheck.explain.operators import OperatorTrace, Recompute, together
 from accelcheck.explain.places import Places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.explain.operators import OperatorTrace
 
 SEEDS = range(4)
 OPERATORS = 12

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,6 @@ from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, last
 from accelcheck.explain.script import LINES, FaultScript
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.subjects import PartSubject
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 aten = torch.ops.aten
 BACKEND = """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,6 @@ from accelcheck.explain.script import LINES, script_of
 from accelcheck.explain.smallest import RUNS, Shrinker, Smallest, SmallestRuns, smallest_runs
 from accelcheck.explain.source import NotWrittenError, literal, written
 from accelcheck.selftest.faults.plant import Kernels
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 PLANT = """

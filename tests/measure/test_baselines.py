@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from process_harness import PATIENT, started
@@ -17,10 +19,6 @@ from accelcheck.core.files import file_name
 from accelcheck.devices.base import Fingerprint
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, settings
 from accelcheck.measure.regression import Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PLACE = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
 BASELINE = Baseline(

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from technique_harness import StubDevice
@@ -24,9 +24,6 @@ from accelcheck.measure.clocks import (
     settle,
     undisturbed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Clocked(StubDevice):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.measure import paired
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_waits_of_all_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,6 @@ from torch.nn import functional
 from accelcheck.measure.digest import digest
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CASE = "eager/toy/cpu/float32/train-speed"
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from accelcheck.measure.baselines import Baseline, Baselines, Place
 from accelcheck.measure.gate import CHANGE, DETECTABLE, Gate, Use
 from accelcheck.measure.regression import Sample, change
 from accelcheck.measure.timing_processes import Timed, TimingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 PLACE = Place("cpu", "Some Chip", 2, "2.13", "ATen AVX2")
 CASE = Case("compile-static", "speed-mlp", "cpu", "float32", Mode.SPEED, 1)

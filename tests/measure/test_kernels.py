@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from torch._C._autograd import DeviceType
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure import kernels
 from accelcheck.measure.kernels import Launches, launches
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_operators_that_others_call_do_not_count() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from torch import nn
 from accelcheck.core.capability import Code
 from accelcheck.devices.base import Memory
 from accelcheck.measure.memory import measurable, peak
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1 << 20
 CPU = StubDevice()

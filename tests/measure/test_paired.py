@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError
 from accelcheck.measure.paired import ERROR, LOOKS, SpeedVerdict, compare, fewest, interval, judged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Bench:

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelcheck.core.processes import End
 from accelcheck.measure import timing_processes
 from accelcheck.measure.timing_processes import Timed, TimingError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STUB = """#!{python}
 import json, os, sys, time

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from probe_harness import HANG, TORCH
 from process_harness import PATIENT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BACKENDS = {
     "raises": "raise OSError('libvendor.so: cannot open shared object file')",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from plugin_harness import Suite, only
@@ -12,9 +12,6 @@ from plugin_harness import Suite, only
 from accelcheck.core.capability import Capability, Code
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import _detect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 USAGE = pytest.ExitCode.USAGE_ERROR
 BODIES = {

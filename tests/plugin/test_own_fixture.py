@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from plugin_harness import Suite
 
 from accelcheck.core.journal_reading import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = """
 import pytest, torch

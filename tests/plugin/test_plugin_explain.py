@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from plugin_harness import Suite
@@ -17,9 +17,6 @@ from accelcheck.plugin import explanations
 from accelcheck.report.causes import Cause
 from accelcheck.report.explained import Explained, explained, folder_of, text_of
 from accelcheck.report.signatures import Kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASE = "wrong/mlp/cpu/float32/forward"
 PATIENT = """

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from plugin_harness import JOURNAL, Ran, Suite, only
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
 NAMES = ("toy", "toy-too", "toy-value")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import plugin_harness
 import pytest
@@ -13,9 +12,7 @@ from plugin_harness import PRESENT, Suite, Toy, only
 
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 STRANGE = "\x1b[2J\a\n\u202efirst"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202e]")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from plugin_harness import Suite, only
@@ -14,9 +15,6 @@ from process_harness import PATIENT, descendants, left, started
 
 from accelcheck.core.journal import Journal, JournalError
 from accelcheck.core.journal_reading import read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FAILED = pytest.ExitCode.TESTS_FAILED
 HEALTHY = ("toy", "toy-too", "toy-value")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,10 @@ from accelcheck.core.journal import Journal, Record
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint
 from accelcheck.report import assessment_table
-from accelcheck.report.assessment import Assessment, assess, level, upper_bound
+from accelcheck.report.assessment import Assessment, ItemResult, assess, level, upper_bound
 from accelcheck.report.quality import QualityError, answers, tables, template
 from accelcheck.report.run import load
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.report.assessment import ItemResult
 
 CHIP = Fingerprint("toy", "Toy 0", 1, versions={"torch": "2.13.0"})
 TABLES = tables()

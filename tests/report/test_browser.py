@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from accelcheck.report.html import document, experiments
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from accelcheck.report.run import DeviceRun
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: dependency group browser")

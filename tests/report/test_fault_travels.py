@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +20,6 @@ from accelcheck.report.message import explain
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from accelcheck.report.run import DeviceRun
 
 TODAY = dt.date(2026, 11, 23)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from accelcheck.report.html import document, experiments, figures, payload, tabl
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from accelcheck.report.run import DeviceRun
 
 ROOT = Path(__file__).parents[2]

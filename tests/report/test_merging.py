@@ -6,8 +6,9 @@ import hashlib
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from journal_harness import EPYC, STORED, journal, record
@@ -19,9 +20,6 @@ from accelcheck.core.journal_reading import case, lines, outline
 from accelcheck.report import merging
 from accelcheck.report.merging import DifferentDevicesError, MergeError, merge
 from accelcheck.report.run import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_harness import EPYC, STORED, journal, record
@@ -12,9 +13,6 @@ from journal_harness import EPYC, STORED, journal, record
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal import SCHEMA, JournalError
 from accelcheck.report.run import labels, load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_shards_of_one_device_are_one(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,16 +30,9 @@ from accelcheck.selftest.faults import (
     values,
     variants,
 )
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import Tensor
-
-    from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Program, Result
 
 MODULES = (attention, matmul, values)
 NUMBERED = (layers, memory, autograd, operators)

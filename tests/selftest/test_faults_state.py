@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ from technique_harness import mlp
 from accelcheck.core.case import Mode
 from accelcheck.devices import devices
 from accelcheck.selftest.faults import asynchrony, cheats, quantized, random, ranks, staleness, training
+from accelcheck.selftest.faults.base import PlantedFault, Variant
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import PlantedFault, Variant
 
 MODULES = (asynchrony, cheats, quantized, random, ranks, staleness, training)
 FAULTS: tuple[PlantedFault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)

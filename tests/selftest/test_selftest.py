@@ -6,8 +6,9 @@ import contextlib
 import datetime as dt
 import functools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.devices import devices
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.expectations.ledger import Entry, Ledger
@@ -32,13 +33,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,10 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.layout import aliasing, indexing
 from accelcheck.techniques.layout.aliasing import MARK, CopyLog
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.techniques.base import Technique
 
 (SHARED,) = aliasing.TECHNIQUES
 SELECT = named(indexing.TECHNIQUES, "index-select")

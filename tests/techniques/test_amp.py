@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from technique_harness import MODES, StubDevice, differences, mlp, named, plain, run, trained, workload
@@ -10,11 +8,9 @@ from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, TECHNIQUES
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from accelcheck.techniques.base import Technique
 
 AUTOCAST = [technique for technique in TECHNIQUES if technique.name.startswith("amp")]
 SCALED = named(TECHNIQUES, "grad-scaler-fp16")

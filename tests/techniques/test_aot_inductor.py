@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,10 +18,6 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.techniques.compilation import aot_inductor
 from accelcheck.techniques.compilation.aot_inductor import TECHNIQUES, AotInductor, Package, mapped_files
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
 from accelcheck.techniques.memory.checkpoint import TECHNIQUES
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program
 
 TORCH = [technique for technique in TECHNIQUES if technique.name != "checkpoint-xla"]
 XLA = named(TECHNIQUES, "checkpoint-xla")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from torch._dynamo.utils import get_metrics_context
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.registry import index
-from accelcheck.techniques.base import Unsupported
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation import compile as compile_module
 from accelcheck.techniques.compilation.compile import (
     GRAPH_LAUNCH,
@@ -32,15 +34,7 @@ from accelcheck.techniques.compilation.compile import (
     resolved_backend,
 )
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.case import Evidence
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Problem, Program, Result
 
 BY_NAME = index("technique", TECHNIQUES)
 DECLINED = "graphs that were not captured = 0"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,20 +15,15 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation._folding import FoldConstants
 from accelcheck.techniques.compilation.capture import CALL, Capture, Captured, Node
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.custom import FxPass, UserBackend
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"

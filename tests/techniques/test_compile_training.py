@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,21 +12,15 @@ from technique_harness import StubDevice, differences, mlp, plain, workload
 from torch import Tensor
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.compilation.training_step import AutocastInside, CompiledAutocast, TrainingStep
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Result
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,25 +17,19 @@ from torch import Tensor, distributed
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed import data_parallel as plain_variants
 from accelcheck.techniques.distributed import hooks
 from accelcheck.techniques.distributed.compression import ErrorFeedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Exchange, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
-from accelcheck.techniques.distributed.strategy import RankReport
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import Strategy
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Workload
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 
 TECHNIQUES = (*plain_variants.TECHNIQUES, *hooks.TECHNIQUES)
 COMPRESSED = [technique.name for technique in TECHNIQUES if isinstance(technique, hooks.Compressed)]

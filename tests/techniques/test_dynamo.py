@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation import dynamo
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.dynamo import (
@@ -24,16 +28,9 @@ from accelcheck.techniques.compilation.dynamo import (
     StaticStream,
     Streamed,
 )
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads import stream
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
 
 LENGTHS = frozenset({"stream-lengths", "stream-sides"})
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +28,8 @@ from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Resta
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from accelcheck.verify.oracle import Store
 
 CPU = devices()["cpu"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from fault_harness import bench, case, seeded
@@ -12,9 +12,6 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

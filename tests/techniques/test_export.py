@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,22 +11,13 @@ from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, p
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.export import TECHNIQUES, DynamicExport, Export, Exported, Saved
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.techniques.base import Technique
-
 EXPORT, DYNAMIC = (cast("Export", named(TECHNIQUES, name)) for name in ("export", "export-dynamic"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Normed(nn.Module):
@@ -181,16 +172,16 @@ class StaleWeights(DynamicExport):
     [(EXPORT, set()), (DYNAMIC, set()), (BiasDropped(), {"out"}), (StaleWeights(), {"not engaged", "out", "prepare"})],
     ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
 )
-def test_planted_faults_fail_and_healthy_programs_pass(store: Store, technique: Export, found: set[str]) -> None:
-    record = verdict_of(store, technique, seeded("mlp"), FORWARD)
+def test_planted_faults_fail_and_healthy_programs_pass(fresh: Store, technique: Export, found: set[str]) -> None:
+    record = verdict_of(fresh, technique, seeded("mlp"), FORWARD)
     assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.why
     assert faults(record).keys() == found
 
 
-def test_a_custom_gradient_that_export_drops_fails(store: Store) -> None:
+def test_a_custom_gradient_that_export_drops_fails(fresh: Store) -> None:
     """torch.export traces through a custom function, and so differentiates the operators inside it."""
     workload = seeded("straight-through")
-    assert verdict_of(store, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
-    record = bench(store, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))
+    assert verdict_of(fresh, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
+    record = bench(fresh, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))
     assert record.verdict is Verdict.FAIL
     assert faults(record).keys() == {"grad:input[0]", "grad:weight"}

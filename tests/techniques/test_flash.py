@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,6 @@ from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from accelcheck.devices.base import Device
 

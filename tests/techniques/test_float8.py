@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,21 +17,16 @@ from torch import Tensor, nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization import float8, torchao
 from accelcheck.techniques.quantization.emulation import eval_copy, nearest, summed
 from accelcheck.techniques.quantization.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
+from accelcheck.techniques.quantization.int8 import Quantized
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.precision import FLOAT8_UNITS, MatrixUnit
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.quantization.int8 import Quantized
-    from accelcheck.verify.oracle import Store
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
 SCALED: Any = named(TECHNIQUES, "float8-scaled-mm")

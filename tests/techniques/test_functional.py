@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +19,9 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.custom import GatedFunction
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 VMAP, GRAD = named(TECHNIQUES, "func-vmap"), named(TECHNIQUES, "func-grad")
 COPIES = named(TECHNIQUES, "func-vmap-copies")
 JACOBIANS = [named(TECHNIQUES, "func-jacrev"), named(TECHNIQUES, "func-jacfwd")]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def small() -> Problem:
@@ -81,10 +73,10 @@ def test_a_loop_over_samples_fails_the_evidence() -> None:
     assert not differences(ran.result, plain(mlp()))
 
 
-def test_inputs_that_are_no_batch_are_not_mapped(store: Store) -> None:
+def test_inputs_that_are_no_batch_are_not_mapped(fresh: Store) -> None:
     """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
-        record = verdict_of(store, VMAP, seeded(name), BACKWARD)
+        record = verdict_of(fresh, VMAP, seeded(name), BACKWARD)
         assert record.verdict is Verdict.PASS, record.why
 
 
@@ -241,19 +233,19 @@ def mapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def test_swapped_gradients_fail_under_a_transform(store: Store) -> None:
+def test_swapped_gradients_fail_under_a_transform(fresh: Store) -> None:
     workload = seeded("custom-function")
-    healthy = verdict_of(store, GRAD, workload, BACKWARD)
+    healthy = verdict_of(fresh, GRAD, workload, BACKWARD)
     assert healthy.verdict is Verdict.PASS, healthy.reason
-    record = verdict_of(store, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
+    record = verdict_of(fresh, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
     assert record.verdict is Verdict.FAIL
     assert all(evidence.engaged for evidence in record.evidence)
     assert faults(record).keys() == {"grad:input[0]", "grad:input[1]"}
 
 
-def test_swapped_gradients_fail_mapped_or_not(store: Store) -> None:
+def test_swapped_gradients_fail_mapped_or_not(fresh: Store) -> None:
     for function in (swapped, mapped):
-        record = verdict_of(store, Planted(calling(function)), seeded("custom-function"), BACKWARD)
+        record = verdict_of(fresh, Planted(calling(function)), seeded("custom-function"), BACKWARD)
         assert {"grad:input[0]", "grad:input[1]"} <= faults(record).keys()
 
 
@@ -279,16 +271,16 @@ class Ruled(nn.Module):
         return out
 
 
-def test_a_wrong_batching_rule_fails_under_copies(store: Store) -> None:
+def test_a_wrong_batching_rule_fails_under_copies(fresh: Store) -> None:
     workload = Workload("ruled", "A rule.", lambda g, _: Problem(Ruled(), (torch.randn(4, generator=g),)))
-    record = verdict_of(store, COPIES, workload)
+    record = verdict_of(fresh, COPIES, workload)
     assert record.verdict is Verdict.FAIL, record.why
     assert {fault.path for fault in record.faults} == {"out"}
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_copies_give_the_results_of_one(mode: Mode, store: Store) -> None:
-    record = verdict_of(store, COPIES, seeded("mlp"), mode)
+def test_copies_give_the_results_of_one(mode: Mode, fresh: Store) -> None:
+    record = verdict_of(fresh, COPIES, seeded("mlp"), mode)
     assert record.verdict is Verdict.PASS, record.why
 
 
@@ -316,10 +308,10 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
-def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(technique: Any, store: Store) -> None:
+def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(technique: Any, fresh: Store) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:
         return Problem(Beside(), tuple(torch.randn(3, generator=generator) for _ in range(2)))
 
     workload = Workload("beside", "Two inputs.", make, idle=frozenset({"input[1]"}))
-    record = verdict_of(store, technique, workload, Mode.BACKWARD)
+    record = verdict_of(fresh, technique, workload, Mode.BACKWARD)
     assert record.verdict is Verdict.PASS, record.why

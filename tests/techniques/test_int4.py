@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,18 +15,13 @@ from torch import nn
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import int4, torchao
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 NIBBLES: Any = named(TECHNIQUES, "int4-weight-only")
 TORCHAO: Any = named(torchao.TECHNIQUES, "int4-torchao-weight-only")

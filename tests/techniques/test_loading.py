@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.devices.base import Device
 from accelcheck.devices.xla import Xla
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.data.dataloader import (
@@ -34,15 +36,9 @@ from accelcheck.techniques.data.dataloader import (
 )
 from accelcheck.techniques.data.feeding import Ahead, FedLoader
 from accelcheck.techniques.data.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
-from accelcheck.workloads.base import Program
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Result
 from accelcheck.workloads.trainer import Loader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result
 
 PREFETCH = named(TECHNIQUES, "prefetch-loader")
 PINNED = named(TECHNIQUES, "pinned-memory")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, workload
+from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import Code
@@ -15,9 +16,6 @@ from accelcheck.techniques.attention.nested import TECHNIQUES
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NESTED = named(TECHNIQUES, "sdpa-nested")
 

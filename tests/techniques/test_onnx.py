@@ -7,9 +7,11 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from upstream_signatures import unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.devices.base import Device
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.rocm import Rocm
@@ -35,13 +38,6 @@ from accelcheck.techniques.runtimes.onnx import (
 )
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import ModuleType
-
-    from accelcheck.devices.base import Device
 
 (ONNX,) = TECHNIQUES
 needs_packages = pytest.mark.skipif(

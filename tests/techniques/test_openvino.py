@@ -8,8 +8,9 @@ import subprocess
 import sys
 import warnings
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,10 +25,6 @@ from accelcheck.techniques.runtimes import openvino
 from accelcheck.techniques.runtimes.openvino import TECHNIQUES, OverwriteCheck, ran
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 MODEL, COMPILED = (named(TECHNIQUES, name) for name in ("openvino", "openvino-compile"))
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,19 +13,14 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing, rounded_to, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.optimizers.state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
 from accelcheck.techniques.quantization.emulation import nearest
 from accelcheck.verify import effort, oracle
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 DEVICE = StubDevice()

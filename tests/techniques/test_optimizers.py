@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,19 +24,10 @@ from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.optimizers import SIZES, Bank
 from accelcheck.workloads.own_model import workload_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 FOREACH, FUSED = named(TECHNIQUES, "optimizer-foreach"), named(TECHNIQUES, "optimizer-fused")
 CAPTURABLE, COMPILED = named(TECHNIQUES, "optimizer-capturable"), named(TECHNIQUES, "optimizer-compiled")
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 ADAMW = partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def training(optimizer: Any) -> Problem:
@@ -162,16 +154,16 @@ def test_parameters_have_awkward_sizes() -> None:
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_an_option_that_is_lost_fails(store: Store, technique: Any) -> None:
-    healthy = verdict_of(store, technique, seeded("train-nesterov"), TRAIN)
+def test_an_option_that_is_lost_fails(fresh: Store, technique: Any) -> None:
+    healthy = verdict_of(fresh, technique, seeded("train-nesterov"), TRAIN)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     for lost in ({"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.0}):
-        record = verdict_of(store, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
+        record = verdict_of(fresh, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
         assert record.verdict is Verdict.FAIL, lost
         assert any(path.startswith("parameter:") for path in faults(record))
 
 
-def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
+def test_a_kernel_that_skips_whole_registers_fails(fresh: Store) -> None:
     """torch's fused SGD did this in half precision: it updated only elements beyond the last whole vector register."""
 
     class Skipping(torch.optim.SGD):
@@ -188,13 +180,13 @@ def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
         program.optimizer = lambda parameters: Skipping(parameters, **made([*parameters]).defaults | {"fused": False})
 
     for dtype in ("float32", "bfloat16"):
-        record = verdict_of(store, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
+        record = verdict_of(fresh, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
         assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5)} <= faults(record).keys()
         assert "parameter:weights.1" not in faults(record)
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, technique: Any) -> None:
+def test_whoever_makes_the_optimizer_need_not_take_an_option(fresh: Store, technique: Any) -> None:
     torch.manual_seed(0)
     module, x, target = (
         nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
@@ -211,5 +203,5 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, techn
         return torch.optim.AdamW([weights, biases], lr=0.01)
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
-    record = verdict_of(store, technique, own, TRAIN)
+    record = verdict_of(fresh, technique, own, TRAIN)
     assert record.verdict is Verdict.PASS, record.why

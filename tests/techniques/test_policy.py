@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,20 +12,17 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.matmul import half_sum
 from accelcheck.selftest.faults.plant import kernels, nothing
 from accelcheck.selftest.faults.training import clipped_scaled, unskipped
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.precision import amp, policy
 from accelcheck.techniques.precision.policy import TECHNIQUES, cast
 from accelcheck.verify import ensemble
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
 
 BF16, FP16 = named(TECHNIQUES, "policy-bf16"), named(TECHNIQUES, "policy-fp16")
 DEVICE = StubDevice()

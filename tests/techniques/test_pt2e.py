@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import platform
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,14 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import pt2e
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.pt2e import TECHNIQUES
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 STATIC: Any = named(TECHNIQUES, "int8-pt2e-static")
 LOWERED: Any = named(TECHNIQUES, "int8-pt2e-inductor")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +14,13 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import qat
 from accelcheck.techniques.quantization.emulation import eval_copy, replaced
 from accelcheck.techniques.quantization.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")

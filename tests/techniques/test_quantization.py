@@ -8,7 +8,8 @@ import importlib.util
 import itertools
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +32,6 @@ from accelcheck.techniques.quantization.emulation import (
 from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, StaticInt8
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, torchao_capability
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TECHNIQUES = (*int8.TECHNIQUES, *(item for item in torchao.TECHNIQUES if item.name.startswith("int8")))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from accelcheck.techniques.distributed import pool as pools
 from accelcheck.techniques.distributed.pool import RankPool
 from accelcheck.techniques.distributed.strategy import Strategy, TrainingJob
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

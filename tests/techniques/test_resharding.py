@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,19 +12,14 @@ from technique_harness import StubDevice, named, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed import pool
 from accelcheck.techniques.distributed.resharding import TECHNIQUES, Reshard
 from accelcheck.techniques.distributed.resharding_ranks import Phase, Resharded
+from accelcheck.techniques.distributed.strategy import RankReport
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import RankReport
 
 pytestmark = pytest.mark.slow  # ranks that save and load checkpoints
 

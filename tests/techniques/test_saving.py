@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,25 +15,20 @@ from technique_harness import StubDevice, mlp, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.processes import ChildError
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.devices.tpu import Tpu
 from accelcheck.devices.xla import Xla
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
-from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationTask, Handover
+from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationReport, ContinuationTask, Handover
 from accelcheck.techniques.snapshots.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.snapshots.handover import ContinuationReport
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.trainer import Parts
+from accelcheck.workloads.trainer import Parts
 
 CPU = devices()["cpu"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,6 @@ from accelcheck.selftest.faults.base import Planted
 from accelcheck.techniques.interop import streams
 from accelcheck.techniques.interop.streams import GIVE, TECHNIQUES
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 (TECHNIQUE,) = TECHNIQUES
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import Bed, bench, seeded, verdict_of
 from plugin_harness import Ran, Suite
+from torch import Tensor
 
 from accelcheck.core import imports
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.devices.strict import Products, products
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.precision.matmul import StrictFloat32
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from accelcheck.verify.oracle import Store
 
 
 def tf32(value: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,23 +16,16 @@ from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.devices.base import Memory
+from accelcheck.devices.base import Device, Memory
 from accelcheck.techniques.memory import checkpoint_segments, inplace, offload
 from accelcheck.techniques.memory.checkpoint_segments import SEGMENTS, TorchSegments
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.inplace import Inplace
-from accelcheck.techniques.memory.offload import Counted, Offload
+from accelcheck.techniques.memory.offload import Counted, Offload, Tally
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import WORKLOADS, WideBlock
 from accelcheck.workloads.draw import initialise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.memory.offload import Tally
 
 SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments")
 XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")
@@ -66,11 +60,6 @@ def make(generator: torch.Generator, extent: int) -> Problem:
 
 
 SMALL = Workload("small-stack", "Four blocks.", make, traits=frozenset({"blocks", "activations", "inplace"}))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 # Checkpoints
@@ -137,9 +126,9 @@ def test_stored_segments_fail_both_observations() -> None:
     assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
-def test_recomputing_with_other_inputs_fails(store: Store) -> None:
-    assert verdict_of(store, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(store, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
+def test_recomputing_with_other_inputs_fails(fresh: Store) -> None:
+    assert verdict_of(fresh, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = verdict_of(fresh, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
     assert record.verdict is Verdict.FAIL
     assert "grad:input[0]: view row" in record.why
     assert "not engaged" not in record.why
@@ -240,9 +229,9 @@ class Lossy(Offload):
         return Halving(tally)
 
 
-def test_an_offload_that_loses_bits_fails(store: Store) -> None:
-    assert verdict_of(store, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(store, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
+def test_an_offload_that_loses_bits_fails(fresh: Store) -> None:
+    assert verdict_of(fresh, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = verdict_of(fresh, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
     assert record.verdict is Verdict.FAIL
     assert "grad:input[0]: view row" in record.why
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,6 @@ from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.layout.views import MARGIN, TECHNIQUES
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Mixed(nn.Module):

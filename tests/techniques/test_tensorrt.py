@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from upstream_signatures import signature, unlike_upstream
 
 from accelcheck.core.capability import Code
@@ -21,12 +23,6 @@ from accelcheck.techniques.quantization.int8 import Holder
 from accelcheck.techniques.runtimes import tensorrt
 from accelcheck.techniques.runtimes.tensorrt import OPTIONS, TECHNIQUES, TensorRt, TensorRtHalf, TensorRtInt8
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
-
-    from torch.export import ExportedProgram
 
 FP32, FP16, INT8 = (cast("TensorRt", named(TECHNIQUES, f"tensorrt-{kind}")) for kind in ("fp32", "fp16", "int8"))
 CUDA = StubDevice("cuda")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from process_harness import alive, left
 
 from accelcheck.core.processes import GRACE, Child, Mailbox
 from accelcheck.techniques.processes.torchrun import torchrun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TWO = ["--standalone", "--nproc-per-node=2"]
 PIDS = ["pid-0", "pid-1"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,17 +15,10 @@ from technique_harness import MODES, StubDevice, differences
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
-from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, TorchScript, Trace, attributes
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.case import Evidence
-    from accelcheck.techniques.compilation.torchscript import TorchScript
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")
 

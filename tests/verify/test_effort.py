@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,8 @@ from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Program, Workload
 
 MODES = (FORWARD, BACKWARD, TRAIN)
 

@@ -9,9 +9,10 @@ import pickle
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +36,6 @@ from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.views import Yardstick
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TESTS = Path(__file__).parents[1]
 PLAIN = Planted(nothing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,15 +12,13 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults import partial
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import own
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import VIEWS, Yardstick
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Cell, PlantedFault
-    from accelcheck.verify.oracle import Store
 
 FAULTS = [(fault, cell) for fault in partial.FAULTS if fault.name.startswith("small-") for cell in fault.cells]
 

@@ -34,11 +34,6 @@ SEEDS = range(5)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
 def half(number: int) -> Workload:
     """`dropout` of half as many elements, to save time, from a seed of its own."""
     workload = seeded("dropout", number)
@@ -174,52 +169,52 @@ FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_caught_in_every_seed(name: str, store: Store) -> None:
+def test_a_fault_is_caught_in_every_seed(name: str, fresh: Store) -> None:
     call, view = FAULTS[name]
     for number in SEEDS:
-        assert view in views(verdict_of(store, Planted(calling(call)), half(number), RANDOM)), number
+        assert view in views(verdict_of(fresh, Planted(calling(call)), half(number), RANDOM)), number
 
 
 @pytest.mark.slow
-def test_layers_that_share_a_mask_are_caught_in_every_seed(store: Store) -> None:
+def test_layers_that_share_a_mask_are_caught_in_every_seed(fresh: Store) -> None:
     def sharing(module: Any, x: Tensor) -> list[Tensor]:
         outs = [block.fc(x) + block.shift for block in module.blocks]
         kept = fair(outs[0], 0.1) / 0.9 if module.training else 1.0
         return [out * kept for out in outs]
 
     for number in SEEDS:
-        record = verdict_of(store, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
+        record = verdict_of(fresh, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
         assert views(record) == {"likeness"}
 
 
-def test_a_recomputation_with_another_mask_is_caught_in_every_seed(store: Store) -> None:
+def test_a_recomputation_with_another_mask_is_caught_in_every_seed(fresh: Store) -> None:
     def forgetting(module: Any, x: Tensor) -> list[Tensor]:
         return [checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) for block in module.blocks]
 
     for number in SEEDS:
-        record = verdict_of(store, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
+        record = verdict_of(fresh, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
         assert views(record) == {"mask of the output"}
 
 
-def test_attention_that_drops_another_mask_in_the_gradient_is_caught(store: Store) -> None:
+def test_attention_that_drops_another_mask_in_the_gradient_is_caught(fresh: Store) -> None:
     def detached(module: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # The output shows one mask, its gradient comes from another.
         return module(q, k, v)[0], module(q, k, v)[1]
 
-    record = verdict_of(store, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
+    record = verdict_of(fresh, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
     assert views(record) == {"mask of the output"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dropout", "dropout-blocks", "attention-dropout"])
-def test_eager_passes(name: str, dtype: str, store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), seeded(name), RANDOM, dtype)
+def test_eager_passes(name: str, dtype: str, fresh: Store) -> None:
+    record = verdict_of(fresh, Planted(nothing), seeded(name), RANDOM, dtype)
     assert record.verdict is Verdict.PASS, record.why
     assert record.compared > 500_000
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store) -> None:
+def test_another_correct_generator_passes_in_every_seed(dtype: str, fresh: Store) -> None:
     def own(module: Any, x: Tensor) -> Tensor:
         """Integers against a threshold, as fused kernels draw; the mask is multiplied by a rounded scale."""
         if not module.training:
@@ -229,32 +224,32 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store
         return x * scaled
 
     for number in SEEDS:
-        record = verdict_of(store, Planted(calling(own)), half(number), RANDOM, dtype)
+        record = verdict_of(fresh, Planted(calling(own)), half(number), RANDOM, dtype)
         assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, store: Store) -> None:
+def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, fresh: Store) -> None:
     """Fused attention, which eager runs, rounds once; in this seed unfused attention errs more than twice as much."""
-    record = verdict_of(store, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
+    record = verdict_of(fresh, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
     assert record.verdict is Verdict.PASS, record.why
 
 
-def test_a_lost_gradient_is_a_fault(store: Store) -> None:
+def test_a_lost_gradient_is_a_fault(fresh: Store) -> None:
     def cut(module: Any, x: Tensor) -> Tensor:
         return module(x.detach()).requires_grad_()  # type: ignore[no-any-return]  # a module gives anything
 
-    record = verdict_of(store, Planted(calling(cut)), half(0), RANDOM)
+    record = verdict_of(fresh, Planted(calling(cut)), half(0), RANDOM)
     assert record.verdict is Verdict.FAIL
     assert record.why == "grad:input[0]: shape: expected (256, 512), got nothing"
 
 
-def test_nan_is_no_wildcard(store: Store) -> None:
+def test_nan_is_no_wildcard(fresh: Store) -> None:
     def poisoned(module: Any, x: Tensor) -> Tensor:
         out: Tensor = module(x)
         return torch.where(torch.arange(out.shape[1]) == 5, torch.nan, out)
 
-    assert {"scale", "evaluation"} <= views(verdict_of(store, Planted(calling(poisoned)), half(0), RANDOM))
+    assert {"scale", "evaluation"} <= views(verdict_of(fresh, Planted(calling(poisoned)), half(0), RANDOM))
 
 
 # What the check asks of workloads

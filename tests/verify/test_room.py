@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,9 +16,6 @@ from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLAIN = Planted(nothing)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import torch
@@ -14,28 +16,21 @@ from technique_harness import named
 from torch.nn import functional
 
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques import eager
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.layout import views
 from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.techniques.precision import amp
 from accelcheck.verify import ensemble, trajectory
 from accelcheck.verify.cache import Cache
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
-from accelcheck.workloads.base import Program
-from accelcheck.workloads.trainer import Loader, Trainer, milestone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result, Workload
-    from accelcheck.workloads.trainer import Parts, Trainable
+from accelcheck.workloads.base import Program, Result, Workload
+from accelcheck.workloads.trainer import Loader, Parts, Trainable, Trainer, milestone
 
 MLP = "trajectory-mlp"
 NUMBERS = (0, 1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,31 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.precision import amp
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.custom import Gated, GatedFunction, SwishBlock, SwishNetwork, swish_projection
 from accelcheck.workloads.draw import normal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 AUTOCAST = named(amp.TECHNIQUES, "amp-bf16")
 CHECKPOINT = named(checkpoint.TECHNIQUES, "checkpoint-non-reentrant")
 CAPTURED = named(compilation.TECHNIQUES, "compile-aot-eager")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 # The function itself
@@ -99,9 +89,9 @@ def unequal(generator: torch.Generator, extent: int, *, wrong: bool, equal: bool
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itself(store: Store, wrong: bool) -> None:
+def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itself(fresh: Store, wrong: bool) -> None:
     workload = replace(seeded("custom-function"), make=partial(unequal, wrong=wrong))
-    record = verdict_of(store, Eager(), workload, BACKWARD)
+    record = verdict_of(fresh, Eager(), workload, BACKWARD)
     if wrong:
         assert record.verdict is Verdict.ERROR
         assert "GradcheckError" in record.why
@@ -150,11 +140,11 @@ def losing(program: Program) -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_wrong_gradient_is_caught_under_a_technique(
-    store: Store, technique: Technique, workload: str, mode: Any
+    fresh: Store, technique: Technique, workload: str, mode: Any
 ) -> None:
-    healthy = verdict_of(store, technique, seeded(workload), mode)
+    healthy = verdict_of(fresh, technique, seeded(workload), mode)
     assert healthy.verdict is Verdict.PASS, healthy.reason
-    record = verdict_of(store, Before(technique, losing), seeded(workload), mode)
+    record = verdict_of(fresh, Before(technique, losing), seeded(workload), mode)
     assert record.verdict is Verdict.FAIL, record.why
     path = "parameter:blocks.1.fc.weight" if mode is TRAIN else "grad:blocks.1.fc.weight"
     assert path in faults(record)

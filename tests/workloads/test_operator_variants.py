@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,21 +11,12 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_samples import HALF, CalledOperator, database, template
 from accelcheck.workloads.operator_trials import RESULTS, tried
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, RESIZED, SCALED, SPECIAL, beside, changed, laid_out
 from accelcheck.workloads.torch_operators import PARTS, alone
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Program, Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def workload(name: str, part: str) -> Workload:
@@ -58,24 +49,24 @@ def after(change: Any) -> Planted:
         ("matmul", "edges"),
     ],
 )
-def test_eager_passes(name: str, part: str, store: Store) -> None:
+def test_eager_passes(name: str, part: str, fresh: Store) -> None:
     tried_workload = workload(name, part)
     for mode in tried_workload.modes:
-        record = verdict_of(store, Planted(right), tried_workload, mode)
+        record = verdict_of(fresh, Planted(right), tried_workload, mode)
         assert record.verdict is Verdict.PASS, record.why
 
 
-def test_a_nan_that_is_lost_fails(store: Store) -> None:
-    record = verdict_of(store, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
+def test_a_nan_that_is_lost_fails(fresh: Store) -> None:
+    record = verdict_of(fresh, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
     assert record.verdict is Verdict.FAIL
     assert {(fault.view, fault.path.split()[1]) for fault in record.faults} >= {("NaN", "nan"), ("-Inf", "infinite")}
 
 
-def test_an_element_beyond_a_block_that_is_lost_fails(store: Store) -> None:
+def test_an_element_beyond_a_block_that_is_lost_fails(fresh: Store) -> None:
     def lost(_: str, out: Tensor) -> Tensor:
         return torch.cat([out[..., :-1], torch.zeros_like(out[..., -1:])], -1) if out.shape[-1] > 1024 else out
 
-    record = verdict_of(store, after(lost), workload("maximum", "resized"), FORWARD)
+    record = verdict_of(fresh, after(lost), workload("maximum", "resized"), FORWARD)
     assert record.verdict is Verdict.FAIL
     assert {fault.path.split()[1] for fault in record.faults} == {"length-1030", "length-4103"}
 
@@ -206,9 +197,9 @@ def test_half_precision_has_samples_that_both_dtypes_hold() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_eager_passes_in_half_precision(dtype: str, store: Store) -> None:
+def test_eager_passes_in_half_precision(dtype: str, fresh: Store) -> None:
     for mode in (FORWARD, BACKWARD):
-        record = verdict_of(store, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
+        record = verdict_of(fresh, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
         assert record.verdict is Verdict.PASS, record.why
 
 

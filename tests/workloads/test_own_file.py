@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.core.foreign import ForeignCodeError
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.own_file import workloads_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Workload
 
 HEAD = """
 import random

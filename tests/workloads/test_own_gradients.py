@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,23 +13,13 @@ from torch.autograd import Function
 
 from accelcheck.checks.remarks import CUSTOM
 from accelcheck.core.case import Verdict
+from accelcheck.core.journal import Record
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.own_gradients import own_gradients
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.workloads.base import Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Square(Function):
@@ -129,9 +120,9 @@ def remark(record: Record) -> str:
 
 
 @pytest.mark.parametrize("own", [Wrong, OneRow, Reversed])
-def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, store: Store) -> None:
+def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Store) -> None:
     constants = (0.5,) if own is Reversed else ()
-    record = verdict_of(store, Eager(), layers(own.apply, *constants), BACKWARD)
+    record = verdict_of(fresh, Eager(), layers(own.apply, *constants), BACKWARD)
     assert record.verdict is Verdict.FAIL
     (fault,) = record.faults
     assert str(fault).startswith(f"{own.__name__}.backward: gradient: expected the derivative of its forward")
@@ -146,29 +137,29 @@ def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, store: Sto
         (Narrow, "Narrow: not checked: it computes in torch.float32"),
     ],
 )
-def test_the_record_says_how_custom_functions_compare(own: Any, said: str, store: Store) -> None:
+def test_the_record_says_how_custom_functions_compare(own: Any, said: str, fresh: Store) -> None:
     model = layers(lambda x: own.apply(x).to(x.dtype))
-    record = verdict_of(store, Eager(), model, BACKWARD)
+    record = verdict_of(fresh, Eager(), model, BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
     assert remark(record) == said
 
 
-def test_gradients_that_are_meant_to_differ_are_named_by_the_owner(store: Store) -> None:
-    record = verdict_of(store, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
+def test_gradients_that_are_meant_to_differ_are_named_by_the_owner(fresh: Store) -> None:
+    record = verdict_of(fresh, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
     assert remark(record) == "Reversed: an estimate by design"
 
 
-def test_gradients_of_complex_functions_are_compared_by_parts(store: Store) -> None:
+def test_gradients_of_complex_functions_are_compared_by_parts(fresh: Store) -> None:
     model = layers(lambda x: modulus(torch.complex(x, x * x)))
-    record = verdict_of(store, Eager(), model, BACKWARD)
+    record = verdict_of(fresh, Eager(), model, BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
     assert remark(record) == "Modulus: right"
 
 
-def test_other_techniques_and_modes_do_not_repeat_it(store: Store) -> None:
-    assert not remark(verdict_of(store, Eager(), layers(Square.apply), FORWARD))
-    record = verdict_of(store, Planted(nothing), layers(Wrong.apply), BACKWARD)
+def test_other_techniques_and_modes_do_not_repeat_it(fresh: Store) -> None:
+    assert not remark(verdict_of(fresh, Eager(), layers(Square.apply), FORWARD))
+    record = verdict_of(fresh, Planted(nothing), layers(Wrong.apply), BACKWARD)
     assert record.verdict is Verdict.PASS, record.reason
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,19 +17,9 @@ from accelcheck.techniques.compilation.training_step import TrainingStep
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 @dataclass
@@ -98,31 +88,31 @@ def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
     assert torch.equal(program.inputs[0], before)
 
 
-def test_a_training_on_batches_is_judged(store: Store) -> None:
+def test_a_training_on_batches_is_judged(fresh: Store) -> None:
     workload = training(batches(3))
-    record = verdict_of(store, Eager(), workload, TRAIN)
+    record = verdict_of(fresh, Eager(), workload, TRAIN)
     assert record.verdict is Verdict.PASS, record.why
     assert {"training", "batches"} <= workload.traits
 
 
-def test_one_batch_trained_on_again_and_again_fails(store: Store) -> None:
+def test_one_batch_trained_on_again_and_again_fails(fresh: Store) -> None:
     def stale(program: Program) -> None:
         program.further = ()
 
-    record = verdict_of(store, Planted(stale), training(batches(3)), TRAIN)
+    record = verdict_of(fresh, Planted(stale), training(batches(3)), TRAIN)
     assert record.verdict is Verdict.FAIL
     assert "loss[1]" in record.why
 
 
-def test_a_loss_in_the_model_needs_no_target(store: Store) -> None:
+def test_a_loss_in_the_model_needs_no_target(fresh: Store) -> None:
     given = [{"x": x, "labels": target} for x, target in batches(2)]
     workload = training(given, loss=lambda out, _: out.loss)
-    record = verdict_of(store, Eager(), workload, TRAIN)
+    record = verdict_of(fresh, Eager(), workload, TRAIN)
     assert record.verdict is Verdict.PASS, record.why
 
 
-def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(store: Store) -> None:
-    record = verdict_of(store, TrainingStep(), training(batches(1)), TRAIN)
+def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(fresh: Store) -> None:
+    record = verdict_of(fresh, TrainingStep(), training(batches(1)), TRAIN)
     assert record.verdict is Verdict.PASS, record.why
 
 
@@ -186,7 +176,7 @@ class Naming(nn.Module):
         return Named(scores=self.layer(x))
 
 
-def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(store: Store) -> None:
+def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(fresh: Store) -> None:
     torch.manual_seed(0)
     workload = workload_of(
         Naming(),
@@ -194,7 +184,7 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(s
         loss=lambda out, target: functional.cross_entropy(out.scores, target),
         optimizer=sgd,
     )
-    record = verdict_of(store, Matrix.load().techniques["jit-trace"], workload, TRAIN)
+    record = verdict_of(fresh, Matrix.load().techniques["jit-trace"], workload, TRAIN)
     assert record.verdict is Verdict.PASS, record.why
 
 
@@ -223,18 +213,18 @@ class Telling(nn.Module):
         "snapshot-restore",
     ],
 )
-def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, store: Store) -> None:
+def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, fresh: Store) -> None:
     torch.manual_seed(0)
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
     workload = workload_of(Telling(), batches=given, loss=lambda out, _: out[0], optimizer=sgd)
-    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
+    record = verdict_of(fresh, Matrix.load().techniques[name], workload, TRAIN)
     assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ddp-3", 3), ("ddp-no-sync", 4)])
-def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, store: Store) -> None:
+def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, fresh: Store) -> None:
     torch.manual_seed(0)
     workload = training([(torch.randn(2, 6), torch.arange(2))])
-    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
+    record = verdict_of(fresh, Matrix.load().techniques[name], workload, TRAIN)
     assert record.verdict is Verdict.UNSUPPORTED, record.why
     assert f"a batch for {ranks} ranks" in record.why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,20 +11,8 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, built_in
 from torch import Tensor, nn
 
 from accelcheck.verify.judge import apart
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, draws
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.probes import Probe
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
+from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, Probe, draws
 
 PROBED = [(name, probe) for name, workload in built_in().items() for probe in sorted(workload.probes)]
 

@@ -6,27 +6,23 @@ import itertools
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from torch import Tensor
 
 from accelcheck.core.case import Verdict
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads import float_programs, integer_programs
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.families import INTEGERS, LAYOUTS, WRITES
 from accelcheck.workloads.program_steps import EXTENTS, RandomProgram, Step, grown
 from accelcheck.workloads.programs import COUNT, WORKLOADS, named, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program
 
 SOME = (2, 6, 10)
 X = torch.linspace(-2, 2, 7 * 4 * 5).reshape(7, 4, 5)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,6 @@ from accelcheck.workloads.operator_calls import Calls
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
 from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 def nothing(program: Program) -> None:
     """Eager as it is."""
@@ -33,11 +30,6 @@ def operators_of(workload: Workload) -> tuple[CalledOperator, ...]:
     """The operators that a workload of this family calls."""
     operators: tuple[CalledOperator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
     return operators
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def test_every_operator_of_torch_is_judged_or_left_out_with_a_reason() -> None:
@@ -185,16 +177,16 @@ def test_a_torch_without_an_operator_says_so() -> None:
     "name",
     ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-polygamma.polygamma_n_1", "op-searchsorted"],
 )
-def test_eager_passes(name: str, store: Store) -> None:
+def test_eager_passes(name: str, fresh: Store) -> None:
     workload = built_in()[name]
     for mode in (FORWARD, BACKWARD):
         if mode in workload.modes:
-            record = verdict_of(store, Planted(nothing), workload, mode)
+            record = verdict_of(fresh, Planted(nothing), workload, mode)
             assert record.verdict is Verdict.PASS, record.why
 
 
 @pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
-def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
+def test_one_wrong_sample_is_named(name: str, fresh: Store) -> None:
     problem = built_in()[name].problem(0)
     assert isinstance(problem.module, Calls)
     results = problem.module.eval()(*problem.inputs)
@@ -207,7 +199,7 @@ def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
             for call in program.module.calls
         )
 
-    record = verdict_of(store, Planted(spoil), built_in()[name], FORWARD)
+    record = verdict_of(fresh, Planted(spoil), built_in()[name], FORWARD)
     assert record.verdict is Verdict.FAIL
     assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
 

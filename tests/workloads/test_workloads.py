@@ -7,7 +7,8 @@ import functools
 import itertools
 import math
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,9 +23,6 @@ from accelcheck.workloads.draw import lengths, orders, separated, signs
 from accelcheck.workloads.dynamic import AdaptiveTime, DynamicDepth
 from accelcheck.workloads.probes import DRAWS, Draw
 from accelcheck.workloads.problem import TRAITS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 EXACT = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes in which values are compared; workloads for other checks are tested with these checks."""
