@@ -138,29 +138,25 @@ def test_one_that_fails_to_load_is_named_with_its_traceback_and_the_rest_goes_on
     assert "in load_driver" in ran.out
 
 
-def test_a_device_whose_plugin_fails_is_answered_with_the_traceback(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "devices", value=":Acme")
-    ran = suite.run(*only("eager", workload="mlp", device="acme"))
+@pytest.mark.parametrize(
+    ("group", "words", "unknown"),
+    [
+        ("devices", only("eager", workload="mlp", device="acme"), "unknown device 'acme'."),
+        ("techniques", only("acme-quick", workload="mlp"), "unknown technique 'acme-quick'."),
+        ("devices", [*only("eager", workload="mlp"), "--accel-require"], ""),
+    ],
+    ids=["its device", "its technique", "required"],
+)
+def test_what_needs_a_plugin_that_fails_is_answered_with_the_traceback(
+    site: Site, suite: Suite, group: str, words: list[str], unknown: str
+) -> None:
+    site.install("acme_broken", BROKEN, group, value=":Acme")
+    ran = suite.run(*words)
     assert ran.ret == USAGE
-    assert "unknown device 'acme'." in ran.err
-    assert "not loaded: entry point acme = acme_broken.plugin:Acme of acme_broken 1.2 (accelcheck.devices)" in ran.err
+    assert unknown in ran.err
+    assert f"entry point acme = acme_broken.plugin:Acme of acme_broken 1.2 (accelcheck.{group})" in ran.err
     assert "raised OSError: libacme.so.2" in ran.err
     assert "in load_driver" in ran.err
-
-
-def test_a_technique_whose_plugin_fails_is_answered_with_the_traceback(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "techniques", value=":Acme")
-    ran = suite.run(*only("acme-quick", workload="mlp"))
-    assert ran.ret == USAGE
-    assert "unknown technique 'acme-quick'." in ran.err
-    assert "in load_driver" in ran.err
-
-
-def test_with_require_a_plugin_that_fails_ends_the_run(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "devices", value=":Acme")
-    ran = suite.run(*only("eager", workload="mlp"), "--accel-require")
-    assert ran.ret == USAGE
-    assert "raised OSError: libacme.so.2" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -273,13 +269,22 @@ def test_a_package_ships_no_ledger_for_a_device_of_accelcheck(site: Site) -> Non
     assert folder / "ledgers" / "cpu.toml" not in shipped(("cpu",))
 
 
-def test_a_malformed_ledger_of_a_package_ends_the_run_before_a_case(site: Site, suite: Suite) -> None:
-    folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
-    (folder / "ledgers").mkdir()
-    (folder / "ledgers" / "acme.toml").write_text(ENTRY.replace("schema = 2", "schema = 1"))
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("ledgers/acme.toml", ENTRY.replace("schema = 2", "schema = 1"), "acme.toml"),
+        ("must_pass/acme.txt", "version one\n", "must_pass/acme.txt:1: invalid literal"),
+    ],
+)
+def test_a_malformed_file_of_a_package_ends_the_run_before_a_case(
+    site: Site, suite: Suite, file: str, text: str, message: str
+) -> None:
+    path = site.install("acme_chip", DEVICE, "devices", value=":Acme") / file
+    path.parent.mkdir()
+    path.write_text(text)
     ran = suite.run(*only("eager", workload="mlp", device="acme"))
     assert ran.ret == USAGE
-    assert "acme.toml" in ran.err
+    assert message in ran.err
 
 
 def listed(levels: dict[str, int], floor: int = 0) -> str:
@@ -319,15 +324,6 @@ def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Sui
     assert "missing" not in told.stdout + told.stderr
 
 
-def test_a_malformed_list_of_a_package_is_an_error_that_names_it(site: Site, suite: Suite) -> None:
-    folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
-    (folder / "must_pass").mkdir()
-    (folder / "must_pass" / "acme.txt").write_text("version one\n")
-    ran = suite.run(*only("eager", workload="mlp", device="acme"))
-    assert ran.ret == USAGE
-    assert "must_pass/acme.txt:1: invalid literal" in ran.err
-
-
 def test_each_worker_sees_one_chip_of_the_mask_that_the_device_names() -> None:
     environ = {"ACME_VISIBLE_CHIPS": "3,5"}
     assert pin("acme", "gw1", environ, None, "ACME_VISIBLE_CHIPS") == {"ACME_VISIBLE_CHIPS": "5"}
@@ -354,7 +350,7 @@ def test_workers_get_the_mask_of_an_installed_device(site: Site, suite: Suite) -
 
 def test_the_module_of_an_entry_point_is_found_without_importing_it(site: Site) -> None:
     site.install("acme_chip", "raise SystemExit('loaded')", "devices", value=":Acme")
-    (entry,) = (entrie for entrie in entry_points.entries(entry_points.DEVICES) if entrie.name == "acme")
+    (entry,) = (each for each in entry_points.entries(entry_points.DEVICES) if each.name == "acme")
     result = entry_points.spec(entry.module)
     assert result is not None
     assert result.origin == str(site.path / "acme_chip" / "plugin.py")

@@ -103,14 +103,16 @@ def test_an_error_has_no_control_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("x", "'x'"), ("x" * 300, f"'{'x' * 200}' (100 more characters)"), ([1], "[1]")]
+    ("value", "expected"),
+    [
+        ("x", "'x'"),
+        ("x" * 300, f"'{'x' * 200}' (100 more characters)"),
+        ([1], "[1]"),
+        pytest.param(1 << 200_000, "int that is too large to show", id="huge"),
+    ],
 )
 def test_a_value_is_quoted(value: object, expected: str) -> None:
     assert quoted(value) == expected
-
-
-def test_a_number_that_python_does_not_write_is_quoted() -> None:
-    assert quoted(1 << 200_000) == "int that is too large to show"
 
 
 @pytest.mark.parametrize("expression", ["(a+)+$", "(a|a)+$", "(.*a){20}$"])
