@@ -16,6 +16,8 @@ from accelcheck.plugin.options import SELECTING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from plugin_harness import Suite
+
     from accelcheck.verify.oracle import Store
 
 pytest_plugins = ["pytester"]
@@ -123,3 +125,12 @@ def fresh(tmp_path: Path) -> Store:
     from accelcheck.verify.oracle import Store
 
     return Store(tmp_path)
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Runs of the suite in an empty folder."""
+    from plugin_harness import Suite
+
+    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
+    return Suite(pytester, monkeypatch)

@@ -60,6 +60,12 @@ class Planted(Technique):
         yield Evidence("the program was changed", 1, engaged=True)
 
 
+class Once(Planted):
+    """Has no gradients of gradients."""
+
+    differentiates_twice = False
+
+
 @functools.cache
 def built_in() -> Mapping[str, Workload]:
     """The suite's workloads by name."""

@@ -29,6 +29,18 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 """Parts of the command lines of what is started once for a process, and waits for its end."""
 
 
+def completed(words: Sequence[str | Path], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; its exit status and what it printed."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, **options)
+
+
+def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder that has modules, beside those of accelcheck and of its tests."""
+    where = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent, folder)))
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return completed([sys.executable, *words], cwd=folder, env={**known, "PYTHONPATH": where, **environ})
+
+
 @contextlib.contextmanager
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A running program, killed at the end of the context or of this process, with all that it started.

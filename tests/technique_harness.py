@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.base import Device, Fingerprint
@@ -146,3 +147,25 @@ def squared(out: Any, target: Tensor) -> Tensor:
     """Mean squared error in FP32, whatever the output's dtype."""
     loss: Tensor = (out.float() - target).square().mean()
     return loss
+
+
+class Attention(nn.Module):
+    """torch's attention, with options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)

@@ -7,11 +7,11 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck import api
@@ -68,13 +68,7 @@ def header(example: Path) -> tuple[str, str]:
 
 
 def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = completed([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     return done.stdout.strip()
 
 
@@ -169,14 +163,11 @@ def test_examples_run_and_pass(example: Path, tmp_path: Path) -> None:
     words = shlex.split(command)
     # Without `python -m` the folder is not on the path: -P keeps that.
     program = [sys.executable] if words[0] == "python" else [sys.executable, "-P", "-m", "pytest"]
-    done = subprocess.run(
+    done = completed(
         [*program, *words[1:], "--accel-journal=journal.jsonl"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert output in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck import cli
@@ -30,9 +31,7 @@ LEAVES = {name: parser for name, parser in PARSERS.items() if not parser.command
 def program(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """The program in a process of its own."""
     code = code or "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=120
-    )
+    return completed([sys.executable, "-c", code, *words], timeout=120)
 
 
 def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -81,9 +80,7 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_package_runs_as_the_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "accelcheck", "--version"], capture_output=True, text=True, check=False
-    )
+    done = completed([sys.executable, "-m", "accelcheck", "--version"])
     assert (done.returncode, done.stdout) == (0, f"accelcheck {accelcheck.__version__}\n"), done.stderr
 
 
@@ -247,18 +244,16 @@ def test_bash_completes_commands_options_and_paths(tmp_path: Path, capsys: pytes
     (tmp_path / "completion").write_text(capsys.readouterr().out)
     (tmp_path / "store").mkdir()
 
-    def completed(*words: str) -> list[str]:
+    def proposed(*words: str) -> list[str]:
         ask = (
             f"source completion; COMP_WORDS=({shlex.join(['accelcheck', *words])}); COMP_CWORD={len(words)}; "
             f"COMP_LINE={shlex.quote(' '.join(['accelcheck', *words]))}; COMP_POINT=${{#COMP_LINE}}; "
             "$(complete -p accelcheck | sed 's/.*-F \\([^ ]*\\) .*/\\1/') accelcheck; printf '%s\\n' \"${COMPREPLY[@]}\""
         )
-        ended = subprocess.run(
-            ["bash", "--norc", "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
-        )
+        ended = completed(["bash", "--norc", "-c", ask], check=True, cwd=tmp_path, timeout=60)
         return [word.strip() for word in ended.stdout.split()]
 
-    assert completed("doc") == ["doctor"]
-    assert completed("list", "--workl") == ["--workloads", "--workload"]
-    assert completed("duet", "--level", "") == ["1", "2", "3", "4"]
-    assert completed("baseline", "--baselines", "sto") == ["store"]
+    assert proposed("doc") == ["doctor"]
+    assert proposed("list", "--workl") == ["--workloads", "--workload"]
+    assert proposed("duet", "--level", "") == ["1", "2", "3", "4"]
+    assert proposed("baseline", "--baselines", "sto") == ["store"]

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from process_harness import completed
 
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
@@ -116,11 +117,8 @@ class Session:
 
 def run_nox(*words: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELCHECK_", "NOX"))}
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
         env=environ | {"NO_COLOR": "1"},
     )

@@ -443,18 +443,12 @@ def test_too_few_samples_is_said_and_never_passed(tmp_path: Any) -> None:
     assert "UndecidedError: too few samples to decide: n = 300, at least 381 needed" in record.why
 
 
-def test_a_stricter_limit_needs_more_samples(store: Store) -> None:
+@pytest.mark.parametrize(("name", "mode"), [("digits-mlp", ACCURACY), ("digits-mlp-training", LEARNING)])
+def test_a_stricter_limit_needs_more_samples_and_seeds_make_none(name: str, mode: Mode, store: Store) -> None:
     strict = Planted(nothing)
     strict.accuracy_limit = 0.002
-    record = verdict_of(store, strict, task("digits-mlp"), ACCURACY)
+    record = verdict_of(store, strict, task(name), mode)
     assert record.verdict is Verdict.ERROR
-    assert "n = 1797, at least 1917 needed" in record.why
-
-
-def test_seeds_do_not_make_samples(store: Store) -> None:
-    strict = Planted(nothing)
-    strict.accuracy_limit = 0.002
-    record = verdict_of(store, strict, task("digits-mlp-training"), LEARNING)
     assert "n = 1797, at least 1917 needed" in record.why
 
 

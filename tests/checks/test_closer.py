@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
 from torch import Tensor
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.reference import Reference, VacuousError
 from accelcheck.workloads.base import Problem, Program, Workload
@@ -106,16 +106,22 @@ def test_a_part_alone_has_the_same_inputs_and_the_paths_of_the_whole() -> None:
     assert list(part.module(*part.inputs)) == ["sin"]
 
 
-def test_closer_looks_are_of_the_part_whose_result_is_close(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "out['exp']")
-    assert verdict_of(store, technique(), WORKLOAD).verdict is Verdict.PASS
-    assert set(store.looks) == {("parted~exp", 1)}
-
-
-def test_a_gradient_that_several_parts_decide_is_looked_at_with_all_parts(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "grad:input[1]")
-    assert verdict_of(store, technique(), WORKLOAD, BACKWARD).verdict is Verdict.PASS
-    assert set(store.looks) == {("parted", 1)}
+@pytest.mark.parametrize(
+    ("close", "factor", "mode", "looks"),
+    [
+        ("out['exp']", 1.0, FORWARD, {("parted~exp", 1)}),
+        ("grad:input[1]", 1.0, BACKWARD, {("parted", 1)}),
+        ("out['exp']", 1e-2, FORWARD, {("parted~exp", 1), ("parted~exp", 2)}),
+    ],
+    ids=["a part", "a gradient of several parts", "a second look"],
+)
+def test_closer_looks_are_of_the_parts_whose_result_is_close(
+    close: str, factor: float, mode: Mode, looks: set[tuple[str, int]], tmp_path: Path
+) -> None:
+    store = Recorder(tmp_path, close, factor=factor)
+    record = verdict_of(store, technique(), WORKLOAD, mode)
+    assert record.verdict is (Verdict.PASS if factor == 1.0 else Verdict.FAIL)
+    assert set(store.looks) == looks
 
 
 @pytest.mark.parametrize("part", ["sin", "of both"])
@@ -140,12 +146,6 @@ def test_a_part_that_stays_beyond_its_budget_fails_beside_one_that_does_not(tmp_
     assert record.verdict is Verdict.FAIL
     assert {fault.path for fault in record.faults} == {"out['sin']"}
     assert ("parted~exp", 1) in store.looks
-
-
-def test_a_second_look_is_of_the_same_part(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "out['exp']", factor=1e-2)
-    assert verdict_of(store, technique(), WORKLOAD).verdict is Verdict.FAIL
-    assert set(store.looks) == {("parted~exp", 1), ("parted~exp", 2)}
 
 
 def test_a_part_that_its_own_samples_cannot_judge_keeps_the_first_judgement(tmp_path: Path) -> None:

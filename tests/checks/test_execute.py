@@ -106,14 +106,9 @@ def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
         assert {"oracle", "prepare", "run", "judge"} <= record.seconds.keys()
 
 
-def test_no_evidence_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Silent(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
-    assert "planted gave no evidence that it ran" in record.why
-
-
-def test_evidence_that_could_not_be_had_alone_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Blind(nothing), seeded("mlp"))
+@pytest.mark.parametrize("technique", [Silent, Blind])
+def test_no_evidence_or_none_that_could_be_had_is_an_error(technique: type[Planted], store: Store) -> None:
+    record = verdict_of(store, technique(nothing), seeded("mlp"))
     assert record.verdict is Verdict.ERROR
     assert "planted gave no evidence that it ran" in record.why
 
@@ -169,10 +164,18 @@ def made(function: Callable[[Tensor], Any], *shape: int, fill: float | None = No
     return Workload("made", "Made.", make)
 
 
-def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * 2, 0, 8))
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (made(lambda x: x * 2, 0, 8), "no elements to compare"),
+        (made(lambda x: x * float("nan"), 8, 8), "the FP64 oracle is NaN"),
+    ],
+    ids=["nothing to compare", "an oracle that fails"],
+)
+def test_what_cannot_be_judged_is_an_error_and_never_a_pass(workload: Workload, message: str, tmp_path: Path) -> None:
+    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
     assert record.verdict is Verdict.ERROR
-    assert "no elements to compare" in record.why
+    assert message in record.why
 
 
 def test_nothing_compared_is_an_error_even_if_the_oracle_let_it_through() -> None:
@@ -189,12 +192,6 @@ def test_a_record_of_very_many_faults_says_how_many_it_leaves_out() -> None:
     assert record.verdict is Verdict.FAIL
     assert record.faults[:1000] == tuple(faults[:1000])
     assert [str(fault) for fault in record.faults[1000:]] == ["1500 more faults"]
-
-
-def test_an_oracle_that_fails_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * float("nan"), 8, 8))
-    assert record.verdict is Verdict.ERROR
-    assert "the FP64 oracle is NaN" in record.why
 
 
 @pytest.mark.parametrize("swallow", [torch.nan_to_num, lambda x: x.clamp(-1e30, 1e30)])

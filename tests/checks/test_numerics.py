@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Once, Planted, bench, built_in, case, faults, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import calls
@@ -382,12 +382,6 @@ SQUARES = Workload("squares", "Squares.", _squares, traits=frozenset({"custom-fu
 
 def wrong_twice(module: Any, x: Tensor) -> Any:
     return SquareWithSecond.apply(x, 2.2)  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-class Once(Planted):
-    """Has no gradients of gradients."""
-
-    differentiates_twice = False
 
 
 def test_a_wrong_second_derivative_fails_and_nothing_else_does(fresh: Store) -> None:

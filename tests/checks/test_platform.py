@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from marks import needs_python_backends
+from process_harness import python
 from technique_harness import StubDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import accelcheck
 from accelcheck.checks.platform import collectives, dtypes, extension, items, loading, modes, profiling
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import HOST_RATIO, TIMED, Case, Mode, Verdict
@@ -35,7 +33,6 @@ from accelcheck.workloads.platform import WORKLOADS
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 DTYPES = [name for name in BY_NAME if name.startswith(dtypes.PREFIX)]
-REPOSITORY = Path(accelcheck.__file__).parents[1]
 
 
 def trial(name: str, device: Device | None = None, store: Store | None = None) -> Trial:
@@ -337,10 +334,7 @@ toy_backend.load()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 def test_a_device_without_bfloat16_and_with_a_wrong_int8_loses_exactly_these_points(tmp_path: Path) -> None:
     (tmp_path / "vendor_lame.py").write_text(LAME)
     journal = tmp_path / "lame.jsonl"
@@ -357,16 +351,3 @@ def test_a_device_without_bfloat16_and_with_a_wrong_int8_loses_exactly_these_poi
     assert lost.keys() == {"dtype-bfloat16", "dtype-int8"}
     assert "unsupported: [no-dtype] toy has no bfloat16" in lost["dtype-bfloat16"]
     assert "fail: int8 added" in lost["dtype-int8"]
-
-
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    where = os.pathsep.join(map(str, (REPOSITORY, Path(__file__).parents[1], folder)))
-    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**known, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-    )

@@ -25,11 +25,6 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("oracle"))
-
-
 def after(act: Callable[[nn.Module], object]) -> Change:
     return traces.afterwards(act)(1.0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_harness import completed
 
 from accelcheck import cli
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
@@ -115,11 +116,9 @@ def test_the_store_is_that_of_a_run_here_unless_named(tmp_path: Path) -> None:
     put(Baselines(tmp_path / "perf/base"), HERE, 0.0, 0.0)
     (tmp_path / "below").mkdir()
     # In a process of its own: what pytest knows of a folder is asked once a process.
-    shown = subprocess.run(
+    shown = completed(
         [sys.executable, "-c", "from accelcheck.cli import main; main(['baseline', 'show'])"],
         cwd=tmp_path / "below",
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert shown.stdout.startswith(HERE.folder)

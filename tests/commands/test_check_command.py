@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_harness import Planted
+from process_harness import completed
 from report_page import Page, blocks
 
 from accelcheck.commands.check import USUAL, _usual
@@ -91,15 +92,7 @@ def checked(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def pasted(folder: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a module of Python with its words, in a folder as a user has it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=folder,
-        env=environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    return completed([sys.executable, "-m", *words], cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, timeout=400)
 
 
 @pytest.mark.slow

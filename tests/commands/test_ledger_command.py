@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import journal_harness
 import pytest
 
 from accelcheck import cli
 from accelcheck.commands import ledger as command
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.journal import Journal, Record
-from accelcheck.devices.base import Fingerprint
+from accelcheck.core.journal import Record
 from accelcheck.expectations.ledger import Ledger, LedgerError, hold, shown
 from accelcheck.report import ledger_check, ledger_stubs
 from accelcheck.report.run import load
@@ -71,14 +71,7 @@ def raised(verdict: Verdict, reason: str, text: str) -> Record:
 
 
 def journal(path: Path, *records: Record) -> Path:
-    fingerprint = Fingerprint("cpu", "AMD EPYC", 2)
-    written = Journal(path)
-    device = {"capability": "ok", "fingerprint": fingerprint.as_json()}
-    written.header({"started": "2026-11-20T10:00:00+00:00", "devices": {"cpu": device}})
-    for row in records:
-        written.case(row.as_json())
-    written.end({"exit": 1})
-    return path
+    return journal_harness.journal(path, *records, started="2026-11-20T10:00:00+00:00")
 
 
 def checked(path: Path, *records: Record) -> tuple[list[str], list[str]]:

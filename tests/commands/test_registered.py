@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck.devices.probe import builtin
@@ -50,14 +51,7 @@ class Folder:
     def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         where = os.pathsep.join((str(Path(accelcheck.__file__).parents[1]), str(self.path)))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=self.path,
-            env={**environ, "PYTHONPATH": where},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return completed([sys.executable, *words], cwd=self.path, env={**environ, "PYTHONPATH": where})
 
 
 @pytest.fixture

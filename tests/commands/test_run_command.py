@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from plugin_harness import CONFTEST
-from process_harness import PATIENT, left, started
+from process_harness import PATIENT, completed, left, started
 
 from accelcheck import cli
 from accelcheck.commands import common, session
@@ -219,9 +219,7 @@ def test_a_real_run_leaves_a_journal_and_the_code_of_pytest(tmp_path: Path) -> N
     words = ["run", "--device=cpu", "--technique=toy", "--technique=toy-value", "--no-speed", "--journal=j.jsonl"]
     code = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
     more = ["--", "-n", "0", "--accel-workload=tiny", "--accel-dtype=float32"]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *words, *more], capture_output=True, text=True, check=False, timeout=PATIENT
-    )
+    ended = completed([sys.executable, "-c", code, *words, *more], timeout=PATIENT)
     assert ended.returncode == RED, ended.stdout + ended.stderr
     assert "accelcheck: cpu: 1 of 2 executed cases are not right: 1 fail, 1 pass" in ended.stdout.splitlines()
     assert ended.stdout.splitlines()[-1] == "accelcheck: exit 1"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugin_harness import Suite, only
+from process_harness import completed
 
 import accelcheck
 from accelcheck.core import entry_points
@@ -77,23 +78,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path / "site", monkeypatch)
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     where = os.pathsep.join((str(Path(accelcheck.__file__).parents[1]), os.environ["PYTHONPATH"]))
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     program = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=folder,
-        env={**known, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed([sys.executable, "-c", program, *words], cwd=folder, env={**known, "PYTHONPATH": where})
 
 
 @pytest.mark.slow

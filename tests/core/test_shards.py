@@ -29,12 +29,6 @@ def whole() -> Matrix:
     return Matrix.load()
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
-    return Suite(pytester, monkeypatch)
-
-
 def ids(matrix: Matrix, modes: tuple[Mode, ...] = tuple(Mode), **fields: object) -> list[str]:
     selection = Selection(**({"devices": ("cpu",), "level": 4} | fields))  # type: ignore[arg-type]  # fields of several types
     return [case.id for case in matrix.cases(selection, modes)]

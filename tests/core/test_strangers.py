@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 from accelcheck.core import toml
 from accelcheck.core.bounded import AbsentFileError, read
@@ -148,5 +148,5 @@ def test_an_expression_finds_what_pythons_finds() -> None:
 
 def test_the_start_of_every_pytest_does_not_pay_for_it() -> None:
     code = "import sys, accelcheck.plugin.hooks; print({'re2', 'accelcheck.core.strangers'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = completed([sys.executable, "-c", code], check=True)
     assert ran.stdout == "set()\n"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 from accelcheck.core.journal_reading import read
 
@@ -20,14 +21,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ comp
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=EXAMPLE,
         env={**known, "PYTHONPATH": str(ROOT), "MAX_JOBS": "1"},
-        capture_output=True,
-        text=True,
         timeout=900,
-        check=False,
     )
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -19,6 +18,7 @@ from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
+from process_harness import completed
 
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import discover
@@ -127,13 +127,13 @@ def test_the_relay_reports_counts_of_the_journal() -> None:
     (filter_,) = re.findall(r"jq --compact-output '(.*?)'", text("relay.yml"), re.DOTALL)
     journal = ROOT / "baselines" / "cpu" / "level1.jsonl"
     _, records = read(journal)
-    done = subprocess.run(["jq", "-c", filter_, str(journal)], capture_output=True, text=True, check=True)
+    done = completed(["jq", "-c", filter_, str(journal)], check=True)
     counts = json.loads(done.stdout)
     assert counts["skipped"] == sum(not record.verdict.executed for record in records) > 0
     assert counts["failed"] == sum(not record.verdict.green for record in records)
     assert sum(counts.values()) == len(records)
     end = json.dumps({"kind": "end", "verdicts": {"pass": 1, "crash": 2, "flaky": 3, "unavailable": 4}})
-    done = subprocess.run(["jq", "-c", filter_], input=end, capture_output=True, text=True, check=True)
+    done = completed(["jq", "-c", filter_], input=end, check=True)
     assert json.loads(done.stdout) == {"passed": 1, "skipped": 4, "failed": 5}
 
 
@@ -149,7 +149,7 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         calls = tmp_path / "calls"
         calls.write_text("", encoding="ascii")
         environ = {**kept, "PATH": f"{tmp_path}:{kept['PATH']}", "CALLS": str(calls), **variables}
-        done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path)
+        done = completed(["bash", *words], env=environ, cwd=tmp_path)
         assert "syntax" not in done.stderr
         return done.returncode, calls.read_text(encoding="ascii").splitlines()
 
@@ -261,6 +261,6 @@ def test_a_machine_without_slurm_is_told_what_to_install(one_node: ModuleType, m
 
 
 def test_a_command_is_asked_for() -> None:
-    done = subprocess.run([sys.executable, FOLDER / "slurm_one_node.py"], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, FOLDER / "slurm_one_node.py"])
     assert done.returncode == 2
     assert "expected a command that submits jobs" in done.stderr

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 from filelock import FileLock
+from process_harness import completed
 
 from accelcheck.core.journal_reading import read
 from accelcheck.expectations.ledger import Ledger
@@ -44,13 +45,8 @@ def acme() -> Path:
                 tree = Path(copy) / "tree"
                 shutil.copytree(EXAMPLE, tree, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so"))
                 words = ["install", "-q", "--no-build-isolation", "--no-deps", "--target", f"{copy}/made", str(tree)]
-                done = subprocess.run(
-                    [sys.executable, "-m", "pip", *words],
-                    env={**os.environ, "MAX_JOBS": "2"},
-                    capture_output=True,
-                    text=True,
-                    timeout=BUILD,
-                    check=False,
+                done = completed(
+                    [sys.executable, "-m", "pip", *words], env={**os.environ, "MAX_JOBS": "2"}, timeout=BUILD
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
                 shutil.move(f"{copy}/made", folder)
@@ -60,13 +56,8 @@ def acme() -> Path:
 def python(acme: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TORCH_DEVICE"))}
     where = os.pathsep.join((str(ROOT), str(acme)))
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**known, "PYTHONPATH": where, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=BUILD,
-        check=False,
+    return completed(
+        [sys.executable, *words], env={**known, "PYTHONPATH": where, "OMP_NUM_THREADS": "1", **environ}, timeout=BUILD
     )
 
 

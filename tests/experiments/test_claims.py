@@ -227,11 +227,6 @@ def test_unknown_claims_and_devices_are_answered_with_the_legal_ones(
     assert "chosen" not in scripted
 
 
-def test_an_unknown_device_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["claims", "--device", "cpuu"]) == USAGE
-    assert "Did you mean 'cpu'? Legal values: cpu," in capsys.readouterr().err
-
-
 def test_a_file_of_claims_that_is_wrong_ends_the_command_before_anything_is_measured(
     scripted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,14 +234,6 @@ def test_a_file_of_claims_that_is_wrong_ends_the_command_before_anything_is_meas
     assert cli.main(["claims"]) == USAGE
     assert "mine.toml: claim 1 (mine): field 'least'" in capsys.readouterr().err
     assert "chosen" not in scripted
-
-
-def test_an_absent_device_is_said_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
-    assert cli.main(["claims", "--device", "cuda"]) == NOTHING
-    assert "cuda: no such hardware" in capsys.readouterr().err
 
 
 def test_declaring_the_commands_imports_no_torch() -> None:

@@ -158,24 +158,21 @@ def test_what_goes_wrong_while_it_is_timed_is_no_point_either(pretend: Callable[
 
 
 @pytest.mark.parametrize(
-    ("counted", "said"), [([0], "expected a graph to be compiled, got none"), ([1, 1, 3], "no further graphs")]
+    ("device", "counted", "said"),
+    [
+        (Costs(4e-3, 1e-3), [0], "expected a graph to be compiled, got none"),
+        (Costs(4e-3, 1e-3), [1, 1, 3], "no further graphs"),
+        (Costs(0.0, 0.0), [1], "ClockError"),
+    ],
+    ids=["nothing compiled", "compiled again later", "a clock that stands still"],
 )
-def test_nothing_compiled_or_compiled_again_later_is_no_point(
-    pretend: Callable[..., None], counted: list[int], said: str
+def test_what_tells_nothing_is_no_point(
+    pretend: Callable[..., None], device: Costs, counted: list[int], said: str
 ) -> None:
-    device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out, counted)
     point = curve.point(device, 2, FIXED, STATIC, SOON)
     assert isinstance(point, Gap)
     assert said in point.reason
-
-
-def test_a_clock_that_stands_still_gives_a_reason(pretend: Callable[..., None]) -> None:
-    device = Costs(0.0, 0.0)
-    pretend(device, lambda out: out)
-    point = curve.point(device, 2, FIXED, STATIC, SOON)
-    assert isinstance(point, Gap)
-    assert "ClockError" in point.reason
 
 
 def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
@@ -343,6 +340,7 @@ def test_counts_are_whole_numbers_ascending_each_once() -> None:
 def test_other_counts_are_answered_with_the_legal_ones(text: str) -> None:
     with pytest.raises(UnknownNameError, match="whole numbers from 1 to 100"):
         command.counts(text)
+    assert cli.main(["curve", f"--counts={text}"]) == USAGE
 
 
 @pytest.fixture
@@ -410,18 +408,18 @@ def test_nothing_measured_is_not_green(monkeypatch: pytest.MonkeyPatch, measured
     assert cli.main(["curve"]) == NOTHING
 
 
-def test_an_unknown_device_or_count_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["curve", "--device", "cpuu"]) == USAGE
+@pytest.mark.parametrize("name", ["claims", "curve"])
+def test_an_unknown_device_is_answered_with_the_legal_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--device", "cpuu"]) == USAGE
     assert "Did you mean 'cpu'? Legal values: cpu," in capsys.readouterr().err
-    assert cli.main(["curve", "--counts", "many"]) == USAGE
-    assert "whole numbers from 1 to 100" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["claims", "curve"])
 def test_an_absent_device_is_said_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
-    assert cli.main(["curve", "--device", "cuda"]) == NOTHING
+    assert cli.main([name, "--device", "cuda"]) == NOTHING
     assert "cuda: no such hardware" in capsys.readouterr().err
 
 

@@ -9,7 +9,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_harness import completed
 
 from accelcheck import cli
 from accelcheck.commands import doctor as command
@@ -409,9 +409,7 @@ def test_this_machine_is_examined_without_torch_in_this_process(tmp_path: Path) 
         "import sys; from accelcheck import cli; code = cli.main(['doctor', '--json']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=240
-    )
+    ended = completed([sys.executable, "-c", code], cwd=tmp_path, timeout=240)
     assert ended.returncode == GREEN, ended.stdout + ended.stderr
     document = json.loads(ended.stdout)
     assert "cpu" in document["testable"]
@@ -435,7 +433,7 @@ doctor.installed = packages.installed = lambda name: name != "torch"
 from accelcheck import cli
 sys.exit(cli.main(["doctor"]))
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    ended = completed([sys.executable, "-c", code], timeout=120)
     assert ended.returncode == RED, ended.stderr
     assert "torch is not installed; accelcheck requires torch" in ended.stdout
     assert re.search(r"-> .*pip install 'torch", ended.stdout)

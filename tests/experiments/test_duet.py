@@ -305,11 +305,15 @@ def test_a_process_that_leaves_others_with_its_output_is_over_when_it_is(stage: 
     assert row.absent["B"].startswith("the process ended with status 3")
 
 
-def test_what_is_wrong_on_a_side_is_never_timed(stage: Stage) -> None:
-    wrong = steady(verdict={"wrong": "fail: out: view row: expected 1e-7, got 0.3", "broken": True})
-    row = stage.row(steady(), wrong)
-    assert row.absent == {"B": "fail: out: view row: expected 1e-7, got 0.3"}
-    assert row.worse
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [("fail: out: view row: expected 1e-7, got 0.3", True), ("unsupported [no-feature] it has none", False)],
+    ids=["wrong", "absent"],
+)
+def test_what_is_wrong_or_absent_on_a_side_is_never_timed(stage: Stage, wrong: str, broken: bool) -> None:
+    row = stage.row(steady(), steady(verdict={"wrong": wrong, "broken": broken}))
+    assert row.absent == {"B": wrong}
+    assert row.worse == broken
     assert not stage.measured
 
 
@@ -319,13 +323,6 @@ def test_what_crashes_while_it_is_judged_does_not_hide_the_rest(stage: Stage) ->
     )
     assert "SIGSEGV" in rows[0].absent["A"]
     assert answer(rows[1]) is SpeedVerdict.SAME
-
-
-def test_what_does_not_exist_on_a_side_is_said_and_not_red(stage: Stage) -> None:
-    absent = steady(verdict={"wrong": "unsupported [no-feature] it has none", "broken": False})
-    row = stage.row(steady(), absent)
-    assert row.absent == {"B": "unsupported [no-feature] it has none"}
-    assert not row.worse
 
 
 def test_what_fails_on_both_sides_is_no_reason_against_b(stage: Stage) -> None:
@@ -513,14 +510,8 @@ def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
     for name in "AB":
         path = stage.side(name)
         path.write_text(path.read_text().replace('job["selection"]["cases"]])', 'job["selection"]])'))
-    words = [
-        "--technique=amp*",
-        "--workload=speed-mlp",
-        "--workload=speed-cnn",
-        "--level=3",
-        "--device=cpu",
-        f"--case={MLP}",
-    ]
+    words = ["--technique=amp*", "--workload=speed-mlp", "--workload=speed-cnn", "--level=3", "--device=cpu"]
+    words.append(f"--case={MLP}")
     cli.main(["duet", f"--python={stage.folder / 'A'}", f"--python={stage.folder / 'B'}", *words, "--pairs=2"])
     seen = [selection for _, task, selection in stage.log if task == "judge"]
     assert (

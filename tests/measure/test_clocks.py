@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import math
 import platform
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 
 import pytest
+from process_harness import completed
 from technique_harness import StubDevice
 
 from accelcheck.measure.clocks import (
@@ -233,7 +233,7 @@ def test_a_process_that_has_settled_keeps_the_memory_that_it_frees() -> None:
         touched()
         print(first, touched())
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", textwrap.dedent(code)], check=True)
     before, after = map(int, done.stdout.split())
     assert before > 100  # pages, of whichever size
     assert after < before / 10

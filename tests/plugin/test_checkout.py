@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 from accelcheck.core.journal_reading import read
 from accelcheck.core.selection import Selection
@@ -20,13 +20,10 @@ SUITE = "accelcheck/suite/"
 def collected(*words: str) -> list[str]:
     """Ids of what a run in the checkout would run."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words],
         cwd=CHECKOUT,
         env=environ | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return [line for line in done.stdout.splitlines() if "::" in line]
@@ -66,7 +63,7 @@ def test_without_a_selection_the_tests_are_run() -> None:
 @pytest.mark.slow
 def test_workers_run_the_suite_too(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    done = subprocess.run(
+    done = completed(
         [
             *(sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", f"--accel-journal={journal}"),
             *("--accel-device=cpu", "--accel-technique=eager", "--accel-workload=mlp"),
@@ -74,9 +71,6 @@ def test_workers_run_the_suite_too(tmp_path: Path) -> None:
         cwd=CHECKOUT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     lines = done.stdout.splitlines()

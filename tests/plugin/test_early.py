@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from probe_harness import HANG, TORCH
-from process_harness import PATIENT
+from process_harness import PATIENT, completed
 
 BACKENDS = {
     "raises": "raise OSError('libvendor.so: cannot open shared object file')",
@@ -35,14 +35,11 @@ def run(folder: Path, conftest: str, backend: str | None, *arguments: str) -> su
         if name not in {"TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"}
     }
     path = os.pathsep.join([str(folder), *filter(None, [environ.get("PYTHONPATH")])])
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "pytest", "-p", "no:benchmark", "test_mine.py", *arguments],
         cwd=folder,
         env={**environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
         timeout=PATIENT,
-        check=False,
     )
 
 

@@ -62,12 +62,9 @@ def pytest_accel_workloads():
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.slow
-def test_evidence_of_any_type_ends_no_run(
-    workers: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = Suite(pytester, monkeypatch)
+def test_evidence_of_any_type_ends_no_run(workers: str, suite: Suite) -> None:
     imports = "\n".join(CONFTEST.splitlines()[:3])
-    pytester.makeconftest(imports + TALKERS)
+    suite.pytester.makeconftest(imports + TALKERS)
     ran = suite.run_apart(*only("says-*", "toy-last"), "-n", workers, "-rs", "--junit-xml=junit.xml")
     assert "INTERNALERROR" not in ran.out + ran.err, ran.out
     verdicts = {name.split("/")[0].removeprefix("says-"): verdict for name, verdict in ran.verdicts.items()}

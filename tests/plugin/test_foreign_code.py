@@ -27,11 +27,6 @@ METHODS = {
 }
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("hook", ["pytest_accel_devices", "pytest_accel_techniques"])
 def test_a_hook_that_does_not_give_what_it_should_is_named(suite: Suite, hook: str, body: str) -> None:

@@ -14,11 +14,6 @@ from accelcheck.plugin.options import OPTIONS
 COMMAND_LINE, INI = "command line", "ini file"
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 @pytest.fixture(params=[COMMAND_LINE, INI])
 def place(request: pytest.FixtureRequest) -> str:
     """The place where the option under test is given."""
@@ -54,20 +49,8 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level", "shard"),
-        *(
-            "require",
-            "explain",
-            "journal",
-            "ledger",
-            "probe_timeout",
-            "timeout",
-            "in_process",
-            "resume",
-            "import",
-            "effort",
-            "model",
-            "fuzz",
-        ),
+        *("require", "explain", "journal", "ledger", "probe_timeout", "timeout", "in_process", "resume", "import"),
+        *("effort", "model", "fuzz"),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }
     for option in OPTIONS:
@@ -83,9 +66,10 @@ def test_device_is_repeatable_and_keeps_its_order(suite: Suite, place: str) -> N
     assert ran.lines("technique +xla +cpu")
 
 
-def test_device_auto_takes_what_is_here(suite: Suite, place: str) -> None:
-    ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", device=["auto"])
-    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
+def test_device_auto_takes_what_is_here_and_is_what_runs_unless_said(suite: Suite, place: str) -> None:
+    for options in ({"device": ["auto"]}, {}):
+        ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", **options)
+        assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
 
 
 def test_device_all_takes_all_that_are_known(suite: Suite, place: str) -> None:
@@ -94,23 +78,15 @@ def test_device_all_takes_all_that_are_known(suite: Suite, place: str) -> None:
     assert sorted(ran.verdicts.values()) == ["pass", *["unavailable"] * (len(builtin()) - 1)]
 
 
-def test_device_is_auto_unless_said(suite: Suite) -> None:
-    ran = suite.run("--accel-technique=toy", "--accel-workload=tiny")
-    assert parts(ran, 2) == {"cpu"}
-
-
 def test_an_accelerator_that_only_the_probe_knows_can_be_named(suite: Suite) -> None:
     suite.answer(toyaccel=unavailable(Code.PROBE_FAILED, "it does not answer"))
     ran = suite.run(*only("toy", device="toyaccel"))
     assert ran.verdicts == {"toy/tiny/toyaccel/float32/forward": "unavailable"}
 
 
-def test_technique_is_repeatable_and_takes_globs(suite: Suite, place: str) -> None:
+def test_technique_and_workload_are_repeatable_and_take_globs(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-device=cpu", "--accel-workload=tiny", technique=["toy-t*", "eager", "toy"])
     assert parts(ran, 0) == {"eager", "toy", "toy-too", "toy-two"}
-
-
-def test_workload_is_repeatable_and_takes_globs(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-device=cpu", "--accel-technique=toy", workload=["s?all", "tiny"])
     assert parts(ran, 1) == {"small", "tiny"}
 
@@ -151,9 +127,6 @@ def test_require_refuses_an_absent_device(suite: Suite, place: str) -> None:
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert "xla: unavailable [no-package] the package torch_xla is not installed" in ran.err
     assert not ran.records
-
-
-def test_require_is_content_with_what_is_here(suite: Suite, place: str) -> None:
     assert give(suite, place, *only("toy"), require=True).ret == 0
 
 
@@ -228,16 +201,9 @@ def test_any_ini_value_asks_for_accelcheck(suite: Suite) -> None:
     assert (done.ret, suite.probed) == (0, 1)
 
 
-def test_fuzz_adds_programs_of_consecutive_numbers(suite: Suite, place: str) -> None:
+def test_fuzz_adds_programs_of_consecutive_numbers_and_the_journal_says_so(suite: Suite, place: str) -> None:
     ran = give(suite, place, *only("eager", workload="program-*"), fuzz="2@5001")
     assert parts(ran, 1) == {"program-5001", "program-5002"}
-
-
-def test_a_case_of_a_program_needs_no_fuzz(suite: Suite) -> None:
+    assert ran.header["selection"]["fuzz"] == "2@5001"
     ran = suite.run("--accel-case=eager/program-5001/cpu/float32/forward", "--accel-device=cpu")
     assert parts(ran, 1) == {"program-5001"}
-
-
-def test_the_journal_says_which_programs_were_asked_for(suite: Suite) -> None:
-    ran = suite.run(*only("eager", workload="program-*"), "--accel-fuzz=1@5001")
-    assert ran.header["selection"]["fuzz"] == "1@5001"

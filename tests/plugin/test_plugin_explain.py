@@ -34,19 +34,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 def run(suite: Suite, *words: str) -> pytest.RunResult:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--pyargs",
-        "accelcheck.suite",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *WORDS,
-        *words,
-    ]
-    return suite.pytester.run(*command)
+    command = [sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", "-q", "-p", "no:cacheprovider"]
+    return suite.pytester.run(*command, *WORDS, *words)
 
 
 @pytest.mark.slow

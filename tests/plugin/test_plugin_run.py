@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from plugin_harness import ABSENT, CONFTEST, JOURNAL, Suite, only
+from process_harness import completed
 
 from accelcheck.core import files
 from accelcheck.core.case import stable_seed
@@ -18,11 +18,6 @@ from accelcheck.expectations.must_pass import Floor, MustPass
 from accelcheck.plugin.controller import _bracketed, running
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
 
 
 # Those who have accelcheck installed and did not ask for it.
@@ -54,7 +49,7 @@ def test_importing_the_plugin_imports_no_torch() -> None:
         "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, accelcheck.expectations.ledger, "
         "accelcheck.devices.probe, accelcheck.report.terminal; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "False"
 
 
@@ -303,16 +298,24 @@ def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
     assert ran.lines(r"  cpu: 1 x its factor is 1\.5 \(https://example\.org/1\)")
 
 
-def test_an_expected_failure_fails_under_runxfail(suite: Suite) -> None:
-    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger()}", "--runxfail")
-    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+ERROR = {"verdict": "error", "match": "^LookupError: no such pass", "at_most": "LookupError"}
 
 
-def test_an_expected_error_is_xfail(suite: Suite) -> None:
-    path = suite.ledger(
-        cases=["toy-prepare/*"], verdict="error", match="^LookupError: no such pass", at_most="LookupError"
-    )
-    assert suite.run(*only("toy-prepare"), f"--accel-ledger={path}").record("toy-prepare").verdict == "xfail"
+@pytest.mark.parametrize(
+    ("technique", "entry", "words", "verdict"),
+    [
+        ("toy-value", {}, ["--runxfail"], "xfail"),
+        ("toy-prepare", {"cases": ["toy-prepare/*"], **ERROR}, [], "xfail"),
+        ("toy-value", {"expires": "2001-01-01"}, [], "fail"),
+        ("toy-value", {**ERROR, "match": "."}, [], "fail"),
+    ],
+    ids=["runxfail", "an error", "expired", "another verdict"],
+)
+def test_a_failure_is_expected_as_its_entry_says(
+    suite: Suite, technique: str, entry: dict[str, Any], words: list[str], verdict: str
+) -> None:
+    ran = suite.run(*only(technique), f"--accel-ledger={suite.ledger(**entry)}", *words)
+    assert (ran.ret, ran.record(technique).verdict) == (OK if verdict == "xfail" and not words else FAILED, verdict)
 
 
 def test_a_passing_case_with_an_entry_is_a_failure(suite: Suite) -> None:
@@ -323,11 +326,6 @@ def test_a_passing_case_with_an_entry_is_a_failure(suite: Suite) -> None:
     assert "the ledger expects fail: its factor is 1.5" in ran.out
 
 
-def test_an_expired_entry_counts_no_more(suite: Suite) -> None:
-    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(expires='2001-01-01')}")
-    assert (ran.ret, ran.record("toy-value").verdict) == (FAILED, "fail")
-
-
 def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Suite) -> None:
     path = suite.ledger(cases=["toy-two/*"])
     ran = suite.run(*only("toy-two"), f"--accel-ledger={path}")
@@ -335,11 +333,6 @@ def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Sui
     other = suite.ledger("other.toml", cases=["toy-two/*"], match="^not engaged")
     ran = suite.run(*only("toy-two"), f"--accel-ledger={path}", f"--accel-ledger={other}")
     assert (ran.ret, ran.record("toy-two").verdict) == (OK, "xfail")
-
-
-def test_an_entry_for_another_verdict_explains_nothing(suite: Suite) -> None:
-    path = suite.ledger(verdict="error", match=".", at_most="RuntimeError")
-    assert suite.run(*only("toy-value"), f"--accel-ledger={path}").record("toy-value").verdict == "fail"
 
 
 # What is wrong with a candidate, and how the failure says so.

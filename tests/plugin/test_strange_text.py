@@ -39,14 +39,13 @@ def strange_workloads() -> list[Workload]:
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:
-    suite = Suite(pytester, monkeypatch)
     suite.answer(cuda=unavailable(Code.NO_HARDWARE, f"no GPU{STRANGE}", STRANGE))
     assert PRESENT.fingerprint is not None
     strange = replace(PRESENT, fingerprint=replace(PRESENT.fingerprint, chip=f"Toy{STRANGE}", driver=STRANGE))
     monkeypatch.setattr(plugin_harness, "PRESENT", strange)
-    pytester.makeconftest(
+    suite.pytester.makeconftest(
         f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
         + plugin_harness.CONFTEST.replace("plugin_harness.techniques", "test_strange_text.strange_techniques")
         .replace("plugin_harness.workloads", "test_strange_text.strange_workloads")
@@ -61,10 +60,8 @@ def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
     assert not [line for line in printed.splitlines() if line.startswith("first")]
 
 
-def test_a_wrong_word_is_quoted_without_control_characters(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = Suite(pytester, monkeypatch).run(f"--accel-device=a{STRANGE}")
+def test_a_wrong_word_is_quoted_without_control_characters(suite: Suite) -> None:
+    ran = suite.run(f"--accel-device=a{STRANGE}")
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert r"unknown device 'a\x1b[2J\x07" in ran.err
     assert not CONTROL.search(ran.err)

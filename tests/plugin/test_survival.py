@@ -90,13 +90,6 @@ def test_a_case_that_fails_as_the_ledger_expects_is_not_run_again(suite: Suite) 
     }
 
 
-@pytest.mark.parametrize("word", ["-1", "soon", "inf"])
-def test_a_wrong_timeout_is_answered_with_the_legal_values(suite: Suite, word: str) -> None:
-    ran = suite.run(f"--accel-timeout={word}", *only("toy"))
-    assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"unknown timeout {word!r}. Legal values: a number of seconds, 0 for no limit" in ran.err
-
-
 @pytest.mark.slow
 def test_in_pytests_own_process_a_crash_ends_the_run_and_what_was_learned_stays(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
@@ -152,15 +145,8 @@ def test_nothing_but_the_journal_is_left_of_a_run_whose_controller_is_ended(
     folder = suite.path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    words = [
-        *only("toy", "toy-gil"),
-        "--accel-timeout=0",
-        "--accel-journal=journal.jsonl",
-        "-n",
-        workers,
-        "-p",
-        "no:randomly",
-    ]
+    words = [*only("toy", "toy-gil"), "--accel-timeout=0", "--accel-journal=journal.jsonl"]
+    words += ["-n", workers, "-p", "no:randomly"]
     journal = suite.path / "journal.jsonl"
     with started([sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", *words]) as run:
         limit = time.monotonic() + PATIENT

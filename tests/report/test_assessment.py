@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journal_harness import journal
 
 from accelcheck.cli import main
 from accelcheck.core.case import HOST_RATIO, LEVELS, Case, Evidence, Measurement, Mode, Verdict
-from accelcheck.core.journal import Journal, Record
+from accelcheck.core.journal import Record
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint
 from accelcheck.report import assessment_table
@@ -39,17 +40,8 @@ def timed(workload: str, ratio: float | None, low: float = 0.0, high: float = 0.
     return Record(case(workload, Mode.PLATFORM_SPEED), Verdict.PASS, compared=256, measurements=(figure,))
 
 
-def written(folder: Path, *records: Record, name: str = "toy.jsonl") -> Path:
-    path = folder / name
-    journal = Journal(path)
-    devices = {"toy": {"capability": "ok", "fingerprint": CHIP.as_json()}}
-    journal.header(
-        {"started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11", "devices": devices}
-    )
-    for record in records:
-        journal.case(record.as_json())
-    journal.end({"exit": 0})
-    return path
+def written(folder: Path, *records: Record) -> Path:
+    return journal(folder / "toy.jsonl", *records, fingerprint=CHIP)
 
 
 def assessed(folder: Path, *records: Record, given: Path | None = None) -> Assessment:
@@ -156,15 +148,12 @@ def test_a_case_that_is_not_in_the_journal_gives_none(tmp_path: Path) -> None:
 def test_a_mode_must_be_shown_to_be_no_slower_than_the_host(
     ratio: float | None, low: float, high: float, said: str, tmp_path: Path
 ) -> None:
+    bare = replace(timed("eager-inference", 1.0), measurements=())
+    assert "was not measured" in item(assessed(tmp_path, bare, timed("eager-training", 0.5)), "eager-mode").lacking
     assessment = assessed(tmp_path, timed("eager-inference", ratio, low, high), timed("eager-training", 0.5))
     result = item(assessment, "eager-mode")
     assert (result.evidenced == 1) == (not said)
     assert said in result.lacking
-
-
-def test_a_timed_case_without_a_time_gives_none(tmp_path: Path) -> None:
-    bare = replace(timed("eager-inference", 1.0), measurements=())
-    assert "was not measured" in item(assessed(tmp_path, bare, timed("eager-training", 0.5)), "eager-mode").lacking
 
 
 def test_a_device_without_graph_mode_loses_that_point_alone(tmp_path: Path) -> None:
@@ -362,13 +351,8 @@ def test_the_command_prints_text_markdown_and_json(tmp_path: Path, capsys: pytes
 
 
 def test_the_command_makes_one_table_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    global CHIP  # noqa: PLW0603 - the fingerprint that `written` writes
-    first, kept = written(tmp_path, seen("dtype-int8")), CHIP
-    try:
-        CHIP = replace(CHIP, chip="Toy 1")
-        two = written(tmp_path, seen("dtype-int16"), name="two.jsonl")
-    finally:
-        CHIP = kept
+    first = written(tmp_path, seen("dtype-int8"))
+    two = journal(tmp_path / "two.jsonl", seen("dtype-int16"), fingerprint=replace(CHIP, chip="Toy 1"))
     assert main(["assess", str(first), str(two), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["devices"]
     assert [device["name"] for device in document] == ["toy, Toy 0", "toy, Toy 1"]

@@ -15,12 +15,6 @@ from accelcheck.techniques.matrix import Matrix
 MARK = "not looked at:"
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
-    return Suite(pytester, monkeypatch)
-
-
 def last(out: str) -> list[str]:
     """The lines of the last section."""
     lines = out.partition(f"\n{MARK}\n")[2].splitlines()

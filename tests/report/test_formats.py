@@ -308,19 +308,14 @@ def test_the_object_models_of_ocptv_refuse_what_is_none() -> None:
 # JUnit, by pytest
 
 
-def test_junit_validates_and_holds_verdict_and_evidence(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = Suite(pytester, monkeypatch)
+def test_junit_validates_and_holds_verdict_and_evidence(suite: Suite) -> None:
     suite.run(*only("toy", "toy-value", "toy-idle"), "--accel-device=xla", "--junit-xml=junit.xml")
     tree = etree.parse(str(suite.path / "junit.xml"))
     by_case: dict[str, dict[str, str]] = {}
     for case in tree.iter("testcase"):
         # pytest's documentation of `record_property`: properties of a test case are not in this schema.
         for properties in case.findall("properties"):
-            by_case[case.get("name", "")] = {
-                propertie.get("name", ""): propertie.get("value", "") for propertie in properties
-            }
+            by_case[case.get("name", "")] = {item.get("name", ""): item.get("value", "") for item in properties}
             case.remove(properties)
     schema = etree.XMLSchema(etree.parse(str(SCHEMAS / "junit-10.xsd")))
     assert schema.validate(tree), schema.error_log

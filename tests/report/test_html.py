@@ -7,15 +7,15 @@ import hashlib
 import json
 import math
 import re
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import completed
 from report_page import Page, blocks, unpacked
 
 from accelcheck import cli
@@ -397,19 +397,19 @@ def test_a_file_that_is_no_curve_is_refused_with_its_name(
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_ratio_of_a_curve_that_no_logarithm_takes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda curve: curve["points"][0].update(low=0.0), "expected ratios above 0"),
+        (lambda curve: curve.update(kind="claims"), "of kind 'curve' of schema 1, got kind 'claims'"),
+    ],
+)
+def test_what_is_no_curve_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     plain = json.loads((BASELINES / "cpu" / "curve.json").read_text("ascii"))
-    plain["points"][0]["low"] = 0.0
+    change(plain)
     (tmp_path / "curve.json").write_text(json.dumps(plain), "ascii")
-    with pytest.raises(experiments.ResultFileError, match="expected ratios above 0"):
+    with pytest.raises(experiments.ResultFileError, match=message):
         experiments.curve(tmp_path / "curve.json")
-
-
-def test_claims_are_no_curve(tmp_path: Path) -> None:
-    plain = json.loads((BASELINES / "cpu" / "curve.json").read_text("ascii"))
-    (tmp_path / "c.json").write_text(json.dumps({**plain, "kind": "claims"}), "ascii")
-    with pytest.raises(experiments.ResultFileError, match="of kind 'curve' of schema 1, got kind 'claims'"):
-        experiments.curve(tmp_path / "c.json")
 
 
 def test_the_command_writes_the_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,7 +443,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "from accelcheck import cli\n"
         f"sys.exit(cli.main(['report', {str(path)!r}, '-o', {str(tmp_path / 'r.html')!r}]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = completed([sys.executable, "-c", program], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,13 +8,14 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import journal_harness
 import pytest
 from msgspec.structs import replace
 
 from accelcheck import cli
 from accelcheck.core.bounded import Piece, UnreadableFileError, lines, read
 from accelcheck.core.case import LEVELS, Case, Mode, Verdict
-from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.core.journal import JournalError, Record
 from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import shipped
@@ -33,17 +34,12 @@ def used(path: Path) -> dict[str, str]:
 
 
 def journal(path: Path, *verdicts: Verdict, **facts: Any) -> Path:
-    device = {"capability": "ok", "fingerprint": EPYC.as_json()}
-    header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
     known = {"ledgers": [used(ledger) for ledger in shipped(("cpu",))], "packages": {"torch": "2.13.0"}}
-    written = Journal(path)
-    written.header(header | known | {"devices": {"cpu": device}} | facts)
-    for index, verdict in enumerate(verdicts or (Verdict.PASS,) * 3):
-        written.case(
-            Record(Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict, compared=1).as_json()
-        )
-    written.end({"exit": 0})
-    return path
+    cases = [Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1) for index in range(3)]
+    records = [
+        Record(case, verdict, compared=1) for case, verdict in zip(cases, verdicts or (Verdict.PASS,) * 3, strict=False)
+    ]
+    return journal_harness.journal(path, *records, **known | facts)
 
 
 @pytest.fixture(autouse=True)

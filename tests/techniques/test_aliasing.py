@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import built_in
-from technique_harness import StubDevice, differences, named, plain, run, workload
-from torch import Tensor, nn
+from technique_harness import Calls, StubDevice, differences, named, plain, run, workload
+from torch import Tensor
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
@@ -29,19 +29,8 @@ INDEXED = [
 ]
 
 
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
-
-
 def of(function: Callable[..., Any], *inputs: Tensor) -> Problem:
-    return Problem(Call(function), inputs or (torch.arange(12.0).view(3, 4),))
+    return Problem(Calls(function), inputs or (torch.arange(12.0).view(3, 4),))
 
 
 # Views

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from marks import needs_compiler
 from technique_harness import StubDevice, named, run
 from torch import nn
 
@@ -19,9 +19,6 @@ from accelcheck.techniques.compilation import aot_inductor
 from accelcheck.techniques.compilation.aot_inductor import TECHNIQUES, AotInductor, Package, mapped_files
 from accelcheck.workloads.base import Problem, Program
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 BAKED, SUPPLIED = (cast("AotInductor", named(TECHNIQUES, name)) for name in ("aot-inductor", "aot-inductor-constants"))
 CPU = StubDevice(features=("inductor", "strided"))
 

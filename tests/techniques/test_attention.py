@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, named, plain, run, seen, workload
+from technique_harness import Attention, StubDevice, differences, named, plain, run, seen, workload
 from torch import Tensor, nn
-from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
@@ -19,15 +18,6 @@ MATH = named(TECHNIQUES, "sdpa-math")
 FLASH = named(TECHNIQUES, "sdpa-flash")
 EFFICIENT = named(TECHNIQUES, "sdpa-efficient")
 CUDNN = named(TECHNIQUES, "sdpa-cudnn")
-
-
-class Attention(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
 
 
 def problem(mask: Tensor | None = None, head: int = 16, **options: Any) -> Problem:

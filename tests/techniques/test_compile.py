@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import needs_compiler
 from technique_harness import MODES, StubDevice, differences, squared
 from torch import Tensor, nn
 from torch._dynamo.utils import get_metrics_context
@@ -38,10 +38,6 @@ from accelcheck.workloads.base import Problem, Program, Result
 
 BY_NAME = index("technique", TECHNIQUES)
 DECLINED = "graphs that were not captured = 0"
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 
 
 class Branching(nn.Module):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults
+from marks import needs_compiler
 from technique_harness import StubDevice, mlp, workload
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,10 +23,6 @@ from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.custom import FxPass, UserBackend
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 
 
 @pytest.fixture(autouse=True)

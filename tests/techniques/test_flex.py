@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, workload
+from technique_harness import Attention, StubDevice, differences, named, plain, run, workload
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 from accelcheck.core.capability import Code
@@ -21,15 +20,6 @@ from accelcheck.workloads.base import Problem, Program
 
 EAGER = named(TECHNIQUES, "flex-attention-eager")
 COMPILED = named(TECHNIQUES, "flex-attention")
-
-
-class Attention(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
 
 
 def problem(mask: Tensor | None = None, queries: int = 9, keys: int = 9, heads: int = 4, **options: Any) -> Problem:

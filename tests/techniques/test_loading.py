@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import built_in, verdict_of
+from process_harness import completed
 from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
 from torch import Tensor
 
@@ -440,13 +440,10 @@ print(json.dumps(found))
 def test_results_that_are_unsynced_or_computed_on_the_cpu_fail_on_xla(tmp_path: Path) -> None:
     """Fault 41, with a loader that moves batches ahead of time and with activations that are offloaded to the host."""
     here = Path(__file__).parents[1]
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", PLANTED.format(folder=str(tmp_path))],
-        capture_output=True,
-        text=True,
         timeout=300,
         env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])

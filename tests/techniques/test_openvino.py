@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import warnings
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from fault_harness import FORWARD, faults, seeded, verdict_of
+from process_harness import completed
 from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
@@ -128,12 +128,8 @@ os.kill(os.getpid(), signal.SIGCHLD)
 
 @needs_openvino
 def test_signals_are_handled_after_its_models_are_gone() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", AFTERWARDS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
+    ended = completed(
+        [sys.executable, "-c", AFTERWARDS], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     )
     assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 

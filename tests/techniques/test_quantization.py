@@ -6,13 +6,13 @@ import importlib
 import importlib.metadata
 import importlib.util
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from process_harness import completed
 from technique_harness import StubDevice, run
 from torch import Tensor, nn
 
@@ -411,6 +411,6 @@ def test_there_is_one_oracle_per_scheme() -> None:
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_torchao_is_imported_without_remarks_of_pytree_and_of_kernels() -> None:
     code = "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; print(ask('Int8WeightOnlyConfig'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout == "ok\n"
     assert done.stderr == ""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, bench, seeded, verdict_of
+from marks import needs_python_backends
 from plugin_harness import Ran, Suite
 from torch import Tensor
 
@@ -181,10 +182,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 @pytest.mark.parametrize("kind", ["last", "tf32"])
 def test_a_device_without_float32_products_is_judged_to_the_end(kind: str, suite: Suite) -> None:
     (suite.path / "vendor_toy.py").write_text(VENDOR.replace("WRONG", WRONG[kind]))

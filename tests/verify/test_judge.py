@@ -50,27 +50,21 @@ def test_the_right_metadata_have_no_fault() -> None:
     assert metadata({DEEP: values()}) == []
 
 
-def test_a_missing_tensor_is_named() -> None:
-    assert metadata({}) == [f"{DEEP}: missing: expected a tensor, got nothing"]
-
-
-def test_a_tensor_too_many_is_named() -> None:
-    assert metadata({DEEP: values(), "out[2]": values()}) == [
-        "out[2]: unexpected: expected nothing, got a tensor of shape (3, 4)"
-    ]
-
-
-def test_another_device_is_named() -> None:
-    assert metadata({DEEP: values().to("meta")}) == [f"{DEEP}: device: expected cpu, got meta"]
-
-
-def test_another_dtype_is_named() -> None:
-    assert metadata({DEEP: values().double()}) == [f"{DEEP}: dtype: expected float32, got float64"]
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (12,), (3, 4, 1), (1, 3, 4)])
-def test_another_shape_is_named(shape: tuple[int, ...]) -> None:
-    assert metadata({DEEP: values().reshape(shape)}) == [f"{DEEP}: shape: expected (3, 4), got {shape}"]
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        ({}, f"{DEEP}: missing: expected a tensor, got nothing"),
+        ({DEEP: values(), "out[2]": values()}, "out[2]: unexpected: expected nothing, got a tensor of shape (3, 4)"),
+        ({DEEP: values().to("meta")}, f"{DEEP}: device: expected cpu, got meta"),
+        ({DEEP: values().double()}, f"{DEEP}: dtype: expected float32, got float64"),
+        *(
+            ({DEEP: values().reshape(shape)}, f"{DEEP}: shape: expected (3, 4), got {shape}")
+            for shape in ((4, 3), (12,), (3, 4, 1), (1, 3, 4))
+        ),
+    ],
+)
+def test_what_is_unlike_the_oracles_is_named(result: dict[str, Tensor], line: str) -> None:
+    assert metadata(result) == [line]
 
 
 def test_other_strides_are_named_where_they_are_owed() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, case, seeded
+from fault_harness import Once, Planted, built_in, case, seeded
 from process_harness import PATIENT, started
+from technique_harness import Calls
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
@@ -39,17 +40,6 @@ from accelcheck.workloads.probes import Draw
 
 TESTS = Path(__file__).parents[1]
 PLAIN = Planted(nothing)
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
 
 
 def made(function: Callable[[Tensor], Any]) -> Workload:
@@ -402,12 +392,6 @@ def test_where_nan_comes_in_eager_is_no_judge_of_the_oracle() -> None:
     reference = compute(workload, PLAIN, 1, "float32", Mode.FORWARD, Draw(0, "nan[0]"))
     assert int(reference.truth["out"].isnan().sum()) == 1
     assert all(math.isfinite(budget) for budget in reference.budgets["out"].values())
-
-
-class Once(Planted):
-    """Has no gradients of gradients."""
-
-    differentiates_twice = False
 
 
 def test_second_derivatives_are_in_the_oracle_of_those_that_have_them(tmp_path: Path) -> None:

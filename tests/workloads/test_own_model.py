@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, verdict_of
+from process_harness import completed
 from technique_harness import StubDevice
 from torch import Tensor, nn
 from torch.nn import functional
@@ -281,7 +281,7 @@ torch.autograd.backward = lambda *a, **k: used.append(1) or original(*a, **k)
 workload_of(torch.nn.Linear(4, 3), (torch.ones(2, 4),), loss=torch.nn.functional.mse_loss, target=torch.ones(2, 3), optimizer=torch.optim.SGD)
 print(len(used))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = completed([sys.executable, "-c", code], check=True, timeout=120)
     assert done.stdout.strip() == "0"
 
 

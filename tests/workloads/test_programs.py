@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from process_harness import completed
 from torch import Tensor
 
 from accelcheck.core.case import Verdict
@@ -37,7 +37,7 @@ def labels(number: int) -> list[str]:
 @pytest.mark.parametrize("number", [1001, 1002])
 def test_another_process_draws_the_same_program(number: int) -> None:
     code = f"from accelcheck.workloads.programs import program; print(program({number}).problem(1).module)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ended = completed([sys.executable, "-c", code], check=True)
     assert ended.stdout.strip() == str(program(number).problem(1).module)
 
 
