@@ -101,6 +101,26 @@ def verdict_of(
     return bench(store, technique, workload).run(case(workload, mode, dtype, technique.name))
 
 
+def _ended(
+    verdict: Verdict,
+    store: Store,
+    technique: Technique,
+    workload: Workload,
+    mode: Mode = FORWARD,
+    dtype: str = "float32",
+) -> Record:
+    record = verdict_of(store, technique, workload, mode, dtype)
+    assert record.verdict is verdict, f"{record.verdict}: {record.why}\n{record.traceback}"
+    return record
+
+
+passed = functools.partial(_ended, Verdict.PASS)
+"""The record as of `verdict_of`, after an assertion that it is a pass."""
+
+failed = functools.partial(_ended, Verdict.FAIL)
+"""The record as of `verdict_of`, after an assertion that it is a failure."""
+
+
 def faults(record: Record) -> dict[str, set[str]]:
     """Returns faults by path: the views that caught them, or the kind of fault."""
     table: dict[str, set[str]] = {}

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import Bed, Planted, bench, built_in, case, verdict_of
+from fault_harness import Bed, Planted, bench, built_in, case, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import accuracy as check
@@ -316,14 +316,12 @@ def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store
 
 @pytest.mark.parametrize("technique", ["eager", "amp-bf16", pytest.param("grad-scaler-fp16", marks=pytest.mark.slow)])
 def test_a_correct_technique_learns_as_well(technique: str, store: Store) -> None:
-    record = verdict_of(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
     assert record.compared == 3594
 
 
 def test_eager_learns_bit_for_bit_what_the_reference_learnt(store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), brief(), LEARNING)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, Planted(nothing), brief(), LEARNING)
     assert shown(record)["lost"] == shown(record)["won"] == 0
 
 
@@ -387,8 +385,7 @@ def nan_rows(logits: Tensor) -> Tensor:
     ids=["class-flipped", "int8-axis", "cached", "zeros", "nan", "short", "integers"],
 )
 def test_a_fault_that_costs_accuracy_fails(change: Change, line: str, store: Store) -> None:
-    record = verdict_of(store, Planted(change), task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(change), task("digits-mlp"), ACCURACY)
     assert any(message.startswith(line) for message in record.why.splitlines()), record.why
 
 
@@ -401,8 +398,7 @@ def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> 
     "change", [stale_weights, kernels(threshold_backward=turned_gradients)], ids=["stale-weights", "gradient-sign"]
 )
 def test_a_training_that_goes_wrong_fails(change: Change, store: Store) -> None:
-    record = verdict_of(store, Planted(change), brief(), LEARNING)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(change), brief(), LEARNING)
     assert record.why.startswith("accuracy: view drop")
 
 
@@ -417,8 +413,7 @@ def test_the_message_says_what_was_lost_and_how_sure_that_is(store: Store) -> No
 def test_the_limit_is_the_techniques_own(store: Store) -> None:
     lenient = Planted(one_class_flipped)
     lenient.accuracy_limit = 0.5
-    record = verdict_of(store, lenient, task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.PASS
+    record = passed(store, lenient, task("digits-mlp"), ACCURACY)
     assert next(f for f in record.figures if f.view == "drop").allowed == 0.5
 
 
@@ -494,8 +489,7 @@ def test_a_technique_that_stops_in_a_later_fold_is_found(store: Store) -> None:
             for entry in super().evidence(*args):
                 yield replace(entry, engaged=self.folds < 3)
 
-    record = verdict_of(store, Once(nothing), task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Once(nothing), task("digits-mlp"), ACCURACY)
     assert record.why.startswith("not engaged")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
 from torch import Tensor
 
 from accelcheck.core.case import Mode, Verdict
@@ -129,8 +129,7 @@ def test_a_closer_look_at_a_part_says_nothing_of_a_gradient_that_other_parts_dec
     part: str, tmp_path: Path
 ) -> None:
     store = Recorder(tmp_path, f"out['{part}']")
-    record = verdict_of(store, technique(), WORKLOAD, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, technique(), WORKLOAD, BACKWARD)
     assert set(store.looks) == {(f"parted~{part}", 1)}
 
 
@@ -142,8 +141,7 @@ def test_an_algorithm_of_a_part_says_nothing_of_a_gradient_that_other_parts_deci
 
 def test_a_part_that_stays_beyond_its_budget_fails_beside_one_that_does_not(tmp_path: Path) -> None:
     store = Recorder(tmp_path, "out['exp']", "out['sin']")
-    record = verdict_of(store, technique(wrong="sin"), WORKLOAD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, technique(wrong="sin"), WORKLOAD)
     assert {fault.path for fault in record.faults} == {"out['sin']"}
     assert ("parted~exp", 1) in store.looks
 
@@ -155,8 +153,7 @@ def test_a_part_that_its_own_samples_cannot_judge_keeps_the_first_judgement(tmp_
                 raise VacuousError("rounding decides it")
             return super().get(case, technique, workload, *args, **options)
 
-    record = verdict_of(Vacuous(tmp_path, "out['exp']"), technique(), WORKLOAD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(Vacuous(tmp_path, "out['exp']"), technique(), WORKLOAD)
     assert {fault.path for fault in record.faults} == {"out['exp']"}
 
 

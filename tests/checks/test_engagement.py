@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, bench, case, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, bench, case, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode, Verdict
@@ -75,8 +75,7 @@ def test_a_technique_that_engages_in_its_first_runs_alone_fails_and_the_draw_is_
 
 
 def test_a_technique_that_engages_in_every_run_passes_with_the_evidence_of_the_first(store: Store) -> None:
-    record = verdict_of(store, ForAWhile(DRAWS + 1), plain())
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, ForAWhile(DRAWS + 1), plain())
     assert [entry.claim for entry in record.evidence] == [
         "aten::addmm dispatched >= 1",
         "no operator left cpu for the CPU",
@@ -143,8 +142,7 @@ class Counting(Planted):
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_counts_begin_anew_before_every_judged_run(mode: Mode, store: Store) -> None:
-    record = verdict_of(store, Counting(), plain(), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Counting(), plain(), mode)
 
 
 def test_what_is_timed_must_be_engaged_too(store: Store) -> None:

@@ -13,7 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    TRAIN,
+    Bed,
+    Planted,
+    bench,
+    case,
+    failed,
+    faults,
+    passed,
+    seeded,
+    verdict_of,
+)
 from torch import Tensor
 
 from accelcheck.checks import execute, numerics
@@ -99,8 +112,7 @@ def refuses(program: Program) -> None:
 
 def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
     for name, mode in (("mlp", FORWARD), ("cnn", BACKWARD), ("train-mlp", TRAIN)):
-        record = verdict_of(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
-        assert record.verdict is Verdict.PASS, record.why
+        record = passed(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
         assert record.compared > 0
         assert record.why == ""
         assert {"oracle", "prepare", "run", "judge"} <= record.seconds.keys()
@@ -114,18 +126,15 @@ def test_no_evidence_or_none_that_could_be_had_is_an_error(technique: type[Plant
 
 
 def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_says_so(store: Store) -> None:
-    record = verdict_of(store, Beside(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, Beside(nothing), seeded("mlp"))
     assert record.compared > 0
     assert record.remark == "could not be seen: bytes in a file fall: torch.save: RuntimeError: no such copy"
     assert "    ?   could not be seen: bytes in a file fall: torch.save" in explain(record)
-    wrong = verdict_of(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
-    assert wrong.verdict is Verdict.FAIL
+    failed(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
 
 
 def test_a_technique_that_did_not_engage_fails_though_its_values_are_right(store: Store) -> None:
-    record = verdict_of(store, Idle(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Idle(nothing), seeded("mlp"))
     assert record.why == "not engaged: graphs compiled >= 1: observed 0"
 
 
@@ -204,8 +213,7 @@ def test_an_infinity_that_is_swallowed_is_caught(swallow: Callable[[Tensor], Ten
 
 def test_a_nan_among_the_inputs_is_no_mutation(tmp_path: Path) -> None:
     workload = made(lambda x: torch.nan_to_num(x) * 2, 8, 8, fill=math.nan)
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(nothing), workload)
     record = verdict_of(Store(tmp_path), Planted(calling(lambda module, x: module(x.nan_to_num_()))), workload)
     assert faults(record).keys() == {"input[0]"}
 
@@ -259,8 +267,7 @@ def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
     workload = seeded("mlp")
     expected = store.get(case(workload, BACKWARD), Planted(nothing), workload).layouts.values()
     monkeypatch.setattr(torch, "full", full)
-    record = verdict_of(store, Planted(calling(call), warmups=1), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(calling(call), warmups=1), workload, BACKWARD)
     poison = [(layout.shape, "nan", torch.float32) for layout in expected]
     # The warm-up, the case's own draw, its rerun, and the draws after it.
     assert happened == ["call", *poison, "call", "call", *[*poison, "call"] * (DRAWS - 1)]
@@ -280,8 +287,7 @@ def test_a_result_that_an_earlier_run_left_is_caught_by_the_warm_up_alone(store:
 
 @pytest.mark.parametrize(("name", "mode"), [("cnn", BACKWARD), ("train-mlp", TRAIN)])
 def test_warm_ups_leave_no_trace_in_parameters_and_buffers(name: str, mode: Mode, store: Store) -> None:
-    record = verdict_of(store, Planted(nothing, warmups=2), seeded(name), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(nothing, warmups=2), seeded(name), mode)
 
 
 def test_work_that_left_the_device_fails(store: Store) -> None:
@@ -503,8 +509,7 @@ def test_a_colon_in_the_name_of_an_output_stays_in_the_path_of_its_fault(store: 
         wrong = next(calls) == 3  # the first is run again
         return {"a: b": x * (3 if wrong else 2)}
 
-    record = verdict_of(store, Planted(calling(call)), Workload("named", "Named.", make))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(calling(call)), Workload("named", "Named.", make))
     read = Record.from_json(json.loads(json.dumps(record.as_json())))
     assert read.faults == record.faults
     assert {(fault.path, fault.draw) for fault in read.faults} == {("out['a: b']", "draw 1")}

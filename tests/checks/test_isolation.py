@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, failed, passed, seeded, verdict_of
 from torch import nn
 from torch.nn import functional
 
@@ -101,8 +101,7 @@ def told(record: Record) -> Any:
 @pytest.mark.parametrize("name", LEAKS)
 def test_what_a_case_leaves_changed_is_named_and_put_back(name: str, store: Store) -> None:
     before = GlobalState.now()
-    record = verdict_of(store, Leaking(LEAKS[name]), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Leaking(LEAKS[name]), seeded("mlp"))
     assert f"{name.partition(' of a ')[0].partition(' that ')[0]}: left changed: expected " in record.why
     assert before.restore() == []
 
@@ -190,8 +189,7 @@ def times(factor: float) -> Planted:
 
 
 def test_random_modules_drop_nothing_and_that_is_said(store: Store) -> None:
-    record = verdict_of(store, PLAIN, DROPPING, mode=BACKWARD)
-    assert record.verdict is Verdict.PASS
+    record = passed(store, PLAIN, DROPPING, mode=BACKWARD)
     (remark,) = (evidence for evidence in record.evidence if evidence.claim == SWITCHED_OFF)
     assert remark.observed == "drop: Dropout(p=0.1, inplace=False)"
     assert not [e for e in verdict_of(store, PLAIN, DROPPING, mode=FORWARD).evidence if e.claim == SWITCHED_OFF]
@@ -238,8 +236,7 @@ def test_generators_are_put_back_in_silence_after_a_case(store: Store) -> None:
     def draws() -> None:
         random.random(), np.random.rand(), torch.rand(1)
 
-    record = verdict_of(store, Leaking(draws), seeded("mlp"))
-    assert record.verdict is Verdict.PASS
+    passed(store, Leaking(draws), seeded("mlp"))
     assert before.moved(Generators.now()) == []
 
 

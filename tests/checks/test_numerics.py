@@ -13,12 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Once, Planted, bench, built_in, case, faults, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    TRAIN,
+    Bed,
+    Once,
+    Planted,
+    bench,
+    built_in,
+    case,
+    failed,
+    faults,
+    passed,
+    verdict_of,
+)
 from torch import Tensor, nn
 
 from accelcheck.checks import calls
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.core.journal import Record
 from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
@@ -58,11 +71,6 @@ def addresses(module: nn.Module, x: Tensor) -> tuple[int, ...]:
     return x.data_ptr(), *(p.data_ptr() for p in module.parameters()), *(b.data_ptr() for b in module.buffers())
 
 
-def passed(record: Record) -> bool:
-    assert record.verdict is Verdict.PASS, record.why
-    return True
-
-
 class WrongOnce(nn.Module):
     """Products, one of which has a large error in every dtype but FP64."""
 
@@ -90,7 +98,7 @@ SMALL = replace(built_in()["matmul"], name="matmul-probed", probes=frozenset({"n
 def test_parameters_and_inputs_are_refilled_where_they_are(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALLS", 0)
     happened: list[Any] = []
-    assert passed(verdict_of(fresh, Planted(watching(happened, addresses)), SMALL))
+    passed(fresh, Planted(watching(happened, addresses)), SMALL)
     # The case's own, its rerun, three probes and three other draws: all at one place.
     assert len(happened) == 2 + 3 + 3
     assert len(set(happened)) == 1
@@ -99,7 +107,7 @@ def test_parameters_and_inputs_are_refilled_where_they_are(fresh: Store, monkeyp
 def test_every_draw_has_its_own_values(fresh: Store) -> None:
     happened: list[Any] = []
     look = watching(happened, lambda module, x: (float(x.nansum()), float(module.get_parameter("weight").sum())))
-    assert passed(verdict_of(fresh, Planted(look), SMALL))
+    passed(fresh, Planted(look), SMALL)
     assert len({value for value, _ in happened}) == 7  # the rerun's are the first ones
     assert len({weight for _, weight in happened}) == DRAWS  # probes have the first ones
 
@@ -117,8 +125,7 @@ def test_state_is_restored_between_draws(fresh: Store) -> None:
 
         program.run = run  # type: ignore[method-assign]  # on this instance alone
 
-    record = verdict_of(fresh, Planted(change), workload, TRAIN)
-    assert passed(record)
+    record = passed(fresh, Planted(change), workload, TRAIN)
     expected = [Draw(number).problem(workload, record.case.seed, "float32").module for number in (0, 0, 1, 2, 3)]
     assert len(happened) == len(expected)
     for seen, module in zip(happened, expected, strict=True):
@@ -158,8 +165,7 @@ PLAIN_DRAWS = replace(SMALL, name="matmul-unprobed", probes=frozenset())
 
 @pytest.mark.parametrize("change", [baked, by_address])
 def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_on(change: Change, fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(change), PLAIN_DRAWS)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(change), PLAIN_DRAWS)
     *lines, hint = [line for line in record.why.splitlines() if "in all draws" not in line]
     assert hint.startswith("prepare: stale [draw 1]: expected results that follow parameters and inputs")
     assert "set Planted.bakes to True if it copies parameters" in hint
@@ -201,13 +207,12 @@ class Baking(Planted):
 
 def test_what_bakes_is_prepared_anew_for_other_parameters_alone(fresh: Store) -> None:
     technique = Baking(baked)
-    assert passed(verdict_of(fresh, technique, SMALL))
+    passed(fresh, technique, SMALL)
     assert technique.prepared == technique.finished == DRAWS + 1  # and for the case's own again
 
 
 def test_what_is_wrong_with_the_first_parameters_too_is_not_called_stale(fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(calling(lambda module, x: module(x) * 1.01)), SMALL)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(lambda module, x: module(x) * 1.01)), SMALL)
     assert "stale" not in record.why
 
 
@@ -229,7 +234,7 @@ def test_a_module_that_is_called_in_place_of_another_has_its_mode(mode: Mode) ->
 
 
 def test_an_exact_copy_of_a_network_with_batch_norm_passes(fresh: Store) -> None:
-    assert passed(verdict_of(fresh, Copied(), built_in()["cnn"]))
+    passed(fresh, Copied(), built_in()["cnn"])
 
 
 class Resizing(Eager):
@@ -245,7 +250,7 @@ def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(fresh: St
     record = verdict_of(fresh, Resizing(), workload)
     assert record.verdict is Verdict.ERROR
     assert "the workload fixed has the trait `resizable`, but its maker gives inputs of the same sizes" in record.why
-    assert passed(verdict_of(fresh, Resizing(), built_in()["mlp"]))
+    passed(fresh, Resizing(), built_in()["mlp"])
 
 
 class Featured(Bed):
@@ -281,7 +286,7 @@ def test_a_rerun_that_differs_is_recorded_where_nothing_promises_the_same_bits(
 ) -> None:
     workload = replace(PLAIN_DRAWS, name="matmul-rerun", traits=PLAIN_DRAWS.traits | {*traits})
     record = bench(fresh, Planted(unsteady), workload, Featured(*features)).run(case(workload))
-    assert passed(record)
+    assert record.verdict is Verdict.PASS, record.why
     (figure,) = (figure for figure in record.figures if figure.view == "rerun")
     assert 0 < figure.measured < 1e-6
     assert not figure.gates
@@ -309,9 +314,8 @@ def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_le
     gc.collect()
     gc.disable()  # nothing but the check collects
     try:
-        assert passed(
-            bench(fresh, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
-        )
+        lazy = bench(fresh, Planted(calling(call)), workload, Featured("deterministic", "lazy"))
+        assert lazy.run(case(workload)).verdict is Verdict.PASS
         left.clear()
         record = bench(fresh, Planted(calling(call)), workload, Featured("deterministic")).run(case(workload))
         assert faults(record) == {"out": {"rerun"}}
@@ -346,7 +350,7 @@ def test_output_gradients_are_strided_in_odd_draws(fresh: Store) -> None:
         return out
 
     workload = replace(PLAIN_DRAWS, name="matmul-strided")
-    assert passed(verdict_of(fresh, Planted(calling(call)), workload, BACKWARD))
+    passed(fresh, Planted(calling(call)), workload, BACKWARD)
     assert seen == [True, True, False, True, False]  # the second is the rerun
 
 
@@ -385,13 +389,13 @@ def wrong_twice(module: Any, x: Tensor) -> Any:
 
 
 def test_a_wrong_second_derivative_fails_and_nothing_else_does(fresh: Store) -> None:
-    assert passed(verdict_of(fresh, Planted(nothing), SQUARES, BACKWARD))
+    passed(fresh, Planted(nothing), SQUARES, BACKWARD)
     record = verdict_of(fresh, Planted(calling(wrong_twice)), SQUARES, BACKWARD)
     assert faults(record).keys() == {"grad2:input[0]"}
 
 
 def test_a_technique_without_second_derivatives_is_not_asked_for_them(fresh: Store) -> None:
-    assert passed(verdict_of(fresh, Once(calling(wrong_twice)), SQUARES, BACKWARD))
+    passed(fresh, Once(calling(wrong_twice)), SQUARES, BACKWARD)
 
 
 def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(fresh: Store) -> None:
@@ -421,8 +425,7 @@ def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, fresh: Store)
     def special(module: Any, x: Tensor) -> Any:
         return module(x) + 0.5 * float((x == number).all())
 
-    record = verdict_of(fresh, Planted(calling(special)), SMALL)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(special)), SMALL)
     assert all(f" [{probe}]: " in line for line in record.why.splitlines())
 
 
@@ -437,7 +440,7 @@ def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
 
     happened: list[Any] = []
     look = watching(happened, lambda _, x: (bool(x.isnan().any()), bool((x == 0).all()), bool((x == 1).all())))
-    assert passed(verdict_of(fresh, Choosy(look), SMALL))
+    passed(fresh, Choosy(look), SMALL)
     assert [sum(kind) for kind in zip(*happened, strict=True)] == [0, 0, 1]
 
 
@@ -451,21 +454,20 @@ def test_another_shape_is_spared_where_it_would_be_compiled_anew(
     technique = Planted(watching(happened, lambda _, x: tuple(x.shape)))
     technique.level = level
     workload = replace(SMALL, name="matmul-sliced-probe", probes=frozenset({"slice"}))
-    assert passed(bench(fresh, technique, workload, Featured(*features)).run(case(workload)))
+    assert bench(fresh, technique, workload, Featured(*features)).run(case(workload)).verdict is Verdict.PASS
     assert len(set(happened)) == shapes
 
 
 def test_one_direction_in_all_draws_fails_though_no_draw_is_beyond_its_budget(fresh: Store) -> None:
     workload = replace(built_in()["matmul"], name="matmul-leaning", probes=frozenset())
     # Half a unit of bfloat16 in one direction always: one rounding in any direction is granted.
-    record = verdict_of(
+    record = failed(
         fresh,
         Planted(replacing(out=lambda out: (out.float() * (1 + 2.0**-8)).to(out.dtype))),
         workload,
         FORWARD,
         "bfloat16",
     )
-    assert record.verdict is Verdict.FAIL
     assert "out: view gain in all draws: expected at most " in record.why
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, verdict_of
+from fault_harness import Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.own_accuracy import compared
@@ -62,21 +62,18 @@ def swapped(module: Any, x: Tensor) -> Any:
 
 @pytest.mark.parametrize("metric", [right, score, lambda out, target: right(out, target).float().mean()])
 def test_eager_keeps_its_accuracy_by_every_kind_of_metric(fresh: Store, metric: Any) -> None:
-    record = verdict_of(fresh, Eager(), task(metric), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, Eager(), task(metric), ACCURACY)
     assert record.compared == (4 if metric not in (right, score) else 400)
 
 
 def test_a_technique_that_warms_up_is_judged_too(fresh: Store) -> None:
-    record = verdict_of(fresh, Trace(), task(), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Trace(), task(), ACCURACY)
 
 
 @pytest.mark.parametrize("metric", [right, lambda out, target: right(out, target).float().mean()])
 def test_two_percent_lost_fail_where_one_may_be(fresh: Store, metric: Any) -> None:
     assert verdict_of(fresh, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
-    record = verdict_of(fresh, Planted(calling(swapped)), task(metric), ACCURACY)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(swapped)), task(metric), ACCURACY)
     assert "accuracy: view drop: expected at most 1.000e-02, got 2.000%" in record.why
     assert verdict_of(fresh, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
 

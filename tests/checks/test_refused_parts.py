@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, verdict_of
+from fault_harness import Planted, built_in, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -56,16 +56,14 @@ def has(*refused: str) -> Callable[[tuple[str, ...]], bool]:
 
 
 def test_refused_parts_are_named_with_what_they_raise_and_the_others_pass(fresh: Store) -> None:
-    record = verdict_of(fresh, refusing(has("b", "f")), workload())
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, refusing(has("b", "f")), workload())
     assert record.refused == {label: f"RuntimeError: no kernel for {label}" for label in "bf"}
     assert record.compared == 5 * (len(LABELS) - 2) * 4
     assert any("b (RuntimeError: no kernel for b)" in str(entry.observed) for entry in record.evidence)
 
 
 def test_a_part_beside_refused_ones_is_judged(fresh: Store) -> None:
-    record = verdict_of(fresh, refusing(has("b"), wrong="c"), workload())
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, refusing(has("b"), wrong="c"), workload())
     assert {fault.path for fault in record.faults} == {"out['c']"}
     assert set(record.refused) == {"b"}
 
@@ -84,8 +82,7 @@ def test_a_model_that_is_not_divisible_is_an_error_as_a_whole(fresh: Store) -> N
 def test_a_part_that_raises_in_eager_is_a_fault_and_the_others_are_judged(fresh: Store) -> None:
     technique = refusing(has("b"), wrong="c")
     technique.family = "eager"
-    record = verdict_of(fresh, technique, workload())
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, technique, workload())
     assert str(record.faults[0]) == "out['b']: raised: expected a result, got RuntimeError: no kernel for b"
     assert {fault.path for fault in record.faults[1:]} == {"out['c']"}
     assert set(record.refused) == {"b"}
@@ -130,8 +127,7 @@ def test_a_part_that_raises_only_under_a_dispatch_mode_is_refused(fresh: Store) 
     def change(program: Program) -> None:
         program.call = partial(call, program.module)
 
-    record = verdict_of(fresh, Planted(change), workload())
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, Planted(change), workload())
     assert record.refused == {"b": "RuntimeError: not under a mode"}
 
 

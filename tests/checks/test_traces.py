@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, faults, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, faults, passed, seeded, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -85,8 +85,7 @@ COUNTING = Workload("counting", "Counts and draws.", counting)
 
 
 def test_what_eager_does_too_is_no_fault(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), COUNTING)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(nothing), COUNTING)
 
 
 def test_a_generator_that_each_call_sets_to_one_state_is_named_though_eager_draws_from_it(tmp_path: Path) -> None:
@@ -117,8 +116,7 @@ def dropping(generator: torch.Generator, _: int) -> Problem:
 
 def test_dropout_may_draw_where_its_rate_is_set_to_zero_for_the_check(tmp_path: Path) -> None:
     workload = Workload("dropping", "Dropout.", dropping)
-    record = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(after(traces.draws)), workload, BACKWARD)
     evaluated = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, FORWARD)
     assert {fault.path for fault in evaluated.faults} == {"generator of torch"}
 
@@ -205,5 +203,4 @@ def test_a_technique_may_give_each_input_memory_of_its_own(store: Store) -> None
         program.inputs = tuple(value.clone() for value in program.inputs)
 
     workload = Workload("itself", "An input as it is.", make)
-    record = verdict_of(store, Planted(apart), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(apart), workload, FORWARD)

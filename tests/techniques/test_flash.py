@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
+from fault_harness import failed, passed, seeded, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, seen, workload
 from torch import Tensor
 from torch.nn import functional
@@ -224,8 +224,7 @@ def test_dropout_is_passed_on_and_depths_are_padded(installed: Any) -> None:
 def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(TWO)
     store, place = Store(tmp_path), seeded("attention-dropout")
-    record = verdict_of(store, here(TWO), place, Mode.RANDOM, "float16")
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, here(TWO), place, Mode.RANDOM, "float16")
     plainly = functional.dropout
     monkeypatch.setattr(functional, "dropout", lambda weights, rate: plainly(weights, 0.9 * rate))
     assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
@@ -330,14 +329,12 @@ def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
 @pytest.mark.parametrize("name", ["attention-cross-causal", "attention-cross-right"])
 def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) -> None:
     installed(TWO)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
 
 
 def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
     installed(TWO, top_left)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
     assert "out: view" in record.why
 
 
@@ -346,6 +343,5 @@ def test_an_adapter_that_ignores_the_alignment_fails(
 ) -> None:
     installed(TWO)
     monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
     assert "out: view" in record.why

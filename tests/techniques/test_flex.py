@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Bed, seeded, verdict_of
+from fault_harness import Bed, failed, seeded, verdict_of
 from technique_harness import Attention, StubDevice, differences, named, plain, run, workload
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
@@ -130,6 +130,5 @@ def test_a_mask_function_that_is_off_by_one_fails(tmp_path: Any, monkeypatch: py
         return query + 1 >= key
 
     monkeypatch.setattr(flex, "causal", shifted)
-    record = verdict_of(store, EAGER, place)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, EAGER, place)
     assert "view row" in record.why

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Bed, seeded, verdict_of
+from fault_harness import Bed, failed, seeded, verdict_of
 from technique_harness import StubDevice, named, run
 from torch import Tensor, nn
 
@@ -169,8 +169,7 @@ def test_faults_of_scaled_products_are_caught(edit: Any, dtype: str, store: Stor
 
 @pytest.mark.parametrize("edit", [wrong_axis, other_format, doubled_scale], ids=lambda edit: edit.__name__)
 def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
-    record = verdict_of(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
     assert "out: view" in record.why
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, Planted, faults, seeded, verdict_of
+from fault_harness import BACKWARD, Planted, failed, faults, passed, seeded, verdict_of
 from technique_harness import differences, mlp, named, plain, run, trained
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.core.registry import discover
 from accelcheck.selftest.faults.base import Planted as PlantedAfter
 from accelcheck.selftest.faults.plant import calling
@@ -76,8 +76,7 @@ def test_a_loop_over_samples_fails_the_evidence() -> None:
 def test_inputs_that_are_no_batch_are_not_mapped(fresh: Store) -> None:
     """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
-        record = verdict_of(fresh, VMAP, seeded(name), BACKWARD)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, VMAP, seeded(name), BACKWARD)
 
 
 # Differentiated
@@ -235,10 +234,8 @@ def mapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
 
 def test_swapped_gradients_fail_under_a_transform(fresh: Store) -> None:
     workload = seeded("custom-function")
-    healthy = verdict_of(fresh, GRAD, workload, BACKWARD)
-    assert healthy.verdict is Verdict.PASS, healthy.reason
-    record = verdict_of(fresh, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    passed(fresh, GRAD, workload, BACKWARD)
+    record = failed(fresh, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
     assert all(evidence.engaged for evidence in record.evidence)
     assert faults(record).keys() == {"grad:input[0]", "grad:input[1]"}
 
@@ -273,15 +270,13 @@ class Ruled(nn.Module):
 
 def test_a_wrong_batching_rule_fails_under_copies(fresh: Store) -> None:
     workload = Workload("ruled", "A rule.", lambda g, _: Problem(Ruled(), (torch.randn(4, generator=g),)))
-    record = verdict_of(fresh, COPIES, workload)
-    assert record.verdict is Verdict.FAIL, record.why
+    record = failed(fresh, COPIES, workload)
     assert {fault.path for fault in record.faults} == {"out"}
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_copies_give_the_results_of_one(mode: Mode, fresh: Store) -> None:
-    record = verdict_of(fresh, COPIES, seeded("mlp"), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, COPIES, seeded("mlp"), mode)
 
 
 class Incremented(nn.Module):
@@ -313,5 +308,4 @@ def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(techn
         return Problem(Beside(), tuple(torch.randn(3, generator=generator) for _ in range(2)))
 
     workload = Workload("beside", "Two inputs.", make, idle=frozenset({"input[1]"}))
-    record = verdict_of(fresh, technique, workload, Mode.BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, technique, workload, Mode.BACKWARD)

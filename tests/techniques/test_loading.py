@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import built_in, verdict_of
+from fault_harness import built_in, failed, verdict_of
 from process_harness import completed
 from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
 from torch import Tensor
@@ -115,8 +115,7 @@ PLANTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_loader_that_loses_or_reorders_fails(store: Store, plant: str) -> None:
     change, seen = PLANTS[plant]
-    record = verdict_of(store, Losing(change), built_in()["mlp"])
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Losing(change), built_in()["mlp"])
     assert f"each once, in this order: observed {seen}" in record.why
     # The result is wrong too: it is that of other samples, or in another order.
     assert "\nout: " in record.why
@@ -127,8 +126,7 @@ def test_a_loader_that_changes_a_bit_fails(store: Store) -> None:
         batches[0][2][0, 0] += 2.0**-20
         return batches
 
-    record = verdict_of(store, Losing(flip), built_in()["mlp"])
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Losing(flip), built_in()["mlp"])
     assert "input[0]: mutated: expected it bitwise unchanged" in record.why
 
 

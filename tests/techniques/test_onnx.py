@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import FORWARD, faults, seeded, verdict_of
+from fault_harness import FORWARD, failed, faults, passed, seeded
 from technique_harness import StubDevice, differences, mlp, plain, run
 from torch import Tensor, nn
 from upstream_signatures import unlike_upstream
@@ -146,16 +146,14 @@ def test_stale_weights_fail(tmp_path: Path) -> None:
                 with torch.no_grad():
                     program.module.get_parameter("fc1.bias").neg_()
 
-    record = verdict_of(Store(tmp_path), Wrong(), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), Wrong(), seeded("mlp"))
     assert faults(record).keys() == {"out"}
 
 
 @needs_packages
 def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Path) -> None:
     """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
-    record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), ONNX, seeded("attention-empty-row"))
     assert "row at [1, 1, 5, :]" in record.why
 
 
@@ -389,5 +387,4 @@ def test_a_runtime_need_not_give_the_strides_of_eager(tmp_path: Path) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:
         return Problem(Transposed(), (torch.randn(3, 5, generator=generator),))
 
-    record = verdict_of(Store(tmp_path), ONNX, Workload("transposed", "A transposed result.", make))
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), ONNX, Workload("transposed", "A transposed result.", make))

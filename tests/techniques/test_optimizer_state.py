@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
+from fault_harness import failed, passed, seeded, verdict_of
 from technique_harness import StubDevice, mlp, plain, run, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing, rounded_to, truncated_to
 from accelcheck.techniques.base import Unsupported
@@ -137,16 +137,14 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
 def test_faults_of_states_fail_by_their_values(change: Change, name: str, store: Store) -> None:
-    record = verdict_of(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
-    assert record.verdict is Verdict.FAIL, record.why
+    record = failed(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
     assert "parameter:" in record.why
     assert "not engaged" not in record.why
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_technique_itself_passes(number: int, store: Store) -> None:
-    record = verdict_of(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
-    assert record.verdict is Verdict.PASS, record.why + record.traceback
+    passed(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
 
 
 def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import TRAIN, faults, seeded, verdict_of
+from fault_harness import TRAIN, faults, passed, seeded, verdict_of
 from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
 from torch import nn
 from torch.nn import functional
@@ -155,8 +155,7 @@ def test_parameters_have_awkward_sizes() -> None:
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
 def test_an_option_that_is_lost_fails(fresh: Store, technique: Any) -> None:
-    healthy = verdict_of(fresh, technique, seeded("train-nesterov"), TRAIN)
-    assert healthy.verdict is Verdict.PASS, healthy.reason
+    passed(fresh, technique, seeded("train-nesterov"), TRAIN)
     for lost in ({"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.0}):
         record = verdict_of(fresh, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
         assert record.verdict is Verdict.FAIL, lost
@@ -203,5 +202,4 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(fresh: Store, techn
         return torch.optim.AdamW([weights, biases], lr=0.01)
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
-    record = verdict_of(fresh, technique, own, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, technique, own, TRAIN)

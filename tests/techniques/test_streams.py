@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
+from fault_harness import failed, passed, seeded
 from technique_harness import StubDevice, differences, plain, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.capability import SUPPORTED, Code
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.asynchrony import FAULTS, Unordered, unordered
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.techniques.interop import streams
@@ -179,8 +179,7 @@ def test_only_floating_point_tensors_are_exchanged() -> None:
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None:
     gpu()
-    record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
 
 
 @pytest.mark.slow
@@ -188,8 +187,7 @@ def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None
 @pytest.mark.parametrize("way", ["imports", "exports"])
 def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mode: Mode, way: str) -> None:
     gpu(**{way: False})
-    record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
     assert "NaN pattern" in record.why
 
 
@@ -197,8 +195,7 @@ def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
     gpu()
     (fault,) = (fault for fault in FAULTS if fault.name == "dlpack-unordered")
     assert fault.technique == TECHNIQUE.name
-    record = verdict_of(Store(tmp_path), Planted(TECHNIQUE, fault.plant(1.0)), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), Planted(TECHNIQUE, fault.plant(1.0)), seeded("mlp"))
     assert "NaN pattern" in record.why
 
 

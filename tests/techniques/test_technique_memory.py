@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import verdict_of
+from fault_harness import failed, verdict_of
 from technique_harness import StubDevice, differences, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -128,8 +128,7 @@ def test_stored_segments_fail_both_observations() -> None:
 
 def test_recomputing_with_other_inputs_fails(fresh: Store) -> None:
     assert verdict_of(fresh, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(fresh, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
     assert "grad:input[0]: view row" in record.why
     assert "not engaged" not in record.why
 
@@ -231,8 +230,7 @@ class Lossy(Offload):
 
 def test_an_offload_that_loses_bits_fails(fresh: Store) -> None:
     assert verdict_of(fresh, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(fresh, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
     assert "grad:input[0]: view row" in record.why
 
 

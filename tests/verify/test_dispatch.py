@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, verdict_of
+from fault_harness import BACKWARD, FORWARD, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
@@ -89,13 +89,11 @@ def test_the_oracle_computes_encoder_layers_operator_by_operator() -> None:
 )
 @pytest.mark.parametrize("keywords", [{}, {"src_key_padding_mask": MASK}], ids=["whole", "padded"])
 def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, Any], fresh: Store) -> None:
-    record = verdict_of(fresh, Matrix.load().techniques[name], workload(**keywords), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[name], workload(**keywords), mode)
 
 
 def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(fresh: Store) -> None:
-    record = verdict_of(fresh, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
     assert "captured contractions in bfloat16" in record.why
 
 

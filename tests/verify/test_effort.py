@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, case, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, case, failed, passed, seeded, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.checks.remarks import REDUCED
-from accelcheck.core.case import EFFORTS, Mode, Verdict
+from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told
@@ -93,8 +93,7 @@ def test_built_in_workloads_have_the_usual_effort_whatever_is_asked(tmp_path: Pa
 def test_small_models_have_the_usual_effort_and_no_remark(tmp_path: Path) -> None:
     workload = own()
     assert Store(tmp_path).effort(case(workload), workload) == FULL
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(Store(tmp_path), Planted(nothing), workload)
     assert REDUCED not in {entry.claim for entry in record.evidence}
 
 
@@ -121,8 +120,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
 
         program.call = call
 
-    record = verdict_of(store, Planted(look), own(), TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(look), own(), TRAIN)
     assert len(seen) == 2 * 3  # two draws and a rerun
     reference = store.get(case(own(), TRAIN), Planted(nothing), own())
     assert sorted(path for path in reference.truth if path.startswith("loss")) == ["loss[0]", "loss[1]"]
@@ -133,8 +131,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
 def test_eager_passes_with_the_least_effort_whatever_the_seed(store: Store, mode: Mode) -> None:
     for seed in range(4):
         workload = own(seed)
-        record = verdict_of(store, Eager(), workload, mode)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(store, Eager(), workload, mode)
 
 
 def scaled(program: Program) -> None:
@@ -208,8 +205,7 @@ FAULTS = {
 )
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):
-        record = verdict_of(store, Planted(change), own(seed), mode)
-        assert record.verdict is Verdict.FAIL, record.why
+        failed(store, Planted(change), own(seed), mode)
 
 
 def test_a_random_model_is_refused_with_the_least_effort_too(store: Store) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, faults, seeded, verdict_of
+from fault_harness import Planted, built_in, failed, faults, passed, seeded, verdict_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -208,8 +208,7 @@ def test_attention_that_drops_another_mask_in_the_gradient_is_caught(fresh: Stor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dropout", "dropout-blocks", "attention-dropout"])
 def test_eager_passes(name: str, dtype: str, fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(nothing), seeded(name), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, Planted(nothing), seeded(name), RANDOM, dtype)
     assert record.compared > 500_000
 
 
@@ -224,23 +223,20 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, fresh: Store
         return x * scaled
 
     for number in SEEDS:
-        record = verdict_of(fresh, Planted(calling(own)), half(number), RANDOM, dtype)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(calling(own)), half(number), RANDOM, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, fresh: Store) -> None:
     """Fused attention, which eager runs, rounds once; in this seed unfused attention errs more than twice as much."""
-    record = verdict_of(fresh, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
 
 
 def test_a_lost_gradient_is_a_fault(fresh: Store) -> None:
     def cut(module: Any, x: Tensor) -> Tensor:
         return module(x.detach()).requires_grad_()  # type: ignore[no-any-return]  # a module gives anything
 
-    record = verdict_of(fresh, Planted(calling(cut)), half(0), RANDOM)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(cut)), half(0), RANDOM)
     assert record.why == "grad:input[0]: shape: expected (256, 512), got nothing"
 
 

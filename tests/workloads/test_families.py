@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import FORWARD, Planted, built_in, verdict_of
+from fault_harness import FORWARD, Planted, built_in, failed, verdict_of
 from torch import Tensor
 
-from accelcheck.core.case import Verdict
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, flatten
 from accelcheck.workloads.families import CONSUMERS, PER_BINADE, UNARY, WORKLOADS, binades, near
@@ -112,8 +111,7 @@ FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
 @pytest.mark.slow  # a minute
 @pytest.mark.parametrize(("name", "label", "change"), FAULTS, ids=[f"{name}: {label}" for name, label, _ in FAULTS])
 def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any], Any], fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(changing(label, change)), built_in()[name], FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(changing(label, change)), built_in()[name], FORWARD)
     assert f"out[{label!r}" in {fault.path.partition("]")[0] for fault in record.faults}
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed
 from torch import Tensor
 
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.operator_calls import SampleCall
@@ -52,13 +52,11 @@ def after(change: Any) -> Planted:
 def test_eager_passes(name: str, part: str, fresh: Store) -> None:
     tried_workload = workload(name, part)
     for mode in tried_workload.modes:
-        record = verdict_of(fresh, Planted(right), tried_workload, mode)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(right), tried_workload, mode)
 
 
 def test_a_nan_that_is_lost_fails(fresh: Store) -> None:
-    record = verdict_of(fresh, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
     assert {(fault.view, fault.path.split()[1]) for fault in record.faults} >= {("NaN", "nan"), ("-Inf", "infinite")}
 
 
@@ -66,8 +64,7 @@ def test_an_element_beyond_a_block_that_is_lost_fails(fresh: Store) -> None:
     def lost(_: str, out: Tensor) -> Tensor:
         return torch.cat([out[..., :-1], torch.zeros_like(out[..., -1:])], -1) if out.shape[-1] > 1024 else out
 
-    record = verdict_of(fresh, after(lost), workload("maximum", "resized"), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, after(lost), workload("maximum", "resized"), FORWARD)
     assert {fault.path.split()[1] for fault in record.faults} == {"length-1030", "length-4103"}
 
 
@@ -199,8 +196,7 @@ def test_half_precision_has_samples_that_both_dtypes_hold() -> None:
 @pytest.mark.parametrize("dtype", HALF)
 def test_eager_passes_in_half_precision(dtype: str, fresh: Store) -> None:
     for mode in (FORWARD, BACKWARD):
-        record = verdict_of(fresh, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
 
 
 def test_a_sample_whose_nan_follows_from_rounding_is_left_out() -> None:

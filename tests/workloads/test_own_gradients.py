@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from accelcheck.checks.remarks import CUSTOM
-from accelcheck.core.case import Verdict
 from accelcheck.core.journal import Record
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
@@ -122,8 +121,7 @@ def remark(record: Record) -> str:
 @pytest.mark.parametrize("own", [Wrong, OneRow, Reversed])
 def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Store) -> None:
     constants = (0.5,) if own is Reversed else ()
-    record = verdict_of(fresh, Eager(), layers(own.apply, *constants), BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Eager(), layers(own.apply, *constants), BACKWARD)
     (fault,) = record.faults
     assert str(fault).startswith(f"{own.__name__}.backward: gradient: expected the derivative of its forward")
     assert "where finite differences give" in str(fault)
@@ -139,28 +137,24 @@ def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Sto
 )
 def test_the_record_says_how_custom_functions_compare(own: Any, said: str, fresh: Store) -> None:
     model = layers(lambda x: own.apply(x).to(x.dtype))
-    record = verdict_of(fresh, Eager(), model, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), model, BACKWARD)
     assert remark(record) == said
 
 
 def test_gradients_that_are_meant_to_differ_are_named_by_the_owner(fresh: Store) -> None:
-    record = verdict_of(fresh, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
     assert remark(record) == "Reversed: an estimate by design"
 
 
 def test_gradients_of_complex_functions_are_compared_by_parts(fresh: Store) -> None:
     model = layers(lambda x: modulus(torch.complex(x, x * x)))
-    record = verdict_of(fresh, Eager(), model, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), model, BACKWARD)
     assert remark(record) == "Modulus: right"
 
 
 def test_other_techniques_and_modes_do_not_repeat_it(fresh: Store) -> None:
     assert not remark(verdict_of(fresh, Eager(), layers(Square.apply), FORWARD))
-    record = verdict_of(fresh, Planted(nothing), layers(Wrong.apply), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Planted(nothing), layers(Wrong.apply), BACKWARD)
 
 
 def test_a_checked_function_computes_what_it_did_before() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, failed, passed, verdict_of
 from process_harness import completed
 from technique_harness import StubDevice
 from torch import Tensor, nn
@@ -100,15 +100,13 @@ def own(workload: Workload) -> Problem:
 @pytest.mark.parametrize("make", [language, images])
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_a_model_as_it_is_passes_in_every_mode(make: Callable[[], Workload], mode: Mode, fresh: Store) -> None:
-    record = verdict_of(fresh, Eager(), make(), mode)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), make(), mode)
     assert record.compared > 0
 
 
 def test_what_rounding_errors_alone_decide_is_left_out_and_named(fresh: Store) -> None:
     workload = images()
-    record = verdict_of(fresh, Eager(), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload, BACKWARD)
     (remark,) = (entry for entry in record.evidence if entry.claim == UNJUDGED)
     assert remark.observed == "grad:conv.bias"  # before batch norm
     judged = {figure.path for figure in record.figures}
@@ -123,8 +121,7 @@ def test_a_case_that_leaves_out_most_elements_says_so(fresh: Store) -> None:
         return x.sum(1), (x * 1.1).sin() - (x * 1.1).sin()
 
     workload = workload_of(cancelling, (torch.rand(4, 6),), name="cancelling")
-    record = verdict_of(fresh, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload, FORWARD)
     (remark,) = (entry for entry in record.evidence if entry.claim == UNJUDGED)
     assert remark.observed == "out[1], which are 86% of all elements"
 
@@ -132,8 +129,7 @@ def test_a_case_that_leaves_out_most_elements_says_so(fresh: Store) -> None:
 def test_parameters_that_nothing_depends_on_are_named(fresh: Store) -> None:
     model = Shifted()
     model.spare = nn.Linear(2, 2)
-    record = verdict_of(fresh, Eager(), workload_of(model, (torch.randn(2, 16, 8),)), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload_of(model, (torch.randn(2, 16, 8),)), BACKWARD)
     (remark,) = (entry for entry in record.evidence if entry.claim == IDLE)
     assert remark.observed == "spare.weight, spare.bias"
 
@@ -209,8 +205,7 @@ def test_a_model_of_which_nothing_can_be_judged_is_an_error(fresh: Store) -> Non
 
 @pytest.mark.parametrize("make", [language, images])
 def test_a_technique_that_traces_follows_an_adapted_model(make: Callable[[], Workload], fresh: Store) -> None:
-    record = verdict_of(fresh, Export(), make(), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Export(), make(), FORWARD)
 
 
 @pytest.mark.parametrize("make", [language, images])
@@ -234,8 +229,7 @@ def test_a_training_is_checked_too(fresh: Store) -> None:
     )
     assert {TRAIN, Mode.TRAIN_SPEED} <= workload.modes
     assert "training" in workload.traits
-    record = verdict_of(fresh, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Eager(), workload, TRAIN)
 
 
 def test_the_model_and_its_inputs_stay_the_callers(fresh: Store) -> None:
@@ -330,8 +324,7 @@ def test_autocast_is_judged_where_a_model_does_not_run_wholly_in_half_precision(
             return out
 
     workload = workload_of(Spectrum(), (torch.randn(2, 40),))
-    record = verdict_of(fresh, Matrix.load().techniques["amp-bf16"], workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques["amp-bf16"], workload, FORWARD)
 
 
 class Experts(nn.Module):
@@ -347,8 +340,7 @@ class Experts(nn.Module):
 def test_blocks_of_one_layer_are_checkpointed(technique: str, fresh: Store) -> None:
     torch.manual_seed(0)
     workload = workload_of(Experts(), (torch.randn(5, 8),))
-    record = verdict_of(fresh, Matrix.load().techniques[technique], workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[technique], workload, BACKWARD)
 
 
 class Recommender(nn.Module):
@@ -510,8 +502,7 @@ def spectral() -> Workload:
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "func-vmap-copies"])
 def test_a_model_of_complex_numbers_is_judged(technique: str, mode: Mode, fresh: Store) -> None:
-    record = verdict_of(fresh, Matrix.load().techniques[technique], spectral(), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[technique], spectral(), mode)
 
 
 @pytest.mark.parametrize(("technique", "verdict"), [("func-grad", Verdict.PASS), ("func-jacrev", Verdict.UNSUPPORTED)])
@@ -524,8 +515,7 @@ def test_transforms_take_complex_numbers_or_say_that_they_do_not(
 
 
 def test_complex_results_of_timed_calls_are_judged(fresh: Store) -> None:
-    record = verdict_of(fresh, Matrix.load().techniques["jit-trace"], spectral(), Mode.SPEED)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques["jit-trace"], spectral(), Mode.SPEED)
 
 
 def test_the_memory_of_a_runtime_is_not_measured_and_its_parameters_are(fresh: Store) -> None:
@@ -584,8 +574,7 @@ def test_an_imaginary_part_that_is_lost_fails(which: str, fresh: Store) -> None:
 
         program.call = called
 
-    record = verdict_of(fresh, Planted(lost), spectral(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(lost), spectral(), FORWARD)
     assert {fault.path for fault in record.faults} == ({"out[0]", "out[1]"} if which == "weight" else {"out[1]"})
 
 
@@ -602,8 +591,7 @@ def test_other_strides_are_a_remark_on_somebodys_own_model(fresh: Store) -> None
 
     technique = Planted(turned, keeps_strides=True)
     workload = workload_of(nn.Linear(6, 5), (torch.randn(4, 6),), name="turned")
-    record = verdict_of(fresh, technique, workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, technique, workload, FORWARD)
     (remark,) = (entry for entry in record.evidence if entry.claim == STRIDES)
     assert "expected (5, 1), got (1, 4)" in str(remark.observed)
 
@@ -641,8 +629,7 @@ def test_a_scheme_is_measured_against_the_model_without_it_too_where_that_is_wor
 
     torch.manual_seed(0)
     workload = workload_of(Twofold(), (torch.randn(16, 8),), name="scheme")
-    record = verdict_of(fresh, Halved(halved), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, Halved(halved), workload, FORWARD)
     implementation = next(figure for figure in record.figures if figure.view == "row")
     (cost,) = (figure for figure in record.figures if figure.view == SCHEME)
     assert not cost.gates
@@ -698,8 +685,7 @@ def test_blocks_are_found_whatever_their_name_and_arguments() -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint-reentrant", "checkpoint-non-reentrant"])
 def test_blocks_with_keyword_arguments_and_tuples_are_checkpointed(name: str, fresh: Store) -> None:
-    record = verdict_of(fresh, Matrix.load().techniques[name], layers(), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Matrix.load().techniques[name], layers(), BACKWARD)
 
 
 class Tied(nn.Module):
@@ -719,8 +705,7 @@ class Tied(nn.Module):
 def test_a_head_that_shares_its_weight_with_a_table_is_quantized_all_the_same(fresh: Store) -> None:
     torch.manual_seed(0)
     workload = workload_of(Tied(), (tokens(),), name="tied")
-    record = verdict_of(fresh, Matrix.load().techniques["int8-torchao-weight-only"], workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Matrix.load().techniques["int8-torchao-weight-only"], workload, FORWARD)
 
 
 def test_eager_that_alone_has_a_nan_fails_and_nothing_can_be_equal_to_it(fresh: Store) -> None:
@@ -728,8 +713,7 @@ def test_eager_that_alone_has_a_nan_fails_and_nothing_can_be_equal_to_it(fresh: 
         return x if x.dtype == torch.float64 else torch.where(x > 0.5, torch.nan, x)
 
     workload = workload_of(undefined, (torch.linspace(0, 1, 8),), name="undefined")
-    record = verdict_of(fresh, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Eager(), workload, FORWARD)
     assert {fault.view for fault in record.faults} == {"NaN"}
     record = verdict_of(fresh, Matrix.load().techniques["compile-aot-eager"], workload, FORWARD)
     assert record.verdict is Verdict.ERROR
@@ -759,8 +743,7 @@ def appending() -> Workload:
 def test_a_model_that_writes_to_its_input_is_judged(technique: str, mode: Mode, fresh: Store) -> None:
     workload = appending()
     assert own(workload).writes == {0}
-    record = verdict_of(fresh, Matrix.load().techniques[technique], workload, mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[technique], workload, mode)
 
 
 def test_a_technique_that_writes_to_a_copy_of_the_input_fails(fresh: Store) -> None:
@@ -768,8 +751,7 @@ def test_a_technique_that_writes_to_a_copy_of_the_input_fails(fresh: Store) -> N
         module = program.module
         program.call = lambda *inputs: module(*(value.clone() for value in inputs))
 
-    record = verdict_of(fresh, Planted(copied), appending(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(copied), appending(), FORWARD)
     assert {fault.path for fault in record.faults} == {"input[0]"}
 
 
@@ -783,8 +765,7 @@ def test_an_output_that_is_an_input_keeps_what_was_written(fresh: Store) -> None
     result = Program.of(own(workload)).run(FORWARD)
     assert result["out[0]"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert result["out[1]"].tolist() == [[1, 2, 3], [4, 5, 6]]
-    record = verdict_of(fresh, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Eager(), workload, FORWARD)
 
 
 def left(*args: Any) -> Tensor:
@@ -804,8 +785,7 @@ def elsewhere(*args: Any) -> Tensor:
 
 @pytest.mark.parametrize("wrong", [left, elsewhere])
 def test_what_is_left_in_an_input_is_judged(wrong: Callable[..., Any], fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(calling(wrong)), appending(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(wrong)), appending(), FORWARD)
     assert {fault.path for fault in record.faults} == {"input[0]"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.remarks import ONE_SIZE, SIZES
@@ -43,8 +43,7 @@ def wrong_in_the_last_rows(module: Any, x: Tensor) -> Any:
 def test_what_is_wrong_for_batches_that_8_does_not_divide_fails(mode: Any, fresh: Store) -> None:
     workload = layers()
     assert verdict_of(fresh, Planted(nothing), workload, mode).verdict is Verdict.PASS
-    record = verdict_of(fresh, Planted(calling(wrong_in_the_last_rows)), workload, mode)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(wrong_in_the_last_rows)), workload, mode)
     assert "dimension 0 = 9" in {fault.draw for fault in record.faults}
     assert "" not in {fault.draw for fault in record.faults}  # it is right at the example's batch of 8
 
@@ -53,8 +52,7 @@ def test_what_is_wrong_for_a_single_sample_alone_fails(fresh: Store) -> None:
     def squeezed(module: Any, x: Tensor) -> Any:
         return module(x).squeeze()
 
-    record = verdict_of(fresh, Planted(calling(squeezed)), layers(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(squeezed)), layers(), FORWARD)
     assert {fault.draw for fault in record.faults} == {"dimension 0 = 1"}
 
 
@@ -64,8 +62,7 @@ def test_a_technique_that_raises_at_another_size_fails(fresh: Store) -> None:
             raise RuntimeError("the batch must be a multiple of 8")
         return module(x)
 
-    record = verdict_of(fresh, Planted(calling(refusing)), layers(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(refusing)), layers(), FORWARD)
     assert {(fault.view, fault.draw) for fault in record.faults} == {
         ("RuntimeError", "dimension 0 = 9"),
         ("RuntimeError", "dimension 0 = 1"),
@@ -73,15 +70,13 @@ def test_a_technique_that_raises_at_another_size_fails(fresh: Store) -> None:
 
 
 def test_the_record_says_which_sizes_were_judged_and_which_cannot_vary(fresh: Store) -> None:
-    record = verdict_of(fresh, Eager(), layers(), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), layers(), FORWARD)
     assert remarked(record, SIZES) == "dimension 0 = 9; dimension 0 = 1"
     assert remarked(record, ONE_SIZE).startswith("dimension 1 of 6 cannot vary: RuntimeError: mat1 and mat2 shapes")
 
 
 def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(fresh: Store) -> None:
-    record = verdict_of(fresh, Export(), layers(), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Export(), layers(), FORWARD)
     assert remarked(record, SIZES).startswith("dimension 0 = 9")
 
 
@@ -90,8 +85,7 @@ def test_two_dimensions_that_all_inputs_share_vary_together(fresh: Store) -> Non
         return torch.softmax(x @ y.mT, -1) @ y
 
     workload = workload_of(attended, (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), name="attended")
-    record = verdict_of(fresh, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload, FORWARD)
     assert remarked(record, SIZES) == "dimension 0 = 3, dimension 1 = 5; dimension 0 = 1"
 
 
@@ -101,8 +95,7 @@ def test_a_dimension_at_its_largest_size_shrinks(fresh: Store) -> None:
     def placed(x: Tensor) -> Tensor:
         return x.cos() + table[torch.arange(len(x))][:, None]
 
-    record = verdict_of(fresh, Eager(), workload_of(placed, (torch.randn(8, 3, 6),), name="placed"), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload_of(placed, (torch.randn(8, 3, 6),), name="placed"), FORWARD)
     assert remarked(record, SIZES).startswith("dimension 0 = 7, dimension 1 = 4")
 
 
@@ -117,8 +110,7 @@ def test_inputs_that_share_no_dimension_have_sizes_where_they_are_given(fresh: S
     assert remarked(record, ONE_SIZE).startswith("dimension 0 differs between inputs: 2, 5")
     other = (torch.randn(3, 3), torch.tensor([[0, 1], [1, 2]]))
     workload = workload_of(graph, first, name="graph", sizes=[other])
-    record = verdict_of(fresh, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    record = passed(fresh, Eager(), workload, FORWARD)
     assert remarked(record, SIZES) == "sizes[0]"
 
 
@@ -137,8 +129,7 @@ def test_sizes_that_mean_nothing_are_refused(sizes: Any, message: str) -> None:
 
 
 def test_no_other_sizes_are_tried_where_none_are_wanted(fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(calling(wrong_in_the_last_rows)), layers(sizes=[]), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+    passed(fresh, Planted(calling(wrong_in_the_last_rows)), layers(sizes=[]), FORWARD)
 
 
 def test_no_two_rows_are_equal_at_another_size() -> None:
@@ -182,8 +173,7 @@ def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any
     )
     assert "resizable" in workload.traits
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
-    record = verdict_of(fresh, technique, workload, mode)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, technique, workload, mode)
     (recompiled,) = (entry for entry in record.evidence if entry.claim.startswith("recompilations over 3 sizes"))
     assert recompiled.engaged
 
@@ -196,8 +186,7 @@ def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(fresh: Stor
         return state
 
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
-    record = verdict_of(fresh, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
     assert any(entry.claim.startswith("recompilations over") and entry.observed for entry in record.evidence)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import TRAIN, Planted, verdict_of
+from fault_harness import TRAIN, Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -90,8 +90,7 @@ def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
 
 def test_a_training_on_batches_is_judged(fresh: Store) -> None:
     workload = training(batches(3))
-    record = verdict_of(fresh, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Eager(), workload, TRAIN)
     assert {"training", "batches"} <= workload.traits
 
 
@@ -99,21 +98,18 @@ def test_one_batch_trained_on_again_and_again_fails(fresh: Store) -> None:
     def stale(program: Program) -> None:
         program.further = ()
 
-    record = verdict_of(fresh, Planted(stale), training(batches(3)), TRAIN)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(stale), training(batches(3)), TRAIN)
     assert "loss[1]" in record.why
 
 
 def test_a_loss_in_the_model_needs_no_target(fresh: Store) -> None:
     given = [{"x": x, "labels": target} for x, target in batches(2)]
     workload = training(given, loss=lambda out, _: out.loss)
-    record = verdict_of(fresh, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Eager(), workload, TRAIN)
 
 
 def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(fresh: Store) -> None:
-    record = verdict_of(fresh, TrainingStep(), training(batches(1)), TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, TrainingStep(), training(batches(1)), TRAIN)
 
 
 def test_a_data_loader_is_taken_as_it_is() -> None:
@@ -184,8 +180,7 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(f
         loss=lambda out, target: functional.cross_entropy(out.scores, target),
         optimizer=sgd,
     )
-    record = verdict_of(fresh, Matrix.load().techniques["jit-trace"], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques["jit-trace"], workload, TRAIN)
 
 
 class Telling(nn.Module):
@@ -217,8 +212,7 @@ def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name
     torch.manual_seed(0)
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
     workload = workload_of(Telling(), batches=given, loss=lambda out, _: out[0], optimizer=sgd)
-    record = verdict_of(fresh, Matrix.load().techniques[name], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[name], workload, TRAIN)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ddp-3", 3), ("ddp-no-sync", 4)])

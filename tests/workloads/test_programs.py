@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
 from process_harness import completed
 from torch import Tensor
 
@@ -163,8 +163,7 @@ def test_a_program_that_is_asked_for_runs_at_every_level() -> None:
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("number", SOME)
 def test_eager_passes(number: int, mode: Any, store: Store) -> None:
-    record = verdict_of(store, Planted(lambda _: None), program(number), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(lambda _: None), program(number), mode)
 
 
 def test_a_write_to_an_input_that_is_lost_fails(store: Store) -> None:
@@ -177,8 +176,7 @@ def test_a_write_to_an_input_that_is_lost_fails(store: Store) -> None:
         )
         program.call = RandomProgram(steps, module.results)
 
-    record = verdict_of(store, Planted(lose), program(number))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(lose), program(number))
     assert any("input" in fault.path for fault in record.faults)
     assert verdict_of(store, Planted(lambda _: None), program(number)).verdict is Verdict.PASS
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, built_in, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, built_in, failed, passed
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
@@ -181,8 +180,7 @@ def test_eager_passes(name: str, fresh: Store) -> None:
     workload = built_in()[name]
     for mode in (FORWARD, BACKWARD):
         if mode in workload.modes:
-            record = verdict_of(fresh, Planted(nothing), workload, mode)
-            assert record.verdict is Verdict.PASS, record.why
+            passed(fresh, Planted(nothing), workload, mode)
 
 
 @pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
@@ -199,8 +197,7 @@ def test_one_wrong_sample_is_named(name: str, fresh: Store) -> None:
             for call in program.module.calls
         )
 
-    record = verdict_of(fresh, Planted(spoil), built_in()[name], FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(spoil), built_in()[name], FORWARD)
     assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
 
 
