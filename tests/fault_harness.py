@@ -121,6 +121,12 @@ failed = functools.partial(_ended, Verdict.FAIL)
 """The record as of `verdict_of`, after an assertion that it is a failure."""
 
 
+def observed(record: Record, claim: str) -> str:
+    """What the one entry of a claim says was observed; empty without one."""
+    (text,) = [str(entry.observed) for entry in record.evidence if entry.claim == claim] or [""]
+    return text
+
+
 def faults(record: Record) -> dict[str, set[str]]:
     """Returns faults by path: the views that caught them, or the kind of fault."""
     table: dict[str, set[str]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, failed, passed, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, failed, observed, passed, seeded, verdict_of
 from torch import nn
 from torch.nn import functional
 
@@ -190,9 +190,8 @@ def times(factor: float) -> Planted:
 
 def test_random_modules_drop_nothing_and_that_is_said(store: Store) -> None:
     record = passed(store, PLAIN, DROPPING, mode=BACKWARD)
-    (remark,) = (evidence for evidence in record.evidence if evidence.claim == SWITCHED_OFF)
-    assert remark.observed == "drop: Dropout(p=0.1, inplace=False)"
-    assert not [e for e in verdict_of(store, PLAIN, DROPPING, mode=FORWARD).evidence if e.claim == SWITCHED_OFF]
+    assert observed(record, SWITCHED_OFF) == "drop: Dropout(p=0.1, inplace=False)"
+    assert not observed(verdict_of(store, PLAIN, DROPPING, mode=FORWARD), SWITCHED_OFF)
 
 
 def test_dropout_hides_no_error(store: Store) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, observed, passed, verdict_of
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from accelcheck.checks.remarks import CUSTOM
-from accelcheck.core.journal import Record
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
@@ -97,9 +96,6 @@ class Modulus(Function):
         return 2 * z * given[0]
 
 
-modulus: Callable[..., Any] = Modulus.apply
-
-
 def layers(function: Callable[..., Any], *constants: Any, **more: Any) -> Workload:
     torch.manual_seed(0)
 
@@ -114,10 +110,6 @@ def layers(function: Callable[..., Any], *constants: Any, **more: Any) -> Worklo
     return workload_of(Model(), (torch.randn(8, 6),), name="layers", sizes=[], **more)
 
 
-def remark(record: Record) -> str:
-    return next((str(entry.observed) for entry in record.evidence if entry.claim == CUSTOM), "")
-
-
 @pytest.mark.parametrize("own", [Wrong, OneRow, Reversed])
 def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Store) -> None:
     constants = (0.5,) if own is Reversed else ()
@@ -128,32 +120,24 @@ def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Sto
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("model", "expected"),
     [
-        (Square, "Square: right"),
-        (Rounded, "Rounded: an estimate by design"),
-        (Narrow, "Narrow: not checked: it computes in torch.float32"),
+        (lambda: layers(Square.apply), "Square: right"),
+        (lambda: layers(Rounded.apply), "Rounded: an estimate by design"),
+        (lambda: layers(lambda x: Narrow.apply(x).to(x.dtype)), "Narrow: not checked: it computes in torch.float32"),
+        (lambda: layers(Reversed.apply, 0.5, estimators=["Reversed"]), "Reversed: an estimate by design"),
+        (lambda: layers(lambda x: Modulus.apply(torch.complex(x, x * x))), "Modulus: right"),
     ],
+    ids=["right", "straight-through", "narrow", "meant by the owner", "complex, by parts"],
 )
-def test_the_record_says_how_custom_functions_compare(own: Any, said: str, fresh: Store) -> None:
-    model = layers(lambda x: own.apply(x).to(x.dtype))
-    record = passed(fresh, Eager(), model, BACKWARD)
-    assert remark(record) == said
-
-
-def test_gradients_that_are_meant_to_differ_are_named_by_the_owner(fresh: Store) -> None:
-    record = passed(fresh, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
-    assert remark(record) == "Reversed: an estimate by design"
-
-
-def test_gradients_of_complex_functions_are_compared_by_parts(fresh: Store) -> None:
-    model = layers(lambda x: modulus(torch.complex(x, x * x)))
-    record = passed(fresh, Eager(), model, BACKWARD)
-    assert remark(record) == "Modulus: right"
+def test_the_record_says_how_custom_functions_compare(
+    model: Callable[[], Workload], expected: str, fresh: Store
+) -> None:
+    assert observed(passed(fresh, Eager(), model(), BACKWARD), CUSTOM) == expected
 
 
 def test_other_techniques_and_modes_do_not_repeat_it(fresh: Store) -> None:
-    assert not remark(verdict_of(fresh, Eager(), layers(Square.apply), FORWARD))
+    assert not observed(verdict_of(fresh, Eager(), layers(Square.apply), FORWARD), CUSTOM)
     passed(fresh, Planted(nothing), layers(Wrong.apply), BACKWARD)
 
 
