@@ -22,8 +22,6 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS
 
-LATER = [f"draw {number}" for number in range(1, DRAWS)]
-
 
 class ForAWhile(Planted):
     """Adds by ``addmm`` in its first calls, and by a product and a sum in later ones: the values are right in all."""

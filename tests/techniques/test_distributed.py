@@ -32,7 +32,6 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, Workload
 
 TECHNIQUES = (*plain_variants.TECHNIQUES, *hooks.TECHNIQUES)
-COMPRESSED = [technique.name for technique in TECHNIQUES if isinstance(technique, hooks.Compressed)]
 
 
 def judged(store: Store, name: str, workload: Workload, strategy: Strategy | None = None) -> Record:

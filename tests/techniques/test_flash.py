@@ -332,16 +332,12 @@ def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) ->
     passed(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
 
 
-def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
-    installed(TWO, top_left)
-    record = failed(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
-    assert "out: view" in record.why
-
-
-def test_an_adapter_that_ignores_the_alignment_fails(
-    tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ignores", [False, True], ids=["package", "adapter"])
+def test_another_mask_alignment_fails(
+    tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
-    installed(TWO)
-    monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
-    record = failed(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
-    assert "out: view" in record.why
+    installed(TWO, visible if ignores else top_left)
+    if ignores:
+        monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
+    place = seeded("attention-cross-causal" if ignores else "attention-cross-right")
+    assert "out: view" in failed(Store(tmp_path), here(TWO), place, dtype="bfloat16").why
