@@ -159,7 +159,8 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
     if major.isdecimal() and int(major) < CUDA_13_DRIVER:
         pins, extras = CUDA_12
         session.warn(
-            f"driver {_driver()} runs CUDA 12: {', '.join(pins)} instead of {', '.join(PINS[device])}, which needs {CUDA_13_DRIVER}"
+            f"driver {_driver()} runs CUDA 12: {', '.join(pins)} instead of {', '.join(PINS[device])}, "
+            f"which needs {CUDA_13_DRIVER}"
         )
         return pins, extras
     return PINS[device], EXTRAS[device]

@@ -302,9 +302,13 @@ def counted(found: Mapping[str, Any]) -> str:
     share, more = found["share of the suite"], "more" if found["suite"] else "of them"
     suite = f"the suite by itself: {NOTHING}"
     if share is not None:
-        suite = f"the suite by itself finds {found['suite']} of the {found['searched']} whose techniques the journals have ({share:.0%})"
+        suite = (
+            f"the suite by itself finds {found['suite']} of the {found['searched']} whose techniques the journals have "
+            f"({share:.0%})"
+        )
     return (
-        f"Of {found['programs']} bugs the installed packages have {found['installed']}: {suite}; a user's file finds {found[USER]} {more}, "
+        f"Of {found['programs']} bugs the installed packages have {found['installed']}: {suite}; "
+        f"a user's file finds {found[USER]} {more}, "
         f"nothing finds {found['nothing']}. The verdict on a user's file is error for {found['errors']} of the last."
     )
 

@@ -203,7 +203,10 @@ def difference(right: Tensor, got: Tensor, *, strides: bool, loose: bool) -> str
     if not wrong.any():
         return ""
     place = tuple(wrong.nonzero()[0].tolist())
-    return f"{int(wrong.sum())} of {wrong.numel()} numbers, first at {list(place)}: expected {right[place].item():.9g}, got {got[place].item():.9g}"
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} numbers, first at {list(place)}: expected {right[place].item():.9g}, "
+        f"got {got[place].item():.9g}"
+    )
 
 
 def plainly(name: str) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def main() -> int:
         )
     ratio = times[0] / times[1]
     print(
-        f"1 worker {times[0]:.0f} s, {given.workers} workers {times[1]:.0f} s: {ratio:.2f} times as fast, {len(verdicts[0])} cases"
+        f"1 worker {times[0]:.0f} s, {given.workers} workers {times[1]:.0f} s: {ratio:.2f} times as fast, "
+        f"{len(verdicts[0])} cases"
     )
     differ = sorted(
         case for case in verdicts[0].keys() | verdicts[1].keys() if verdicts[0].get(case) != verdicts[1].get(case)

@@ -241,7 +241,8 @@ class Counting:
         """Print the counts; the exit code."""
         for kind, count in self.counts.items():
             print(
-                f"{kind}: {count.named} named, {count.not_named} not named, {count.wrongly} wrongly named ({count.part:.1%}); "
+                f"{kind}: {count.named} named, {count.not_named} not named, "
+                f"{count.wrongly} wrongly named ({count.part:.1%}); "
                 f"{count.missed} cases passed"
             )
         print(f"correct variants: {self.variants}, {self.false} with a named operator")
@@ -252,7 +253,8 @@ class Counting:
         if self.ratios:
             middle = sorted(self.ratios)[len(self.ratios) // 2]
             print(
-                f"an explanation without layers took {max(self.ratios):.2f} times the case at most, {middle:.2f} in the median ({len(self.ratios)} cases)"
+                f"an explanation without layers took {max(self.ratios):.2f} times the case at most, "
+                f"{middle:.2f} in the median ({len(self.ratios)} cases)"
             )
         few = self.counts["operators"].part < LEAST and bool(self.ratios)
         return int(few or self.false > 0 or self.scripts[False] > 0)

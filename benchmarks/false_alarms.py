@@ -147,7 +147,8 @@ def main() -> int:
     totals = [table(name, shape, generator, random) for name, shape in SHAPES.items()]
     case = sum(totals) / len(totals) * TENSORS * DRAWS
     print(
-        f"\nA case of {TENSORS} such tensors and {DRAWS} draws fails with a probability of {case:.1e} (limit {LIMIT:g})."
+        f"\nA case of {TENSORS} such tensors and {DRAWS} draws fails with a probability of {case:.1e} (limit "
+        f"{LIMIT:g})."
     )
     return int(case > LIMIT)
 

@@ -344,8 +344,10 @@ def main(words: list[str]) -> int:
     for kind in tried:
         print(f"{kind:32} {caught[kind]:5} of {tried[kind]:5} found")
     print(
-        f"{tried.total()} mutated packages: {caught.total() + open_ones.total()} got a verdict, {caught.total()} were found altered, "
-        f"{open_ones.total()} cannot be told without a signature; the slowest took {slowest:.2f} s (at most {SLOWEST:g})"
+        f"{tried.total()} mutated packages: {caught.total() + open_ones.total()} got a verdict, "
+        f"{caught.total()} were found altered, "
+        f"{open_ones.total()} cannot be told without a signature; "
+        f"the slowest took {slowest:.2f} s (at most {SLOWEST:g})"
     )
     for line in amiss:
         print(line)

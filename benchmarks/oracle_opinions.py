@@ -47,7 +47,10 @@ STEP = 1e-6
 """Length of a finite difference, as a multiple of a normal direction, which grows with numbers above 1."""
 
 _FINDING = "wrong in FP64 too: docs/findings.md"
-_NO_FRACTION = "the largest numbers have no fraction, so that a step moves the result as far; torch has the derivative of other numbers"
+_NO_FRACTION = (
+    "the largest numbers have no fraction, so that a step moves the result as far; "
+    "torch has the derivative of other numbers"
+)
 _CONVENTION = "torch and NumPy define it differently"
 _DUPLICATES = "the sample writes several times to one place: which write wins is undefined"
 _MAX_NORM = (

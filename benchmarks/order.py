@@ -119,7 +119,8 @@ def main() -> int:
         records = pool.map(ran, tasks, chunksize=1)
     alone = {case: task for (case,), (task,) in zip(tasks[: len(single)], records[: len(single)], strict=True)}
     differing = [
-        f"{case.id} in {' then '.join(item.id for item in order)}: {name} is {answer[name]!r}, alone {alone[case][name]!r}"
+        f"{case.id} in {' then '.join(item.id for item in order)}: {name} is {answer[name]!r}, "
+        f"alone {alone[case][name]!r}"
         for order, answers in zip(tasks[len(single) :], records[len(single) :], strict=True)
         for case, answer in zip(order, answers, strict=True)
         for name in answer

@@ -138,7 +138,8 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
         collected.append((record, time.monotonic() - start, watch))
         seconds = record.seconds.get("oracle", 0.0)
         print(
-            f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {collected[-1][1]:8.1f} {seconds:8.1f} {watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
+            f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {collected[-1][1]:8.1f} {seconds:8.1f} "
+            f"{watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
             flush=True,
         )
         if why := record.why:
@@ -161,7 +162,8 @@ def main() -> int:
     modes = tuple(Mode(word) for word in given.mode or MODES)
     start = time.monotonic()
     print(
-        f"{own.name}: {own.summary} {torch.get_num_threads()} threads, {os.cpu_count()} processors, torch {torch.__version__}"
+        f"{own.name}: {own.summary} {torch.get_num_threads()} threads, {os.cpu_count()} processors, "
+        f"torch {torch.__version__}"
     )
     print(f"{'technique':15s} {'mode':8s} {'':6s} {'seconds':>8s} {'oracle':>8s} {'busy':>8s} {'peak GB':>8s}")
     with tempfile.TemporaryDirectory(prefix="accelcheck-size-") as folder:
@@ -178,7 +180,8 @@ def main() -> int:
         print(line)
     wrong = [record.case.id for record, *_ in result if not record.verdict.green]
     print(
-        f"{len(result)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), processors busy for {busy:.0f} s, "
+        f"{len(result)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), "
+        f"processors busy for {busy:.0f} s, "
         f"peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
     )
     return int(bool(wrong) or not result or seconds > given.seconds or peak > given.bytes)

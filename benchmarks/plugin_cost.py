@@ -136,7 +136,8 @@ def kept(folder: Path, rounds: int, side: int) -> bool:
     once = one_case.process - one_plain.process
     print(
         f"collect {number} cases: {theirs:.2f} s as plain parametrize, {ours:.2f} s as cases: "
-        f"ratio {ours / theirs:.2f} (limit {COLLECT_LIMIT}); besides, once a run, {once:.1f} s for torch and the registry"
+        f"ratio {ours / theirs:.2f} (limit {COLLECT_LIMIT}); besides, once a run, "
+        f"{once:.1f} s for torch and the registry"
     )
     return start <= START_LIMIT and ours / theirs <= COLLECT_LIMIT
 

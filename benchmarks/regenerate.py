@@ -81,7 +81,8 @@ def cases(before: str) -> str:
     every = there["everything"]()
     if gone := sorted(set(there["parsed"](before)) - there["facts"](every)):
         raise SystemExit(
-            f"{len(gone)} stored cases are gone or have another level or seed, such as {gone[0]}: ledgers, baselines and journals name them. "
+            f"{len(gone)} stored cases are gone or have another level or seed, such as {gone[0]}: ledgers, "
+            "baselines and journals name them. "
             "If that is meant, remove tests/cases.txt, run this again, and say why in CHANGELOG.md"
         )
     return str(there["written"](every))

@@ -59,7 +59,10 @@ SHOTS = (
 OF_A_CHECK = (("report-model", "", 1400, 1330, False, None), ("report-model-phone", "", 400, 1130, False, None))
 """The same of the page of a check."""
 MODEL = "examples/language/test_language.py:make"
-TRIED = "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only optimizer-fused sdpa-flash"
+TRIED = (
+    "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only "
+    "optimizer-fused sdpa-flash"
+)
 COLOURS = 256
 """Colours of a picture's palette."""
 
@@ -136,7 +139,10 @@ def _taken(
     shown.get("about:blank")
     shown.get(f"{report.as_uri()}{address}")
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script("return document.documentElement.dataset.ready"))
-    find = "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); if (found) found.scrollIntoView();"
+    find = (
+        "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); "
+        "if (found) found.scrollIntoView();"
+    )
     shown.execute_script(f"document.activeElement.blur(); {find}", heading)
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script(
         "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => one.firstChild || one.getBoundingClientRect().top > innerHeight)"

@@ -144,7 +144,8 @@ def main() -> int:
         size = report.stat().st_size
         painted = paint(report.resolve())
     print(
-        f"{given.cases:,} cases: {seconds:.1f} s of CPU time (at most {MOST_SECONDS:.0f}), {wall:.1f} s by the clock, {size / (1 << 20):.2f} MiB (at most {MOST_BYTES >> 20})"
+        f"{given.cases:,} cases: {seconds:.1f} s of CPU time (at most {MOST_SECONDS:.0f}), {wall:.1f} s by the clock, "
+        f"{size / (1 << 20):.2f} MiB (at most {MOST_BYTES >> 20})"
     )
     print(
         f"first paint: not measured: {painted}"

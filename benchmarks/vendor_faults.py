@@ -200,7 +200,8 @@ def table(found: Sequence[Row]) -> str:
         )
         executed = sum(record.verdict.executed for record in row.records)
         lines.append(
-            f"| `{row.planted.name}` | {row.planted.does} | {len(caught)} of {executed} | {verdicts} | {first} | {explanation(row)} |"
+            f"| `{row.planted.name}` | {row.planted.does} | {len(caught)} of {executed} | {verdicts} | {first} | "
+            f"{explanation(row)} |"
         )
     return "\n".join(lines)
 
@@ -232,7 +233,10 @@ def main() -> int:
         measured_rows = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
     shown = table(measured_rows)
     within = [row for row in measured_rows if row.planted.operators]
-    counted = f"Of {len(within)} faults in one kind of operator, `accelcheck explain` names the operator in {sum(not row.missed for row in within)}."
+    counted = (
+        f"Of {len(within)} faults in one kind of operator, `accelcheck explain` names the operator in "
+        f"{sum(not row.missed for row in within)}."
+    )
     versions = {"torch": metadata.version("torch").partition("+")[0], "package": metadata.version("acme-npu")}
     print(
         shown if given.faults else PAGE.format(table=shown, counted=counted, **versions),

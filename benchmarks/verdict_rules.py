@@ -371,7 +371,8 @@ def main() -> int:
     hidden = sum(bool(trial.row.hidden) for trial in trials)
     print(
         f"{plants[False]} faults and {plants[True]} correct kernels, {options.seeds} seeds, each in its dtypes: "
-        f"{of_faults} and {len(trials) - of_faults - hidden} trials, and {hidden} of hidden cells; torch {torch.__version__} on the CPU, "
+        f"{of_faults} and {len(trials) - of_faults - hidden} trials, and {hidden} of hidden cells; "
+        f"torch {torch.__version__} on the CPU, "
         f"{time.perf_counter() - start:.0f} s with {options.jobs} processes\n"
     )
     rules = shares(trials)

@@ -167,7 +167,8 @@ def main() -> int:
         for number in threads:
             times.append(row := timed(exponent, number, options.blocks))
             print(
-                f"| 2^{exponent} | {number} | {human(row['verdict'])} | {human(row['assert_close'])} | {row['ratio']:.2f} "
+                f"| 2^{exponent} | {number} | {human(row['verdict'])} | {human(row['assert_close'])} | "
+                f"{row['ratio']:.2f} "
                 f"| {row['low']:.2f} to {row['high']:.2f} |",
                 flush=True,
             )

@@ -84,7 +84,10 @@ def test_what_a_device_needs_imports_no_torch() -> None:
 
 
 def test_a_technique_can_be_imported_first() -> None:
-    code = "from accelcheck.api import Technique; from accelcheck.techniques.base import Technique as T; print(T is Technique)"
+    code = (
+        "from accelcheck.api import Technique; from accelcheck.techniques.base import Technique as T; "
+        "print(T is Technique)"
+    )
     assert python(code) == "True"
 
 

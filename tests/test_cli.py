@@ -248,7 +248,8 @@ def test_bash_completes_commands_options_and_paths(tmp_path: Path, capsys: pytes
         ask = (
             f"source completion; COMP_WORDS=({shlex.join(['accelcheck', *words])}); COMP_CWORD={len(words)}; "
             f"COMP_LINE={shlex.quote(' '.join(['accelcheck', *words]))}; COMP_POINT=${{#COMP_LINE}}; "
-            "$(complete -p accelcheck | sed 's/.*-F \\([^ ]*\\) .*/\\1/') accelcheck; printf '%s\\n' \"${COMPREPLY[@]}\""
+            "$(complete -p accelcheck | sed 's/.*-F \\([^ ]*\\) .*/\\1/') accelcheck; "
+            "printf '%s\\n' \"${COMPREPLY[@]}\""
         )
         ended = completed(["bash", "--norc", "-c", ask], check=True, cwd=tmp_path, timeout=60)
         return [word.strip() for word in ended.stdout.split()]

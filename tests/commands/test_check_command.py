@@ -228,7 +228,8 @@ def test_the_fastest_of_those_that_are_right_is_recommended_with_its_costs() -> 
     )
     recommendations = recommended(table, INFERENCE)
     assert recommendations == (
-        "inference: use faster. It is right, 3.00 times as fast as FP32 eager (2.50 or more), needs 0.50 times its memory and is off by at "
+        "inference: use faster. It is right, 3.00 times as fast as FP32 eager (2.50 or more), "
+        "needs 0.50 times its memory and is off by at "
         "most 1.0e-07. Faster and right too: fast 2.00x. Least memory: faster, 0.50 times eager's."
     )
 

@@ -84,7 +84,10 @@ def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
 
 
 def test_a_command_finds_what_is_built_in_what_is_registered_and_what_torch_has(vendor: Folder) -> None:
-    code = "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', 'vendor', 'npu')])"
+    code = (
+        "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', "
+        "'vendor', 'npu')])"
+    )
     assert vendor.python("-c", code).stdout == "['Cpu', 'Vendor', 'Generic']\n"
 
 

@@ -165,7 +165,8 @@ def test_a_module_that_cannot_be_imported_leaves_other_devices_alone(vendor: Sui
     ran = vendor.run_apart(*only("toy"), "--accel-import=vendor_nonsuch", "--accel-import=vendor_toy")
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}, ran.out
     assert ran.lines(
-        r"  --accel-import=vendor_nonsuch: unavailable \[import-failed\] ModuleNotFoundError: No module named 'vendor_nonsuch'; .*"
+        r"  --accel-import=vendor_nonsuch: unavailable \[import-failed\] ModuleNotFoundError: "
+        r"No module named 'vendor_nonsuch'; .*"
     )
     assert ran.lines("  toy: 1 x Toy 0; .*")
 

@@ -46,7 +46,8 @@ def test_an_unrelated_run_pays_for_no_torch_no_probe_and_no_header(pytester: pyt
 
 def test_importing_the_plugin_imports_no_torch() -> None:
     code = (
-        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, accelcheck.expectations.ledger, "
+        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, "
+        "accelcheck.expectations.ledger, "
         "accelcheck.devices.probe, accelcheck.report.terminal; print('torch' in sys.modules)"
     )
     done = completed([sys.executable, "-c", code], check=True)

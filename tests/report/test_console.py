@@ -219,7 +219,8 @@ def test_the_cursor_comes_back_when_a_command_fails() -> None:
 
 def test_neither_the_plugin_nor_declaring_the_commands_imports_scipy_or_rich() -> None:
     code = (
-        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.report.terminal, accelcheck.measure.gate; "
+        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.report.terminal, "
+        "accelcheck.measure.gate; "
         "from accelcheck.core.registry import discover; discover('accelcheck.commands', 'COMMANDS'); "
         "print(*({'scipy', 'rich', 'torch'} & sys.modules.keys()))"
     )

@@ -410,7 +410,10 @@ def test_there_is_one_oracle_per_scheme() -> None:
 
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_torchao_is_imported_without_remarks_of_pytree_and_of_kernels() -> None:
-    code = "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; print(ask('Int8WeightOnlyConfig'))"
+    code = (
+        "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; "
+        "print(ask('Int8WeightOnlyConfig'))"
+    )
     done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout == "ok\n"
     assert done.stderr == ""

@@ -38,7 +38,8 @@ def unclassified() -> dict[str, Case]:
 @pytest.mark.slow
 def test_every_operator_of_a_built_in_workload_is_classified() -> None:
     assert unclassified() == {}, (
-        "add each to EXACT, CORRECTLY_ROUNDED or INEXACT in accelcheck/verify/operators.py, with what its kernels promise"
+        "add each to EXACT, CORRECTLY_ROUNDED or INEXACT in accelcheck/verify/operators.py, "
+        "with what its kernels promise"
     )
 
 

@@ -100,7 +100,8 @@ def test_small_models_have_the_usual_effort_and_no_remark(tmp_path: Path) -> Non
 def test_what_was_reduced_is_stated_with_the_size(tmp_path: Path) -> None:
     large = size(parameters=25_600_000, operations=1.64e10, elements=6.5e7)
     assert told(LEAST, large, TRAIN, "auto") == (
-        "2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps, no judgement over all draws together, no probes: "
+        "2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps, no judgement over all draws together, "
+        "no probes: "
         "25.6 million parameters, 16.4 billion operations and 65 million elements a pass"
     )
     record = passed(Store(tmp_path, effort="least"), Planted(nothing), own(), TRAIN)
