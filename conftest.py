@@ -77,8 +77,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the number of
-    # threads, because it judges devices as they are.
+    # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the
+    # number of threads, because it judges devices as they are.
     if TESTS not in request.path.parents:
         yield
         return

@@ -288,7 +288,7 @@ def tests(session: nox.Session) -> None:
     session.install(
         "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
     )
-    # Many tests wait for processes that they started, so that one more worker than cores has work; each computes with one thread.
+    # Many tests wait for processes that they started: one more worker than cores has work, each with one thread.
     more = str(int(workers("cpu")) + 1)
     # Bytecode is kept, whatever the shell says: hundreds of processes would compile accelcheck anew.
     environ = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}

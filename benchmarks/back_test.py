@@ -194,7 +194,7 @@ def symptom(fault: Fault) -> str:
 
 
 def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
-    """The fault of a red record at one of the bug's operators or labels, under a technique of its kind, with its symptom.
+    """The fault of a red record that has a bug's symptom at its operators or labels, under a technique of its kind.
 
     Args:
         bug: Bug to look for.

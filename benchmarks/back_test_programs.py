@@ -525,7 +525,7 @@ def pytorch_196694() -> Bug:
 
 
 def pytorch_192540() -> Bug:
-    """Forward mode gives a wrong second derivative of `linalg.solve`, and of `det` and `slogdet`, which keep a factorisation."""
+    """Forward mode gives a wrong second derivative of `linalg.solve`, and of `det` and `slogdet`, which factorise."""
 
     def function(t: Tensor) -> Tensor:
         ones = torch.ones_like(t)

@@ -1,4 +1,4 @@
-"""Estimates how often each rule fails a correct result, by simulation: ``python benchmarks/false_alarms.py``, about a minute.
+"""Estimates by simulation how often each rule fails a correct result: ``python benchmarks/false_alarms.py``, 1 min.
 
 A correct result and the samples have errors of the same distribution here: independent, uniform within a unit roundoff
 of bfloat16. Each view is read by the code that judges cases. `first` is the probability that a view exceeds its budget
@@ -127,7 +127,7 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
             ratios = {count: of_view(view, values, count, random) for count in (*COUNTS, *CAREFUL)}
             if single and not held(values, random):
                 raise SystemExit(f"{view} of {name}: a single number is not held by the quantile of Student's t")
-        # Beyond what is looked at again, or beyond both budgets of more samples: the sum is no less than the probability.
+        # Beyond what is looked at again, or both budgets of more samples: the sum is no less than the probability.
         far = 0.0 if view in own.OWN else beyond(ratios[7], CLOSE[0])
         failed = few.RARE if single else far + beyond(ratios[CAREFUL[0]], CLOSE[1]) + beyond(ratios[CAREFUL[1]])
         line(f"`{view}`", [beyond(ratios[count], single=view in SIGNED) for count in COUNTS], failed)

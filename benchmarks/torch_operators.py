@@ -94,7 +94,7 @@ APART: Mapping[str, str] = MappingProxyType(
         "torch 2.13 does not compile a sample of it",
     )
 )
-"""Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
+"""Why operators are in no bundle, beside those whose results' shape depends on values: one graph holds all of it."""
 LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(

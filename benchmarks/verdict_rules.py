@@ -82,9 +82,9 @@ FAULTS = frozenset(
         ("gain", 0.01, "mlp"),
     }
 )
-"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as hidden, below
-its documented detectability, are counted in a column of their own. All of the others change the output of random
-inputs, so that rules are compared and not inputs."""
+"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as
+hidden, below its documented detectability, are counted in a column of their own. All of the others change the output
+of random inputs, so that rules are compared and not inputs."""
 INT8 = "correct-int8-anywhere-7"
 CORRECT = frozenset(
     {

@@ -126,7 +126,7 @@ def human(value: float) -> str:
 
 
 def timed(exponent: int, threads: int, count: int) -> dict[str, Any]:
-    """Seconds of either side, their ratio and its interval; measured once more where the whole interval lies above 1."""
+    """Seconds of either side, their ratio and its interval; measured again where the whole interval lies above 1."""
     candidate, expected = reference(exponent)
     eager = expected.truth[PATH].float()
     result = {PATH: candidate}

@@ -122,7 +122,7 @@ failed = functools.partial(_ended, Verdict.FAIL)
 
 
 def observed(record: Record, claim: str) -> str:
-    """What the one entry of a claim says was observed; empty without one."""
+    """The observation of the one entry with a claim; empty without one."""
     (text,) = [str(entry.observed) for entry in record.evidence if entry.claim == claim] or [""]
     return text
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 
-# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice, and functions
-# that are sent to other processes must be those of their modules: import them now.
+# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice,
+# and functions that are sent to other processes must be those of their modules: import them now.
 Matrix.load()
 importlib.import_module("torch._dynamo")
 importlib.import_module("hypothesis")  # its plugin imports it at the end of each run, in half a second
@@ -343,7 +343,7 @@ class Suite:
         self.pytester.makeini("\n".join(["[pytest]", *lines]))
 
     def ledger(self, name: str = "ledger.toml", **fields: Any) -> Path:
-        """Write a ledger of one entry that expects ``toy-value`` to fail, with other `fields` (underscores for hyphens)."""
+        """Write a ledger of one entry that expects ``toy-value`` to fail, with other `fields` (_ for hyphens)."""
         entry = {
             "cases": ["toy-value/tiny/*"],
             "verdict": "fail",

@@ -19,7 +19,7 @@ fuzz: Any = importlib.util.module_from_spec(SPEC)
 sys.modules["fuzz_readers"] = fuzz
 SPEC.loader.exec_module(fuzz)
 
-# No deadline: how long a file takes is limited by what is read, which tests/core/test_strangers.py shows without a clock.
+# No deadline: what is read limits how long a file takes, as tests/core/test_strangers.py shows without a clock.
 STEADY = settings(
     max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -313,12 +313,13 @@ plain, empty = toy_backend._call, toy_backend._empty
 
 def lame(operator, *args, **kwargs):
     given = pytree.tree_leaves((args, kwargs))
-    if torch.bfloat16 in {getattr(value, "dtype", value) for value in given if isinstance(value, (torch.Tensor, torch.dtype))}:
+    dtypes = {getattr(value, "dtype", value) for value in given if isinstance(value, (torch.Tensor, torch.dtype))}
+    if torch.bfloat16 in dtypes:
         raise NotImplementedError(f"{operator} is not implemented for bfloat16 on toy")
     out = plain(operator, *args, **kwargs)
     if operator.name().startswith("aten::add") and isinstance(out, torch.Tensor) and out.dtype is torch.int8:
-        one, two = (toy_backend._inside(value).short() for value in args[:2])
-        toy_backend._inside(out).copy_((one + two).clamp(-128, 127))
+        left, right = (toy_backend._inside(value).short() for value in args[:2])
+        toy_backend._inside(out).copy_((left + right).clamp(-128, 127))
     return out
 
 

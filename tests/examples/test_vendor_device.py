@@ -90,9 +90,9 @@ torch.accelerator.current_stream().wait_event(event)
 assert value.cpu().tolist() == [1] * 4, "it waits for an event"
 
 torch.manual_seed(3)
-one = torch.randn(6, device="acme").cpu()
+first = torch.randn(6, device="acme").cpu()
 torch.manual_seed(3)
-assert torch.equal(one, torch.randn(6, device="acme").cpu())
+assert torch.equal(first, torch.randn(6, device="acme").cpu())
 
 norm = torch.nn.BatchNorm1d(19).to("acme")
 norm(there)

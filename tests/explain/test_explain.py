@@ -267,7 +267,7 @@ def test_the_draws_that_fail_are_read_from_the_verdict() -> None:
 
 def test_what_is_left_out_comes_before_what_is_added() -> None:
     def run(*names: str) -> list[Seen]:
-        return [Seen(name, "", ModelPlace(), (0,)) for name in names]  # type: ignore[arg-type]  # whether there is one is all that counts
+        return [Seen(name, "", ModelPlace(), (0,)) for name in names]  # type: ignore[arg-type]  # not read
 
     assert difference(run("mm", "relu"), run("mm", "relu")) is None
     result = difference(run("mm", "gelu", "sum"), run("clone", "mm", "mul", "sum"))

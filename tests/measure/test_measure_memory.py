@@ -52,8 +52,8 @@ def test_layers_with_gradients_end_with_those_of_all_weights() -> None:
         out = module(z)
         out.sum().backward()
 
-    # As the last weight's gradient is made: four of them, the gradient that goes into the first layer, the output (which
-    # `run` holds), the loss, and its gradient.
+    # As the last weight's gradient is made: four of them, the gradient that goes into the first layer, the output
+    # (which `run` holds), the loss, and its gradient.
     expected = 4 * 256 * 1024 + 2 * 64 * 1024 + 4 + 4
     # Each run releases the gradients of the one before, which the profiler saw come: they are none of its own.
     assert [peak(CPU, run).bytes for _ in range(3)] == [expected] * 3

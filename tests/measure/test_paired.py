@@ -173,7 +173,7 @@ def test_the_interval_is_the_narrowest_whose_error_is_allowed(error: float) -> N
     [(6, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (23, 7), (25, 8), (30, 10), (40, 14), (50, 18)],
 )
 def test_ranks_are_those_of_printed_tables(count: int, rank: int) -> None:
-    # Of the interval of the median at 95 %, as of the sign test (Dixon and Mood 1946: one more than the critical count).
+    # Of the median's interval at 95 %, as of the sign test (Dixon and Mood 1946: one more than the critical count).
     assert interval(range(1, count + 1), 0.025) == (rank, count + 1 - rank)
 
 

@@ -79,7 +79,7 @@ def test_every_number_of_the_list_has_a_fault() -> None:
 
 
 COMPUTING = frozenset(technique.family for technique in Matrix.load().techniques.values()) - {"platform"}
-"""Families of techniques; each has faults in what it computes with. `platform` prepares no program that a fault could be planted in:
+"""Families of techniques; each has faults in what it computes with. `platform` prepares no program to plant a fault in:
 tests/checks/test_platform.py plants faults in its operations."""
 
 

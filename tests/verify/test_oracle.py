@@ -303,7 +303,7 @@ def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
 
 @pytest.mark.parametrize("technique", ["amp-bf16", "amp-fp16", "eager"])
 def test_rounding_does_not_decide_what_convolution_networks_compute(technique: str) -> None:
-    # Under amp-fp16 an element of the gradients of `cnn` might err by 1.6 root mean squares, in `residual-block` by 4.8.
+    # Under amp-fp16 an element of `cnn`'s gradients might err by 1.6 root mean squares, in `residual-block` by 4.8.
     used = Matrix.load().techniques[technique]
     most = {"amp-bf16": 1.4, "amp-fp16": 0.25, "eager": 1e-3}[technique]
     for name in ("cnn", "residual-block", "cnn-frozen-norm"):

@@ -70,9 +70,9 @@ def test_random_numbers_are_the_same_in_each_process_and_the_callers_go_on(tmp_p
     (tmp_path / "more").mkdir()
     torch.rand(7)
     (second,) = made(tmp_path / "more", body)
-    a, two = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # of `Redrawn`
-    assert torch.equal(a.inputs[0], two.inputs[0])
-    assert all(map(torch.equal, a.module.parameters(), two.module.parameters()))
+    a, b = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # of `Redrawn`
+    assert torch.equal(a.inputs[0], b.inputs[0])
+    assert all(map(torch.equal, a.module.parameters(), b.module.parameters()))
 
 
 def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:

@@ -244,11 +244,11 @@ def test_the_first_draw_has_the_callers_numbers_and_others_the_same_ones_elsewhe
     torch.manual_seed(0)
     model = Images()
     assert all(map(torch.equal, first.module.parameters(), model.parameters()))
-    for a, two in [
+    for a, b in [
         *zip(first.module.parameters(), other.module.parameters(), strict=True),
         (first.inputs[0], other.inputs[0]),
     ]:
-        assert torch.equal(a.reshape(-1).sort().values, two.reshape(-1).sort().values)
+        assert torch.equal(a.reshape(-1).sort().values, b.reshape(-1).sort().values)
     assert not torch.equal(first.inputs[0], other.inputs[0])
     assert torch.equal(other.inputs[0], workload.problem(stable_seed("images") + 7919).inputs[0])
 

@@ -51,8 +51,8 @@ def test_draws_have_the_same_calls_and_other_values() -> None:
     first, other = (built_in()["op-add"].problem(seed) for seed in (1, 2))
     assert [call.label for call in first.module.calls] == [call.label for call in other.module.calls]  # type: ignore[union-attr]
     pairs = list(zip(first.inputs, other.inputs, strict=True))
-    assert all(a.shape == two.shape and a.stride() == two.stride() for a, two in pairs)
-    assert sum(not torch.equal(a, two) for a, two in pairs) > len(pairs) // 2
+    assert all(a.shape == b.shape and a.stride() == b.stride() for a, b in pairs)
+    assert sum(not torch.equal(a, b) for a, b in pairs) > len(pairs) // 2
 
 
 @pytest.mark.parametrize(
