@@ -88,14 +88,41 @@ def plain(problem: Problem, mode: Mode = Mode.FORWARD, dtype: torch.dtype = torc
     return Program.of(problem, dtype=dtype).run(mode)
 
 
-def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str]:
+def differences(left: Result, right: Result, tolerance: float = 1e-5) -> list[str]:
     """Paths that only one result has, or whose values differ by more than `tolerance` of the largest value."""
-    unlike = sorted(one.keys() ^ other.keys())
-    for path in sorted(one.keys() & other.keys()):
-        a, b = one[path].double(), other[path].double()
+    unlike = sorted(left.keys() ^ right.keys())
+    for path in sorted(left.keys() & right.keys()):
+        a, b = left[path].double(), right[path].double()
         if a.shape != b.shape or not bool(((a - b).abs() <= tolerance * max(1.0, float(b.abs().max()))).all()):
             unlike.append(path)
     return unlike
+
+
+def engaged(
+    technique: Technique,
+    problem: Problem,
+    mode: Mode = Mode.FORWARD,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Ran:
+    """Runs a technique and asserts that nothing is missing in its evidence."""
+    ran = run(technique, problem, mode, device, dtype)
+    assert ran.engaged, ran.missing()
+    return ran
+
+
+def agrees(
+    technique: Technique,
+    make: Callable[[], Problem],
+    mode: Mode = Mode.FORWARD,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 1e-5,
+) -> Ran:
+    """Runs a technique and asserts that it is `engaged`, with the result of the same problem without it."""
+    ran = engaged(technique, make(), mode, device, dtype)
+    assert not differences(ran.result, plain(make(), mode, dtype), tolerance)
+    return ran
 
 
 def named(techniques: Sequence[Technique], name: str) -> Technique:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from marks import needs_compiler
-from technique_harness import StubDevice, named, run
+from technique_harness import StubDevice, engaged, named
 from torch import nn
 
 from accelcheck.core.capability import Code
@@ -117,8 +117,7 @@ def test_the_folder_of_a_package_is_removed(monkeypatch: pytest.MonkeyPatch) -> 
 
     technique = AotInductor()
     monkeypatch.setattr(technique, "package", Fake)
-    ran = run(technique, small(), device=CPU)
-    assert ran.engaged
+    engaged(technique, small(), device=CPU)
     assert not folders[0].exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, seeded, verdict_of
-from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, plain, run
+from technique_harness import MODES, Ran, StubDevice, agrees, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
@@ -41,9 +41,7 @@ def normed() -> Problem:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exported_program_is_the_module(mode: Mode) -> None:
-    ran = run(EXPORT, mlp(), mode)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(mlp(), mode))
+    agrees(EXPORT, mlp, mode)
 
 
 @pytest.mark.parametrize("technique", [EXPORT, DYNAMIC], ids=lambda technique: technique.name)

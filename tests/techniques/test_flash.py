@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fault_harness import failed, passed, seeded, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, seen, workload
+from technique_harness import StubDevice, agrees, differences, engaged, named, plain, run, seen, workload
 from torch import Tensor
 from torch.nn import functional
 from upstream_signatures import PACKAGES, signature
@@ -163,10 +163,8 @@ def problem(queries: int = 9, keys: int = 9, mask: Tensor | None = None, causal:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_call_of_torchs_attention(technique: Any, installed: Any, sizes: tuple[int, int], causal: bool) -> None:
     stub = installed(technique)
-    ran = run(technique, problem(*sizes, causal=causal), Mode.BACKWARD, dtype=torch.float16)
-    assert ran.engaged, ran.missing()
+    agrees(technique, lambda: problem(*sizes, causal=causal), Mode.BACKWARD, dtype=torch.float16, tolerance=4e-3)
     assert stub.called == ["flash_attn_varlen_func" if technique is VARLEN else "flash_attn_func"]
-    assert not differences(ran.result, plain(problem(*sizes, causal=causal), Mode.BACKWARD, torch.float16), 4e-3)
 
 
 @ALL
@@ -195,8 +193,7 @@ def test_packed_tensors(technique: Any, installed: Any, name: str) -> None:
         assert name != "attention-packed"
         return
     stub = installed(technique)
-    ran = run(technique, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
     packed = {TWO: "flash_attn_qkvpacked_func", VARLEN: "flash_attn_varlen_qkvpacked_func", FOUR: "flash_attn_func"}
     expected = packed.get(technique, "flash_attn_qkvpacked_func")
     if name != "attention-packed" and technique in {THREE, FOUR}:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, failed, seeded, verdict_of
-from technique_harness import Attention, StubDevice, differences, named, plain, run, workload
+from technique_harness import Attention, StubDevice, agrees, named, run, workload
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -50,15 +50,11 @@ def empty_row() -> Tensor:
 )
 def test_every_kind_of_call_equals_torchs_attention(made: Any, options: dict[str, Any]) -> None:
     mask = None if made is None else made()
-    ran = run(EAGER, problem(mask, **options))
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(problem(mask, **options)))
+    agrees(EAGER, lambda: problem(mask, **options))
 
 
 def test_the_compiled_kernel_equals_torchs_attention() -> None:
-    ran = run(COMPILED, problem(empty_row()))
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(problem(empty_row())))
+    agrees(COMPILED, lambda: problem(empty_row()))
 
 
 def test_a_run_without_calls_fails_the_evidence() -> None:

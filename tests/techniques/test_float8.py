@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, failed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from technique_harness import StubDevice, engaged, named, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -90,8 +90,7 @@ def test_a_tensor_of_zeros_has_a_scale() -> None:
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     needs(technique)
-    ran = run(technique, odd(bias=bias))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, odd(bias=bias))
     original = odd(bias=bias)
     exact, inputs = eval_copy(original.module).double(), (original.inputs[0].double(),)
     truth = technique.emulate(exact, inputs)(*inputs)
@@ -413,8 +412,7 @@ def test_torchaos_dynamic_float8_needs_a_gpu_and_equals_the_emulation(monkeypatc
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 10))
     x = torch.randn(6, 32)
-    ran = run(technique, Problem(eval_copy(module), (x,)))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, Problem(eval_copy(module), (x,)))
     assert ran.evidence[0].claim == "linear layers with a weight of type Float8Tensor = 1 >= 1"
     with torch.no_grad():
         truth = technique.emulate(eval_copy(module).double(), ())(x.double())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import BACKWARD, Planted, failed, faults, passed, seeded, verdict_of
-from technique_harness import differences, mlp, named, plain, run, trained
+from technique_harness import agrees, differences, mlp, named, plain, run, trained
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
@@ -34,10 +34,8 @@ def small() -> Problem:
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_samples_give_the_results_of_the_batch(mode: Mode) -> None:
-    ran = run(VMAP, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = agrees(VMAP, mlp, mode)
     assert [entry.observed for entry in ran.evidence] == [1, 1]
-    assert not differences(ran.result, plain(mlp(), mode))
 
 
 def test_samples_that_depend_on_each_other_change_the_result() -> None:
@@ -84,17 +82,13 @@ def test_inputs_that_are_no_batch_are_not_mapped(fresh: Store) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
 def test_gradients_of_a_function_equal_autograds(mode: Mode) -> None:
-    ran = run(GRAD, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = agrees(GRAD, mlp, mode)
     assert ran.evidence[0].observed == (3 if mode is Mode.TRAIN else 1)
-    assert not differences(ran.result, plain(mlp(), mode))
 
 
 @pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
 def test_the_contracted_jacobian_equals_the_gradient(technique: Any) -> None:
-    ran = run(technique, small(), Mode.BACKWARD)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(small(), Mode.BACKWARD))
+    agrees(technique, small, Mode.BACKWARD)
 
 
 class TwoPrecisions(nn.Module):

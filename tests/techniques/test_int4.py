@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, passed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from technique_harness import StubDevice, engaged, named, run
 from torch import nn
 
 from accelcheck.core.capability import Code
@@ -42,8 +42,7 @@ def layers(inputs: int = 48, *, bias: bool = True) -> Problem:
 def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     if not technique.answer(Bed()).ok:
         pytest.skip(str(technique.answer(Bed())))
-    ran = run(technique, layers(bias=bias))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, layers(bias=bias))
     original = layers(bias=bias)
     exact, x = eval_copy(original.module).double(), original.inputs[0].double()
     with torch.no_grad():
@@ -160,8 +159,7 @@ def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
 
 @without_torchao
 def test_layers_without_whole_groups_are_left_alone_and_not_counted() -> None:
-    ran = run(TORCHAO, layers(50))
-    assert ran.engaged, ran.missing()
+    ran = engaged(TORCHAO, layers(50))
     assert ran.evidence[0].claim == "linear layers with a weight of type IntxUnpackedToInt8Tensor = 1 >= 1"
 
 

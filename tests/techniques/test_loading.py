@@ -16,7 +16,7 @@ import pytest
 import torch
 from fault_harness import built_in, failed, verdict_of
 from process_harness import completed
-from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
+from technique_harness import StubDevice, agrees, differences, engaged, mlp, named, plain, run, workload
 from torch import Tensor
 
 from accelcheck.core.capability import Code
@@ -59,10 +59,8 @@ def _no_worker_stays() -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN])
 def test_rows_come_once_in_order_and_from_two_other_processes(mode: Mode) -> None:
-    ran = run(PREFETCH, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = agrees(PREFETCH, mlp, mode, tolerance=0.0)
     assert [entry.observed for entry in ran.evidence] == ["8 of 8, in order", 2, 0]
-    assert not differences(ran.result, plain(mlp(), mode), 0.0)
 
 
 def test_tensors_arrive_unchanged_in_new_memory() -> None:
@@ -283,8 +281,7 @@ def test_an_unreadable_row_raises_in_the_pass() -> None:
 
 
 def test_the_error_is_evidence_and_the_next_loader_works() -> None:
-    ran = run(KILLED, mlp())
-    assert ran.engaged, ran.missing()
+    ran = engaged(KILLED, mlp())
     assert str(ran.evidence[0].observed).startswith("RuntimeError: DataLoader worker")
     assert ran.evidence[1].observed == "8 of 8, in order"
     assert not differences(ran.result, plain(mlp()), 0.0)
@@ -350,8 +347,7 @@ class Pins:
 
 def test_inputs_and_target_go_through_pinned_memory_and_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = Pins(monkeypatch)
-    ran = run(PINNED, mlp(), Mode.TRAIN, StubDevice("cuda"))
-    assert ran.engaged, ran.missing()
+    ran = engaged(PINNED, mlp(), Mode.TRAIN, StubDevice("cuda"))
     assert ran.evidence[0].observed == 2
     assert pins.moved == [{"pinned": True, "non_blocking": True}] * 2
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), 0.0)

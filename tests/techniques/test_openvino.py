@@ -15,7 +15,7 @@ import pytest
 import torch
 from fault_harness import FORWARD, failed, faults, seeded
 from process_harness import completed
-from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
+from technique_harness import Ran, StubDevice, agrees, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -45,9 +45,7 @@ def two() -> Problem:
 @needs_openvino
 @pytest.mark.parametrize("problem", [mlp, two], ids=["mlp", "two"])
 def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
-    result = run(MODEL, problem())
-    assert result.engaged, result.missing()
-    assert not differences(result.result, plain(problem()))
+    agrees(MODEL, problem)
 
 
 @needs_openvino

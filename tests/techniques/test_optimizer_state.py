@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import failed, passed, seeded, verdict_of
-from technique_harness import StubDevice, mlp, plain, run, workload
+from technique_harness import StubDevice, engaged, mlp, plain, run, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -42,8 +42,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("make", "states"), [(momentum, 4), (adam, 8)])
 def test_states_are_half_between_steps_and_parameters_are_not(make: Any, states: int) -> None:
-    ran = run(TECHNIQUE, problem(make), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
+    ran = engaged(TECHNIQUE, problem(make), Mode.TRAIN)
     claims = {entry.claim: entry.observed for entry in ran.evidence}
     assert claims["optimizer states >= 4"] == states
     made = ran.program.extras["optimizer whose states are kept"].made

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import built_in, failed, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
+from technique_harness import StubDevice, differences, engaged, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -59,8 +59,7 @@ def scored() -> Problem:
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_modules_compute_in_half_with_float32_inputs_and_outputs(technique: Any, mode: Mode) -> None:
     problem = scored()
-    ran = run(technique, problem, mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, problem, mode)
     assert not differences(ran.result, plain(scored(), mode), TOLERANCE[technique.name])
     assert problem.module.seen == {"between": technique.dtype}
     floats = {path: tensor for path, tensor in ran.result.items() if tensor.is_floating_point()}
@@ -72,8 +71,7 @@ def test_modules_compute_in_half_with_float32_inputs_and_outputs(technique: Any,
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_training_scales_only_fp16_losses_and_keeps_parameters(technique: Any) -> None:
-    ran = run(technique, mlp(), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, mlp(), Mode.TRAIN)
     assert (ran.program.scaler is not None) is (technique.dtype is torch.float16)
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), TOLERANCE[technique.name])
 
@@ -111,8 +109,7 @@ def test_a_head_that_shares_its_weight_with_a_table_is_half_all_the_same() -> No
             x = self.norm(self.embedding(tokens))
             return {"scores": self.softmax(self.head(x))}
 
-    ran = run(BF16, Problem(Tied(), (torch.randint(11, (4, 5)),)), Mode.BACKWARD, DEVICE)
-    assert ran.engaged, ran.missing()
+    engaged(BF16, Problem(Tied(), (torch.randint(11, (4, 5)),)), Mode.BACKWARD, DEVICE)
 
 
 def test_parameters_changed_in_place_take_effect() -> None:
@@ -128,8 +125,7 @@ def test_parameters_changed_in_place_take_effect() -> None:
 def test_batch_statistics_stay_float32_and_are_updated() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
-    ran = run(FP16, trained(module, torch.randn(16, 6), torch.randn(16, 6)), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
+    ran = engaged(FP16, trained(module, torch.randn(16, 6), torch.randn(16, 6)), Mode.TRAIN)
     mean = ran.result["buffer:1.running_mean"]
     assert mean.dtype is torch.float32
     assert float(mean.abs().sum()) > 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from technique_harness import StubDevice, engaged, named, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code
@@ -68,8 +68,7 @@ def error(technique: Any, problem: Problem, out: Tensor, x: Tensor | None = None
 @without_torchao
 @pytest.mark.parametrize("make", [residual, stacked])
 def test_the_converted_graph_equals_the_emulation(make: Callable[[], Problem]) -> None:
-    ran = run(STATIC, make())
-    assert ran.engaged, ran.missing()
+    ran = engaged(STATIC, make())
     assert error(STATIC, make(), ran.result["out"]) < 1e-6
     plain = make()
     with torch.no_grad():
@@ -108,8 +107,7 @@ def test_an_unquantized_graph_fails_the_evidence() -> None:
 @pytest.mark.skipif(not LOWERED.capability(PLACE).ok, reason="nothing is lowered here")
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="without VNNI sums saturate: docs/findings.md")
 def test_the_lowered_graph_multiplies_in_int8_and_equals_the_emulation() -> None:
-    ran = run(LOWERED, stacked())
-    assert ran.engaged, ran.missing()
+    ran = engaged(LOWERED, stacked())
     assert error(LOWERED, stacked(), ran.result["out"]) < 1e-6
     assert not bool(torch._inductor.config.freezing), "the setting is held around calls alone"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, run
+from technique_harness import StubDevice, differences, engaged, mlp, run
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
@@ -61,8 +61,7 @@ def test_flips_switch_gradients_at_the_end_of_the_range() -> None:
 @without_torchao
 def test_the_emulation_equals_torchaos_training() -> None:
     mode = Mode.BACKWARD
-    ran = run(TECHNIQUE, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(TECHNIQUE, mlp(), mode)
     program = Program.of(mlp())
     emulated = replaced(eval_copy(program.module).double(), FakeQuantized).train()
     exact = Program(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from process_harness import completed
-from technique_harness import StubDevice, run
+from technique_harness import StubDevice, engaged, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -393,8 +393,7 @@ def test_a_device_on_which_torchao_widens_int8_products_does_not_have_them() -> 
     assert TorchAODynamic().capability(other).tried
     assert not TorchAODynamic().capability(StubDevice()).tried
     linear = Problem(nn.Linear(32, 16), (torch.randn(8, 32),))
-    ran = run(TorchAODynamic(), linear, device=other)
-    assert ran.engaged, ran.missing()
+    engaged(TorchAODynamic(), linear, device=other)
     with pytest.raises(Unsupported, match=r"multiplies no int8 values on stub: it widens them to ") as told:
         run(Widening(), linear, device=other)
     assert told.value.capability.code is Code.NO_BACKEND

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import failed, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from technique_harness import StubDevice, agrees, differences, engaged, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
@@ -67,8 +67,7 @@ SMALL = Workload("small-stack", "Four blocks.", make, traits=frozenset({"blocks"
 
 @pytest.mark.parametrize("mode", MODES)
 def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) -> None:
-    ran = run(SEGMENTED, stack(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(SEGMENTED, stack(), mode)
     # Nine blocks: three segments of two, and a last one of three.
     steps = 3 if mode is Mode.TRAIN else 1
     assert ran.evidence[0].observed == " ".join(map(str, [2 * steps] * 6 + [steps] * 3))
@@ -134,8 +133,7 @@ def test_recomputing_with_other_inputs_fails(fresh: Store) -> None:
 
 
 def test_without_statistics_evidence_gives_the_reason() -> None:
-    ran = run(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
-    assert ran.engaged
+    ran = engaged(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
     (forwards,) = ran.evidence
     assert forwards.claim.endswith("(no peak: stub offers no memory statistics)")
 
@@ -156,8 +154,7 @@ def test_capability_of_segments_by_device() -> None:
 
 
 def test_the_bytes_saved_are_those_of_one_activation() -> None:
-    ran = run(INPLACE, stack())
-    assert ran.engaged, ran.missing()
+    ran = engaged(INPLACE, stack())
     x, hidden = 64 * 16 * 4, 64 * 64 * 4
     saved = ran.evidence[-1]
     # Plain: a block's input, and the input and output of its activation. In place: the block's input, the activation's
@@ -194,9 +191,7 @@ def test_in_place_needs_memory_that_can_be_measured() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("technique", [OFFLOAD, PINNED], ids=lambda technique: technique.name)
 def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -> None:
-    ran = run(technique, stack(3), mode)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(stack(3), mode), 0.0)
+    ran = agrees(technique, lambda: stack(3), mode, tolerance=0.0)
     observed = {entry.claim: entry.observed for entry in ran.evidence}
     saved, steps = 0, 3 if mode is Mode.TRAIN else 1
     # A block saves the input of `up`, and the input and output of the activation. A weight is saved if the input of its

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
+from technique_harness import Ran, StubDevice, agrees, differences, engaged, mlp, named, plain, run
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from upstream_signatures import signature, unlike_upstream
@@ -208,9 +208,7 @@ def test_every_option_is_one_of_a_release() -> None:
 
 
 def test_fp32_graphs_of_any_size_are_compiled_without_tf32(compiler: Compiler) -> None:
-    ran = run(FP32, mlp(), device=CUDA)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(mlp()))
+    ran = agrees(FP32, mlp, device=CUDA)
     (given,) = compiler.asked.pop("arg_inputs")
     assert given is ran.program.inputs[0]
     assert compiler.asked == {
@@ -233,8 +231,7 @@ def test_older_releases_get_the_option_for_strong_typing(monkeypatch: pytest.Mon
 
 def test_fp16_casts_inputs_and_outputs(compiler: Compiler) -> None:
     problem = mlp()
-    ran = run(FP16, problem, device=CUDA)
-    assert ran.engaged, ran.missing()
+    ran = engaged(FP16, problem, device=CUDA)
     assert ran.result["out"].dtype == torch.float32
     exact = plain(mlp())
     assert not differences(ran.result, exact, tolerance=2e-3)
