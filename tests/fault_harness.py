@@ -120,6 +120,9 @@ passed = functools.partial(_ended, Verdict.PASS)
 failed = functools.partial(_ended, Verdict.FAIL)
 """The record as of `verdict_of`, after an assertion that it is a failure."""
 
+erred = functools.partial(_ended, Verdict.ERROR)
+"""The record as of `verdict_of`, after an assertion that it is an error."""
+
 
 def observed(record: Record, claim: str) -> str:
     """The observation of the one entry with a claim; empty without one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import runpy
 import signal
@@ -15,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
@@ -32,6 +34,17 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 def completed(words: Sequence[str | Path], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; its exit status and what it printed."""
     return subprocess.run(words, capture_output=True, text=True, check=check, **options)
+
+
+def script(path: Path) -> ModuleType:
+    """A script as a module, executed but not as ``__main__``."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:

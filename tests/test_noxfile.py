@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import os
 import re
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from process_harness import completed
+from process_harness import completed, script
 
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
@@ -46,12 +45,7 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @cache
 def load() -> Any:
     """The module, executed once: nox warns of sessions that are registered twice."""
-    spec = importlib.util.spec_from_file_location("noxfile_under_test", ROOT / "noxfile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "noxfile.py")
 
 
 class SkippedError(Exception):

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from process_harness import script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_package.py"
 
 
 @pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fuzz() -> ModuleType:
     pytest.importorskip("minisign")
-    spec = importlib.util.spec_from_file_location("fuzz_package_under_test", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return script(SCRIPT)
 
 
 def test_every_mutated_package_gets_a_verdict(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import Bed, Planted, bench, built_in, case, failed, passed, verdict_of
+from fault_harness import Bed, Planted, bench, built_in, case, erred, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import accuracy as check
@@ -433,8 +433,7 @@ def of_few(samples: int) -> Task:
 
 
 def test_too_few_samples_is_said_and_never_passed(tmp_path: Any) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), of_few(300), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Planted(nothing), of_few(300), ACCURACY)
     assert "UndecidedError: too few samples to decide: n = 300, at least 381 needed" in record.why
 
 
@@ -442,16 +441,14 @@ def test_too_few_samples_is_said_and_never_passed(tmp_path: Any) -> None:
 def test_a_stricter_limit_needs_more_samples_and_seeds_make_none(name: str, mode: Mode, store: Store) -> None:
     strict = Planted(nothing)
     strict.accuracy_limit = 0.002
-    record = verdict_of(store, strict, task(name), mode)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, strict, task(name), mode)
     assert "n = 1797, at least 1917 needed" in record.why
 
 
 def test_a_reference_that_learnt_nothing_is_an_error(tmp_path: Any) -> None:
     whole = task("digits-mlp")
     lazy = replace(whole, make=partial(_untrained, whole.make))
-    record = verdict_of(Store(tmp_path), Planted(nothing), lazy, ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Planted(nothing), lazy, ACCURACY)
     assert "OracleError: digits-mlp: FP32 eager on the CPU reached an accuracy of" in record.why
 
 
@@ -475,8 +472,7 @@ def test_a_task_says_itself_whether_its_data_is_here(store: Store) -> None:
 
 
 def test_a_workload_that_is_no_task_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), built_in()["mlp"], ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(nothing), built_in()["mlp"], ACCURACY)
     assert "mode accuracy needs a workload of type Task; mlp is a Workload" in record.why
 
 

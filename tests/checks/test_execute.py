@@ -21,6 +21,7 @@ from fault_harness import (
     Planted,
     bench,
     case,
+    erred,
     failed,
     faults,
     passed,
@@ -120,8 +121,7 @@ def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
 
 @pytest.mark.parametrize("technique", [Silent, Blind])
 def test_no_evidence_or_none_that_could_be_had_is_an_error(technique: type[Planted], store: Store) -> None:
-    record = verdict_of(store, technique(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, technique(nothing), seeded("mlp"))
     assert "planted gave no evidence that it ran" in record.why
 
 
@@ -139,8 +139,7 @@ def test_a_technique_that_did_not_engage_fails_though_its_values_are_right(store
 
 
 def test_what_a_technique_raises_is_its_error_with_a_traceback(store: Store) -> None:
-    record = verdict_of(store, Planted(breaks), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(breaks), seeded("mlp"))
     assert record.why == "RuntimeError: out of registers"
     assert "in breaks" in record.traceback
 
@@ -182,8 +181,7 @@ def made(function: Callable[[Tensor], Any], *shape: int, fill: float | None = No
     ids=["nothing to compare", "an oracle that fails"],
 )
 def test_what_cannot_be_judged_is_an_error_and_never_a_pass(workload: Workload, message: str, tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Planted(nothing), workload)
     assert message in record.why
 
 
@@ -488,8 +486,7 @@ def test_an_error_that_a_new_preparation_repeats_is_the_error_of_the_first_draw(
 
         calling(fail)(program)
 
-    record = verdict_of(store, Planted(change), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(change), seeded("mlp"))
     assert record.reason == "LookupError: no kernel"
 
 

@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, failed, observed, passed, seeded, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    Bed,
+    Planted,
+    bench,
+    case,
+    erred,
+    failed,
+    observed,
+    passed,
+    seeded,
+    verdict_of,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -200,8 +213,7 @@ def test_dropout_hides_no_error(store: Store) -> None:
 
 
 def test_a_random_function_is_an_error_that_names_its_module(store: Store) -> None:
-    record = verdict_of(store, PLAIN, RANDOM, mode=BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, PLAIN, RANDOM, mode=BACKWARD)
     assert "two runs from the same state differ in out: the output of the module 'noisy' is random" in record.why
     assert verdict_of(store, PLAIN, RANDOM, mode=FORWARD).verdict is Verdict.PASS  # in evaluation mode it draws nothing
 
@@ -222,8 +234,7 @@ def idle(names: frozenset[str]) -> Workload:
 
 
 def test_a_gradient_that_the_oracle_lacks_is_an_error_unless_it_is_declared(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
     assert "the oracle has no gradient for input[1], unused.bias, unused.weight" in record.why
     declared = idle(frozenset({"input[1]", "unused.bias", "unused.weight"}))
     assert verdict_of(Store(tmp_path), PLAIN, declared, mode=BACKWARD).verdict is Verdict.PASS
@@ -303,8 +314,7 @@ def test_an_error_says_what_else_the_case_left_changed(tmp_path: Path) -> None:
         torch.set_default_dtype(torch.float64)
         raise RuntimeError("broken")
 
-    record = verdict_of(Store(tmp_path), Leaking(breaks), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Leaking(breaks), seeded("mlp"))
     assert record.why.splitlines() == [
         "RuntimeError: broken",
         "default dtype: left changed: expected torch.float32, got torch.float64",
@@ -332,8 +342,7 @@ def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> 
         def finish(self) -> None:
             self.library._destroy()  # type: ignore[no-untyped-call]  # as above
 
-    record = verdict_of(Store(tmp_path), Registered(lambda _: None), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Registered(lambda _: None), seeded("mlp"))
     assert "sqrt, on the CPU: expected [7.0, 1.5]" in record.why
     assert "kernels of torch.library: left changed: expected torch's own, got others for aten/sqrt/CPU" in record.why
 

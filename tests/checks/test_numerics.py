@@ -23,6 +23,7 @@ from fault_harness import (
     bench,
     built_in,
     case,
+    erred,
     failed,
     faults,
     passed,
@@ -247,8 +248,7 @@ def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(fresh: St
     workload = Workload(
         "fixed", "One.", lambda g, _: of(torch.randn(3, 4, generator=g)), traits=frozenset({"resizable"})
     )
-    record = verdict_of(fresh, Resizing(), workload)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Resizing(), workload)
     assert "the workload fixed has the trait `resizable`, but its maker gives inputs of the same sizes" in record.why
     passed(fresh, Resizing(), built_in()["mlp"])
 
@@ -407,8 +407,7 @@ def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(fresh: Stor
         return of(torch.rand(4, 4, generator=generator), module=Wrong())
 
     workload = replace(SQUARES, name="wrong", make=make)
-    record = verdict_of(fresh, Planted(nothing), workload, BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Planted(nothing), workload, BACKWARD)
     assert "the FP64 oracle raised GradcheckError" in record.why
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, failed, passed, verdict_of
+from fault_harness import Planted, erred, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.own_accuracy import compared
@@ -79,8 +79,7 @@ def test_two_percent_lost_fail_where_one_may_be(fresh: Store, metric: Any) -> No
 
 
 def test_too_few_samples_to_decide_are_an_error_that_says_how_many(fresh: Store) -> None:
-    record = verdict_of(fresh, Eager(), task(samples=10), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Eager(), task(samples=10), ACCURACY)
     assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.why
     assert "Give 381 samples or more, or a larger max_drop" in record.why
 
@@ -92,8 +91,7 @@ def test_a_drop_within_the_limit_whose_bound_is_not_is_undecided_and_says_what_w
     def two_wrong(module: Any, x: Tensor) -> Any:
         return tuple(torch.where(x.amax(1, keepdim=True) > limit, -tensor, tensor) for tensor in module(x))
 
-    record = verdict_of(fresh, Planted(calling(two_wrong)), task(samples=128), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Planted(calling(two_wrong)), task(samples=128), ACCURACY)
     assert "too few samples: 2 lost and 0 won of 512 samples are a drop of 0.39%, at most 1.41% at 97.5%" in record.why
     assert "where 1.00% is allowed; some 1,536 such samples would decide" in record.why
 
@@ -128,8 +126,7 @@ def test_a_metric_that_raises_or_gives_no_score_is_named(fresh: Store) -> None:
         (raises, "metric: raised KeyError: 'logit'"),
         (lambda out, _: out["logits"], "of shape \\(n,\\)"),
     ):
-        record = verdict_of(Store(fresh.cache.folder), Eager(), task(metric), ACCURACY)
-        assert record.verdict is Verdict.ERROR
+        record = erred(Store(fresh.cache.folder), Eager(), task(metric), ACCURACY)
         assert re.search(words, record.why), record.why
 
 

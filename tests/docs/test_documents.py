@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from process_harness import script
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal_reading import read
@@ -55,13 +54,7 @@ def stored(name: str) -> Any:
 def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A script of benchmarks/, imported and not run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location(f"{name}_under_test", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / f"{name}.py")
 
 
 def anchors(page: Path) -> set[str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from process_harness import script
 
 from accelcheck.cli import parser
 from accelcheck.core.fault import Fault, FaultKind
@@ -30,13 +29,7 @@ LEAST = 20
 @cache
 def tool(name: str) -> ModuleType:
     """A script of docs/tools."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script(DOCS / "tools" / f"{name}.py")
 
 
 def text(name: str) -> str:

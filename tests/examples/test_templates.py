@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
-from process_harness import completed
+from process_harness import completed, script
 
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import discover
@@ -243,12 +242,7 @@ def test_the_second_job_of_kubernetes_merges_and_fails_where_a_shard_did(
 
 @pytest.fixture
 def one_node() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("slurm_one_node_under_test", FOLDER / "slurm_one_node.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(FOLDER / "slurm_one_node.py")
 
 
 def test_a_machine_without_slurm_is_told_what_to_install(one_node: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

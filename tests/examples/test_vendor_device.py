@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 from filelock import FileLock
-from process_harness import completed
+from process_harness import completed, script
 
 from accelcheck.core.journal_reading import read
 from accelcheck.expectations.ledger import Ledger
@@ -189,13 +189,7 @@ def test_a_device_that_declares_what_it_cannot_do_fails(acme: Path, tmp_path: Pa
 
 
 def faults() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vendor_faults", ROOT / "benchmarks" / "vendor_faults.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / "vendor_faults.py")
 
 
 def test_the_page_has_every_fault_and_each_was_seen() -> None:

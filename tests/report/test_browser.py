@@ -6,10 +6,8 @@ Needs Debian's chromium and chromium-driver and the dependency group ``browser``
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import json
 import shutil
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import script
 from test_html import BASELINES, HOSTILE, case, journal, of_a_check
 
 from accelcheck.core.case import Evidence, Figure, Measurement, Verdict
@@ -134,12 +133,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sequence[DeviceRun]]:
     """A report of 20,000 cases."""
     folder = tmp_path_factory.mktemp("many")
-    spec = importlib.util.spec_from_file_location("report_speed", ROOT / "benchmarks" / "report_speed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["report_speed"] = module
-    spec.loader.exec_module(module)
+    module = script(ROOT / "benchmarks" / "report_speed.py")
     runs = load(module.journals(folder, CASES))
     document.write(folder / "report.html", runs)
     return folder / "report.html", runs

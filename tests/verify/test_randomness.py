@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, failed, faults, passed, seeded, verdict_of
+from fault_harness import Planted, built_in, erred, failed, faults, passed, seeded, verdict_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -268,8 +268,7 @@ def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
     ):
         folder = tmp_path / told  # one each: references are kept by the workload's name
         folder.mkdir()
-        record = verdict_of(Store(folder), Planted(nothing), workload, RANDOM)
-        assert record.verdict is Verdict.ERROR
+        record = erred(Store(folder), Planted(nothing), workload, RANDOM)
         assert told in record.why
 
 

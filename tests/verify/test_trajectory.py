@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, seeded, verdict_of
+from fault_harness import Planted, built_in, erred, seeded, verdict_of
 from technique_harness import named
 from torch.nn import functional
 
@@ -339,8 +339,7 @@ def test_a_device_that_never_repeats_may_resume_within_rounding_and_from_the_rig
 
 def test_a_workload_without_a_recipe_is_an_error_that_says_so(store: Store) -> None:
     train = replace(built_in()["train-mlp"], name="no-recipe", modes=frozenset({Mode.TRAJECTORY}))
-    record = verdict_of(store, Plant(nothing), train, Mode.TRAJECTORY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Plant(nothing), train, Mode.TRAJECTORY)
     assert "recipe" in record.why
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, failed, observed, passed, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, bench, case, erred, failed, observed, passed, verdict_of
 from process_harness import completed
 from technique_harness import StubDevice
 from torch import Tensor, nn
@@ -110,8 +110,7 @@ def test_what_rounding_errors_alone_decide_is_left_out_and_named(fresh: Store) -
     assert observed(record, UNJUDGED) == "grad:conv.bias"  # before batch norm
     judged = {figure.path for figure in record.figures}
     assert "grad:conv.bias" not in judged
-    record = verdict_of(Store(fresh.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(fresh.cache.folder / "other"), Eager(), replace(workload, given=False), BACKWARD)
     assert "grad:conv.bias: the budget of view row is" in record.reason
 
 
@@ -191,10 +190,7 @@ def test_a_closer_look_leaves_out_what_the_first_one_does() -> None:
 
 
 def test_a_model_of_which_nothing_can_be_judged_is_an_error(fresh: Store) -> None:
-    record = verdict_of(
-        fresh, Eager(), workload_of(lambda x: (x + 1) - 1 - x, (torch.randn(9, 9),), name="noise"), FORWARD
-    )
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Eager(), workload_of(lambda x: (x + 1) - 1 - x, (torch.randn(9, 9),), name="noise"), FORWARD)
     assert "rounding errors alone decide every tensor" in record.reason
 
 
@@ -429,8 +425,7 @@ def test_a_model_that_is_random_is_named(fresh: Store) -> None:
     def noisy(x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
 
-    record = verdict_of(fresh, Eager(), workload_of(noisy, (torch.ones(3, 4),), name="noisy"), FORWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Eager(), workload_of(noisy, (torch.ones(3, 4),), name="noisy"), FORWARD)
     assert "is random" in record.reason
 
 
@@ -450,8 +445,7 @@ def test_a_model_that_keeps_state_is_not_called_random(fresh: Store) -> None:
             self.cache = torch.cat([self.cache, x])
             return x * self.calls + self.cache.sum(0)
 
-    record = verdict_of(fresh, Eager(), workload_of(Counting(), (torch.ones(3, 4),), name="counting"), FORWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Eager(), workload_of(Counting(), (torch.ones(3, 4),), name="counting"), FORWARD)
     assert "keeps state between calls" in record.reason
     assert "calls (" in record.reason
     assert "cache (a tensor of shape" in record.reason
@@ -709,8 +703,7 @@ def test_eager_that_alone_has_a_nan_fails_and_nothing_can_be_equal_to_it(fresh: 
     workload = workload_of(undefined, (torch.linspace(0, 1, 8),), name="undefined")
     record = failed(fresh, Eager(), workload, FORWARD)
     assert {fault.view for fault in record.faults} == {"NaN"}
-    record = verdict_of(fresh, Matrix.load().techniques["compile-aot-eager"], workload, FORWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Matrix.load().techniques["compile-aot-eager"], workload, FORWARD)
     assert (
         "eager float32 on the CPU is wrong, so no technique can be equal to it: out: isnan holds for 0 and 4"
         in record.why
