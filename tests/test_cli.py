@@ -63,9 +63,7 @@ def test_each_help_ends_with_examples_that_parse(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_no_line_of_a_help_but_an_example_is_wider_than_the_terminal(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_of_a_help_but_examples_is_wider_than_the_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = PARSERS[name].format_help()
     below = text.partition("\n\n")[2]  # argparse wraps the usage, as far as it can
@@ -141,9 +139,7 @@ def test_declaring_all_commands_imports_neither_torch_nor_numpy() -> None:
     assert program(code=code).stdout.strip() == "[]"
 
 
-def test_without_torch_a_command_says_who_helps(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_commands_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 

@@ -245,9 +245,7 @@ def test_the_default_index_serves_unless_another_is_named(noxfile: Any) -> None:
 
 
 @pytest.mark.parametrize("place", [refusing, silent, rude, nonsense])
-def test_an_index_that_does_not_answer_is_passed_by_within_seconds(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
+def test_an_index_without_answer_is_left_in_seconds(noxfile: Any, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     assert noxfile.INDEX_TIMEOUT <= 10
     monkeypatch.setattr(noxfile, "INDEX_TIMEOUT", 1.0)
     session = Session()
@@ -342,9 +340,7 @@ def on_driver(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> Se
 
 
 @pytest.mark.parametrize("version", ["580.159.04", "", "590.10"])
-def test_a_gpu_gets_the_newest_torch_with_what_reads_its_clocks(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_gpu_gets_the_newest_torch_and_a_clock(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     session = on_driver(noxfile, monkeypatch, version)
     assert session.installed == [*noxfile.PINS["cuda"], "-e", ".[accuracy,torchao,extensions,cuda13]"]
     assert not session.warned
@@ -357,9 +353,7 @@ def test_an_older_driver_gets_a_torch_that_it_runs(noxfile: Any, monkeypatch: py
     assert "driver 550.54.15 runs CUDA 12: torch==2.10.0 instead of torch==2.15.0, which needs 580" in warning
 
 
-def test_nvidia_smi_is_asked_for_the_driver_where_proc_does_not_tell(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvidia_smi_tells_the_driver_where_proc_does_not(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), "", SUPPORTED))
     monkeypatch.setattr(noxfile.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     printed = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n", "")
@@ -367,9 +361,7 @@ def test_nvidia_smi_is_asked_for_the_driver_where_proc_does_not_tell(
     assert noxfile._driver() == "550.54.15"
 
 
-def test_flash_attention_is_installed_from_wheels_alone_and_may_be_missing(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_comes_from_wheels_alone_or_is_missing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = on_driver(noxfile, monkeypatch, "580.1")
     installs = [words for words in session.runs if words[:4] == ["python", "-m", "pip", "install"]]
     assert [words[-2] for words in installs] == ["flash-attn", "flash-attn-4"]
@@ -393,9 +385,7 @@ def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
     assert session.runs == [["python", *words] for words in noxfile.BENCHMARKS]
 
 
-def test_the_recommended_command_keeps_what_was_given_but_the_level(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recommended_command_keeps_all_but_the_level(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "cpu"])
     session = Session()
     session.posargs = ("-k", "a b", "--accel-level=2")
@@ -501,9 +491,7 @@ def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch:
     assert session.env == {"ACCELCHECK_SESSION": "nox -s xla -- --exitfirst"}
 
 
-def test_a_backend_that_no_entry_point_loads_is_imported_in_both_halves(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backends_without_entry_point_are_imported_twice(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(noxfile.ABSENT, "vulkan", SUPPORTED)
     session = Session()
     noxfile._suite(session, "vulkan")
@@ -512,9 +500,7 @@ def test_a_backend_that_no_entry_point_loads_is_imported_in_both_halves(
         assert {"--accel-device=vulkan", "--accel-import=torchvulkan", "--accel-level=1", "--accel-require"} <= set(ran)
 
 
-def test_without_a_vulkan_driver_the_session_says_what_to_install(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_vulkan_driver_it_is_named(noxfile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(noxfile.ABSENT, "vulkan", hardware.vulkan(tmp_path).capability)
     with pytest.raises(
         SkippedError, match=r"no Vulkan driver is installed.*apt-get install mesa-vulkan-drivers libvulkan1"
@@ -532,9 +518,7 @@ def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypat
     assert noxfile._venv("cuda") == "none"
 
 
-def test_the_slurm_session_is_skipped_with_the_reason_where_slurm_is_not_installed(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_its_session_is_skipped_with_the_reason(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile.shutil, "which", lambda name, **_: "/usr/bin/sbatch" if name == "sbatch" else None)
     with pytest.raises(
         SkippedError, match=r"slurm: munged, slurmctld, slurmd not installed; .*apt-get install slurm-wlm munge"

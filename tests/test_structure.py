@@ -271,9 +271,7 @@ def test_every_package_says_what_lives_in_it_and_what_does_not(package: str) -> 
     "package",
     [name for name, path in MODULES.items() if name.startswith("accelcheck.techniques") and path.name == "__init__.py"],
 )
-def test_a_technique_in_any_package_of_techniques_is_found(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_techniques_in_any_package_are_found(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_more.py").write_text("TECHNIQUES = ('one more',)")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "__init__.py").write_text("")

@@ -108,9 +108,7 @@ def test_a_gradient_in_a_bundle_is_that_of_the_operator_whose_input_it_is(monkey
     assert seen.level == 2
 
 
-def test_a_run_counts_what_the_journal_and_the_verdicts_find(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_counts_what_journal_and_verdicts_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["pytorch_183986", "pytorch_191308", "pytorch_197091"]
     rows = [back_test.Row(name, "compile-static", "", "", present=True, caught=name == names[1]) for name in names]
     file, journal = tmp_path / "found.json", Journal(tmp_path / "journal.jsonl")

@@ -456,9 +456,7 @@ def _untrained(make: Callable[[torch.Generator, int], Any], generator: torch.Gen
     return replace(make(generator, extent), steps=1)
 
 
-def test_an_absent_data_set_is_unavailable_and_says_what_to_install(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_data_set_is_unavailable_with_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     record = verdict_of(store, Planted(nothing), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.UNAVAILABLE

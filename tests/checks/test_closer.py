@@ -125,9 +125,7 @@ def test_closer_looks_are_of_the_parts_whose_result_is_close(
 
 
 @pytest.mark.parametrize("part", ["sin", "of both"])
-def test_a_closer_look_at_a_part_says_nothing_of_a_gradient_that_other_parts_decide_too(
-    part: str, tmp_path: Path
-) -> None:
+def test_a_closer_look_at_a_part_says_nothing_of_gradients_of_several_parts(part: str, tmp_path: Path) -> None:
     store = Recorder(tmp_path, f"out['{part}']")
     passed(store, technique(), WORKLOAD, BACKWARD)
     assert set(store.looks) == {(f"parted~{part}", 1)}

@@ -91,9 +91,7 @@ def test_eager_is_run_once_on_the_device_for_its_strides(placed: list[Problem], 
     assert first - (len(placed) - first) == 1 + reshaping  # inputs of another shape have strides of their own
 
 
-def test_a_device_where_eager_does_not_run_is_held_to_the_cpus_strides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_device_without_eager_is_held_to_the_cpus_strides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place, calls = Trial.place, []
 
     def placing(trial: Trial, problem: Problem, seed: int) -> Program:

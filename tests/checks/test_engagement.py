@@ -64,9 +64,7 @@ def absent(record: Record) -> list[str]:
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize(("calls", "draw"), [(1, 1), (2, 1), (3, 3), (4, 3)])
-def test_a_technique_that_engages_in_its_first_runs_alone_fails_and_the_draw_is_named(
-    calls: int, draw: int, mode: Mode, store: Store
-) -> None:
+def test_a_technique_that_engages_at_first_alone_fails_by_draw(calls: int, draw: int, mode: Mode, store: Store) -> None:
     # The second call is the rerun of the first; nobody watches draw 2.
     lines = absent(verdict_of(store, ForAWhile(calls), plain(), mode))
     assert lines == [f"not engaged: aten::addmm dispatched >= 1 [draw {draw}]: observed 0"]

@@ -234,9 +234,7 @@ class FewSamples(Store):
         return reference if careful == 2 else replace(reference, budgets=tight)
 
 
-def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_samples_are_asked_before_a_close_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = seeded("mlp")
     monkeypatch.setattr("accelcheck.verify.judge.CLOSE", (math.inf, math.inf))
     store = FewSamples(tmp_path)
@@ -248,9 +246,7 @@ def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
     assert store.careful == 0
 
 
-def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_poisoned_before_each_draw_and_not_the_rerun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[Any] = []
     plain = torch.full
 

@@ -266,9 +266,7 @@ def test_what_torch_puts_around_its_own_functions_is_no_leak() -> None:
     assert before.restore() == []
 
 
-def test_a_setting_is_compared_with_the_default_where_its_module_was_not_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_setting_is_compared_with_its_default_where_its_module_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     config = torch_names.dynamo_config
     monkeypatch.delitem(sys.modules, "torch._dynamo.config")
     before = GlobalState.now()

@@ -428,9 +428,7 @@ def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, fresh: Store)
     assert all(f" [{probe}]: " in line for line in record.why.splitlines())
 
 
-def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
-    fresh: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_technique_gets_no_probes_that_it_does_not_admit(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALLS", 0)
 
     class Choosy(Planted):
@@ -446,9 +444,7 @@ def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
 @pytest.mark.parametrize(
     ("level", "features", "shapes"), [(1, (), 2), (2, (), 1), (1, ("lazy",), 1)], ids=["cheap", "slow", "lazy"]
 )
-def test_another_shape_is_spared_where_it_would_be_compiled_anew(
-    level: int, features: tuple[str, ...], shapes: int, fresh: Store
-) -> None:
+def test_no_other_shape_if_compiled_anew(level: int, features: tuple[str, ...], shapes: int, fresh: Store) -> None:
     happened: list[Any] = []
     technique = Planted(watching(happened, lambda _, x: tuple(x.shape)))
     technique.level = level

@@ -205,9 +205,7 @@ def test_a_device_without_a_compiler_has_no_graph_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("added", "faults"), [(0.0, []), (1.0, ["C++ operator multiply_add[0]"])])
-def test_an_operator_of_an_extension_must_be_right(
-    added: float, faults: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extensions_operators_must_be_right(added: float, faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Written in Python here, since the suite itself compiles it."""
     name = f"accelcheck_platform_{int(added)}"
 

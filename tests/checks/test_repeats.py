@@ -45,9 +45,7 @@ class Promising(Bed):
 
 @pytest.mark.parametrize("planted", [Planted, Copying])
 @pytest.mark.parametrize(("name", "mode"), [("mlp", FORWARD), ("mlp", BACKWARD), ("train-mlp", TRAIN)])
-def test_what_is_right_only_while_it_is_watched_fails(
-    planted: type[Planted], name: str, mode: Mode, fresh: Store
-) -> None:
+def test_what_is_right_only_when_watched_fails(planted: type[Planted], name: str, mode: Mode, fresh: Store) -> None:
     assert verdict_of(fresh, planted(nothing), seeded(name), mode).verdict is Verdict.PASS
     assert verdict_of(fresh, planted(watched_only), seeded(name), mode).verdict is Verdict.FAIL
 

@@ -308,9 +308,7 @@ def _stopped(*_: Any, **__: Any) -> paired.Comparison:
     raise ClockError("the clock stood still")
 
 
-def test_a_clock_that_stands_still_leaves_figures_out_with_the_reason(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_stands_still_leaves_out_figures_and_why(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed._Measuring, "_paired", _stopped)
     finding = speed.verify(trial)
     assert not finding.faults
@@ -331,9 +329,7 @@ def test_a_first_call_that_takes_no_time_is_absent(trial: Trial, monkeypatch: py
         assert measured[name].reason == f"cpu: expected 1 calls to take a positive time, the clock says {says} s"
 
 
-def test_a_clock_that_fails_later_leaves_out_no_more_than_what_it_times(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_fails_later_leaves_out_just_what_it_times(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.measure.roof.matmul_peak", _stopped)
     finding = speed.verify(trial)
     assert [m.name for m in finding.measurements].count("latency") == 1
@@ -348,9 +344,7 @@ def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkey
     assert measured["peak-memory"] == Measurement("peak-memory", None, "B", reason="it offers no memory statistics")
 
 
-def test_what_the_chip_says_is_kept_and_a_throttled_sample_marked(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_chip_says_is_kept_and_throttling_marked(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     joules = itertools.count(0.0, 10.0)
 
     class Telling(Cpu):

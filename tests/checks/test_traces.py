@@ -134,9 +134,7 @@ def test_a_result_that_is_wrong_after_many_calls_is_judged(store: Store, monkeyp
     assert any("in call " in fault.place for fault in record.faults)
 
 
-def test_a_call_that_waits_for_the_processor_does_not_end_the_further_calls(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_waits_for_the_processor_ends_no_further_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECONDS", 0.2)
 
     def change(program: Program) -> None:

@@ -40,9 +40,7 @@ def run(store: Baselines, *words: str) -> int:
     return cli.main(["baseline", "--baselines", str(store.root), *words])
 
 
-def test_show_says_how_small_a_slowdown_a_check_of_three_processes_sees(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_says_what_slowdown_three_processes_see(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = put(store, HERE, 0.0, -0.7)
     assert run(store, "show") == GREEN
     lines = capsys.readouterr().out.splitlines()
@@ -52,9 +50,7 @@ def test_show_says_how_small_a_slowdown_a_check_of_three_processes_sees(
     assert lines[3].split()[1] == "0.4966"
 
 
-def test_show_shows_one_folder_and_names_the_others_to_who_mistypes(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_has_one_folder_and_names_others_on_typos(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     put(store, HERE, 0.0, 0.0)
     put(store, BEFORE, 0.0, 0.0)
     assert run(store, "show", BEFORE.folder) == GREEN
@@ -124,9 +120,7 @@ def test_the_store_is_that_of_a_run_here_unless_named(tmp_path: Path) -> None:
     assert shown.stdout.startswith(HERE.folder)
 
 
-def test_prune_removes_what_no_longer_exists_and_what_killed_writers_left(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_removes_what_is_gone_and_what_writers_left(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     gone = "eager/speed-mlp/cpu/float32/forward-speed"
     put(store, HERE, 0.0, 0.0, 0.0, cases=[*CASES, gone])
     left = store.root / HERE.folder / ".x.json.partial"

@@ -193,9 +193,7 @@ def test_what_would_contradict_it_is_refused(
     assert started.commands == []
 
 
-def test_an_absent_device_sends_to_the_doctor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absent_devices_send_to_the_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = Started(monkeypatch)
     monkeypatch.setattr(common, "refusal", lambda *_: "no NVIDIA GPU found")
     assert cli.main(["run", "--device=cuda"]) == NOTHING
@@ -203,9 +201,7 @@ def test_an_absent_device_sends_to_the_doctor(
     assert started.commands == []
 
 
-def test_the_report_is_made_from_all_journals(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_is_made_of_all_journals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--journal=j.jsonl", "--report=r.html"]) == GREEN
     (words,) = started.reports

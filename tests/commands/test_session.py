@@ -33,9 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **chips: int) -> None:
         ("vendor", "1", "1"),
     ],
 )
-def test_there_is_a_worker_for_each_core_or_chip(
-    device: str, workers: str, on_tpu: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_are_cores_or_chips(device: str, workers: str, on_tpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, nvidia=4)
     assert session.workers(device) == workers
     machine(monkeypatch, nvidia=4, tpu=8)
@@ -44,9 +42,7 @@ def test_there_is_a_worker_for_each_core_or_chip(
     assert session.workers(device) == "3"
 
 
-def test_xla_without_a_tpu_computes_with_the_client_that_is_named_or_that_of_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_xla_without_a_tpu_has_the_client_that_is_named_or_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     assert [session.client(device) for device in ("xla", "cpu")] == [{"PJRT_DEVICE": "CPU"}, {}]
     monkeypatch.setenv("PJRT_DEVICE", "VENDOR")

@@ -187,9 +187,7 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in_device(site: Site, suite: S
     ],
     ids=["another name", "accelcheck's own", "a number", "nothing", "imports torch", "hangs", "exits"],
 )
-def test_a_value_that_is_no_device_of_its_name_is_refused(
-    site: Site, suite: Suite, source: str, value: str, message: str
-) -> None:
+def test_values_of_other_kinds_are_refused(site: Site, suite: Suite, source: str, value: str, message: str) -> None:
     site.install("acme_chip", source, "devices", value=value)
     words = only("eager", workload="mlp", device="acme")
     limit = ["--accel-probe-timeout=1"] if "sleep" in source else []
@@ -265,9 +263,7 @@ def test_a_package_ships_no_ledger_for_a_device_of_accelcheck(site: Site) -> Non
         ("must_pass/acme.txt", "version one\n", "must_pass/acme.txt:1: invalid literal"),
     ],
 )
-def test_a_malformed_file_of_a_package_ends_the_run_before_a_case(
-    site: Site, suite: Suite, file: str, text: str, message: str
-) -> None:
+def test_a_malformed_file_ends_a_run_at_once(site: Site, suite: Suite, file: str, text: str, message: str) -> None:
     path = site.install("acme_chip", DEVICE, "devices", value=":Acme") / file
     path.parent.mkdir()
     path.write_text(text)
@@ -348,9 +344,7 @@ def test_the_module_of_an_entry_point_is_found_without_importing_it(site: Site) 
 
 
 @pytest.mark.parametrize("module", ["nonsuch.plugin", "os.path.nonsuch", "acme_chip.nonsuch"])
-def test_files_beside_a_module_that_is_not_there_are_none(
-    site: Site, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_files_beside_an_absent_module_are_none(site: Site, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     site.install("acme_chip", DEVICE)
     entry = metadata.EntryPoint("acme", f"{module}:Acme", entry_points.DEVICES)
     monkeypatch.setattr(entry_points, "entries", lambda _: (entry,))

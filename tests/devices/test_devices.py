@@ -266,9 +266,7 @@ def test_cpu_name(tmp_path: Path) -> None:
     ],
     ids=["x86", "arm"],
 )
-def test_a_cpus_generation_is_in_its_name_since_hypervisors_give_many_the_same(
-    tmp_path: Path, text: str, name: str
-) -> None:
+def test_a_cpus_name_has_its_generation_as_hypervisors_give_many_the_same(tmp_path: Path, text: str, name: str) -> None:
     assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).name.endswith(name)
 
 

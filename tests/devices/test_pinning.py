@@ -101,9 +101,7 @@ def test_a_worker_keeps_the_masks_of_its_caller_for_processes_that_need_several_
         ([], {}, None),
     ],
 )
-def test_a_worker_for_each_device_that_the_caller_sees(
-    devices: list[str], environ: dict[str, str], expected: int | None
-) -> None:
+def test_a_worker_for_each_visible_device(devices: list[str], environ: dict[str, str], expected: int | None) -> None:
     assert workers(devices, environ) == expected
 
 

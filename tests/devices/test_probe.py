@@ -144,9 +144,7 @@ def test_a_bad_package_stops_no_other_device(
     ],
     ids=["raises", "hangs"],
 )
-def test_a_broken_autoloaded_backend_is_named_and_passed_by(
-    install: Install, code: str, timeout: float, word: str
-) -> None:
+def test_a_broken_autoloaded_backend_is_named_and_left(install: Install, code: str, timeout: float, word: str) -> None:
     install("torch", TORCH)
     install("toy_broken", f"def load():\n    {code}\n", "broken = toy_broken:load")
     statuses, facts = probe(["cpu", "broken"], timeout)
@@ -261,9 +259,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_other_devices_go_on(
         assert word in capability.reason
 
 
-def test_an_imported_module_is_there_before_a_device_of_another_package(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_imported_module_comes_before_devices_of_packages(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("torch", TORCH)
     install("toy_imported", "loaded = True")
     opens = "    def open(self):\n        import sys\n        assert 'toy_imported' in sys.modules\n"

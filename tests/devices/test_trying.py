@@ -115,9 +115,7 @@ def test_a_device_whose_views_are_copies_has_no_strides(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("operator", ["cumsum", "index_add", "softmax"])
-def test_an_operator_with_other_bits_in_another_run_is_not_deterministic(
-    operator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_with_other_bits_again_is_not_deterministic(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, plain = itertools.count(), getattr(Tensor, operator)
 
     def unsteady(*args: Any, **kwargs: Any) -> Tensor:
@@ -132,9 +130,7 @@ def test_an_operator_with_other_bits_in_another_run_is_not_deterministic(
 
 
 @pytest.mark.parametrize(("fault", "mode"), [("cotangent-read-as-rows", BACKWARD), ("transposition-ignored", FORWARD)])
-def test_a_fault_that_only_strides_show_fails_on_a_device_that_declares_nothing(
-    fault: str, mode: Mode, store: Store
-) -> None:
+def test_a_fault_that_strides_show_fails_where_a_device_declares_nothing(fault: str, mode: Mode, store: Store) -> None:
     plant = faults()[fault]
     cell = next(cell for cell in plant.cells if cell.mode is mode)
     assert isinstance(plant.technique, str)
@@ -151,9 +147,7 @@ def test_a_rerun_with_other_bits_fails_on_a_device_that_declares_nothing(store: 
     assert judged(store, Unsteady(), "matmul", FORWARD, Undeclared(deterministic=REASON)).verdict is Verdict.PASS
 
 
-def test_a_dtype_that_was_found_has_its_cases_and_one_that_was_not_says_why(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dtype_that_was_found_has_its_cases_and_others_say_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(store, Eager(), "matmul", FORWARD, Undeclared(), "float16").verdict is Verdict.PASS
     record = judged(store, Eager(), "matmul", FORWARD, Undeclared(float16=REASON), "float16")
     assert (record.verdict, record.code) == (Verdict.UNSUPPORTED, Code.NO_DTYPE)
@@ -189,9 +183,7 @@ class Fragile(Bare):
 """
 
 
-def test_the_probe_tries_and_a_trial_that_ends_its_process_takes_no_device_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_tries_and_a_trial_that_dies_takes_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "bare_device.py").write_text(BARE)
     module = importlib.import_module("bare_device")

@@ -155,9 +155,7 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
     return run
 
 
-def test_slurm_submits_an_array_and_a_job_that_depends_on_it(
-    run: Callable[..., tuple[int, list[str]]], tmp_path: Path
-) -> None:
+def test_slurm_submits_an_array_and_a_job_behind_it(run: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
     folder = tmp_path / "a run"
     folder.mkdir()
     (folder / "shard-7.jsonl").touch()  # of an earlier run

@@ -109,9 +109,7 @@ def test_a_device_that_counts_no_memory_is_asked_for_the_rest() -> None:
         (Unsupported(unsupported(Code.NO_DTYPE, "not these inputs")), "unsupported [no-dtype] not these inputs", False),
     ],
 )
-def test_what_is_wrong_is_the_answer_to_all_claims_of_the_experiment(
-    fault: Exception, reason: str, broken: bool
-) -> None:
+def test_a_fault_is_the_answer_to_all_claims_of_the_experiment(fault: Exception, reason: str, broken: bool) -> None:
     answer = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
     assert [(item.outcome, item.reason, item.broken) for item in answer] == [
         (ClaimStatus.NOT_MEASURABLE, reason, broken)
@@ -217,9 +215,7 @@ def test_a_claim_that_is_not_confirmed_is_green_and_a_wrong_result_is_not(script
     assert cli.main(["claims"]) == NOTHING
 
 
-def test_unknown_claims_and_devices_are_answered_with_the_legal_ones(
-    scripted: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_met_with_legal_ones(scripted: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["claims", "--claim", "fp15-speed"]) == USAGE
     printed = capsys.readouterr().err
     assert "unknown claim 'fp15-speed'. Did you mean 'fp16-speed'? Legal values: " in printed

@@ -88,9 +88,7 @@ def test_every_experiment_serves_a_claim() -> None:
         ({"figure": "2.0"}, "figure", "Legal values: devices, experiment"),
     ],
 )
-def test_an_entry_that_is_wrong_is_refused_with_file_entry_and_field(
-    tmp_path: Path, changes: dict[str, str | None], field: str, said: str
-) -> None:
+def test_wrong_entries_are_named_in_full(tmp_path: Path, changes: dict[str, str | None], field: str, said: str) -> None:
     path = written(tmp_path / "mine.toml", **changes)
     with pytest.raises(ClaimsError) as refused:
         catalogue.load(path, given())

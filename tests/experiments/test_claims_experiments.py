@@ -172,9 +172,7 @@ def test_attention_written_out_is_attention() -> None:
     torch.testing.assert_close(attention.written_out(q, k, v), expected)
 
 
-def test_memory_of_flash_attention_does_not_grow_as_that_of_attention_written_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_flash_attention_grows_less_than_of_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LENGTHS", (1024, 2048))
     assert attention._growth(StubDevice(), "float32").value < 2.1
     monkeypatch.setattr(attention, "flash", attention.written_out)

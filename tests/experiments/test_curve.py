@@ -381,9 +381,7 @@ def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
     assert cli.main(["curve"]) == GREEN
 
 
-def test_a_plot_that_can_be_drawn_is(
-    measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_be_drawn_is(measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(curve_report, "available", lambda: SUPPORTED)
     monkeypatch.setattr(curve_report, "draw", lambda path, found, _: drawn.append((path, len(found))))

@@ -240,9 +240,7 @@ def test_each_shortage_of_the_host_is_graded_with_what_to_do(
         ({"accelcheck": False}, "pytest does not load accelcheck's plugin", True),
     ],
 )
-def test_settings_of_pytest_that_were_seen_to_interfere_are_problems(
-    machine: Machine, change: dict[str, Any], said: str, stops: bool
-) -> None:
+def test_settings_that_interfere_are_problems(machine: Machine, change: dict[str, Any], said: str, stops: bool) -> None:
     machine.told = [{"pytest": {**PYTEST, **change}}]
     finding = machine.one()
     assert said in finding.fact

@@ -232,9 +232,7 @@ def test_the_process_whose_turn_it_is_not_is_stopped(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("holder", ["A", "B"])
-def test_where_one_process_at_a_time_can_hold_the_device_they_run_one_after_the_other(
-    stage: Stage, holder: str
-) -> None:
+def test_where_one_process_alone_can_hold_the_device_they_run_in_turn(stage: Stage, holder: str) -> None:
     plans: dict[str, dict[str, Any]] = {name: {"cases": {MLP: steady(turns=3)}} for name in "AB"}
     plans[holder] |= {"hello": {**HELLO, "exclusive": True}}
     assert [len(row.samples[0]) for row in stage.run_pairs(plans["A"], plans["B"], looks=(2,))] == [2]
@@ -411,9 +409,7 @@ def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys:
     assert "--env-b PYTHONPATH=FOLDER" in printed
 
 
-def test_a_python_that_does_not_exist_is_a_usage_error(
-    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_python_that_is_absent_is_misuse(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["duet", f"--python={tmp_path}/none"]) == 4
     assert (
         f"expected the path of a python executable such as /env/bin/python, got {tmp_path}/none"
@@ -437,9 +433,7 @@ def test_an_accelcheck_of_another_protocol_is_a_usage_error(stage: Stage, capsys
     assert "expected an accelcheck that speaks protocol 3 of duets, got 7" in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_a_usage_error_and_an_absent_device_is_nothing_done(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_misuse_and_absent_devices_no_fault(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({"refused": {"refused": "unknown workload 'x'", "absent": False}}, {}) == 4
     assert "unknown workload 'x'" in capsys.readouterr().err
     assert stage.cli({}, {"refused": {"refused": "cuda: no NVIDIA GPU", "absent": True}}) == 5

@@ -373,9 +373,7 @@ def test_the_operator_that_was_running_when_a_process_ended_is_named(
 
 
 @pytest.mark.slow
-def test_the_limit_of_a_case_does_not_count_while_python_starts_for_its_script(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_limit_of_a_case_is_not_that_of_a_start(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (installed / "sitecustomize.py").write_text("import time; time.sleep(4)\n")
     assert cli.main(["explain", ID.format("aborting"), "--timeout=3", "--no-layers"]) == RED
     assert "run alone, it exits with 0 (the operator returns alone" in capsys.readouterr().out

@@ -110,9 +110,7 @@ def test_settings_are_what_changes_speed_and_not_which_chips_are_used() -> None:
     assert settings(Fingerprint("cuda", "GPU", 1, environment=environment)) == {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
-def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
-    store: Baselines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_read_or_written_is_named(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
     # As for others than root: what os.path cannot look into is not there, and pathlib raises.
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -127,9 +125,7 @@ def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
             list(store.stored(place))
 
 
-def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
-    store: Baselines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read_is_not_called_spoilt(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(BASELINE, replace=True)
 
     def refused(*_: object, **__: object) -> None:

@@ -92,9 +92,7 @@ def test_one_call_serves_where_it_takes_longer_than_the_limit_and_the_remark_say
     assert highest.remark == "with 128 x 128 matrices, which took 42 s"
 
 
-def test_a_clock_too_coarse_for_small_matrices_is_given_larger_ones(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_too_coarse_for_small_matrices_gets_larger_ones(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Coarse(Timed):
         def elapsed(self, call: Any, times: int) -> float:
             return float(int(super().elapsed(call, times) * 100)) / 100

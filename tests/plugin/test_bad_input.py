@@ -194,9 +194,7 @@ def test_a_workload_that_cannot_be_made_is_the_error_of_its_cases_alone(suite: S
         ("toy-run", "NotImplementedError: no such kernel", "in _no_kernel"),
     ],
 )
-def test_a_technique_that_raises_is_the_error_of_its_cases_alone(
-    suite: Suite, technique: str, error: str, place: str
-) -> None:
+def test_a_technique_that_raises_errs_in_its_cases_alone(suite: Suite, technique: str, error: str, place: str) -> None:
     ran = suite.run(*only(technique, "toy"))
     assert ran.ret == FAILED
     assert ran.record("toy").verdict == "pass"
@@ -358,9 +356,7 @@ def pytest_accel_workloads():
         ),
     ],
 )
-def test_a_hook_of_a_conftest_that_raises_or_gives_something_else_is_named(
-    suite: Suite, body: str, message: str
-) -> None:
+def test_a_hook_of_a_conftest_that_raises_or_gives_nonsense_is_named(suite: Suite, body: str, message: str) -> None:
     suite.pytester.makeconftest(f"def pytest_accel_workloads():\n    {body}\n")
     line = refused(suite.run(*only("eager", workload="mlp")))
     assert "pytest_accel_workloads of" in line

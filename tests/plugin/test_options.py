@@ -166,9 +166,7 @@ def test_files_named_in_the_ini_file_are_relative_to_it(suite: Suite, monkeypatc
     done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'folder' / JOURNAL}"])
 
 
-def test_files_named_on_the_command_line_are_relative_to_where_pytest_starts(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_on_the_command_line_are_relative_to_the_start(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.ini()
     (suite.path / "below").mkdir()
     monkeypatch.chdir(suite.path / "below")

@@ -54,9 +54,7 @@ def test_importing_the_plugin_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_what_the_registry_imports_is_frozen_before_cases_are_collected(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_registry_imports_is_frozen_before_collection(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the garbage collector goes through torch again and again while pytest makes its items."""
     frozen: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append("frozen"))
@@ -352,9 +350,7 @@ def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Sui
         ("toy-shape", "out: shape: expected (5, 3), got (2, 3)"),
     ],
 )
-def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
-    suite: Suite, technique: str, message: str
-) -> None:
+def test_a_wrong_candidate_fails_and_says_what_where_and_how_again(suite: Suite, technique: str, message: str) -> None:
     ran = suite.run(*only(technique))
     assert ran.ret == FAILED
     record = ran.record(technique)
@@ -438,9 +434,7 @@ def test_a_device_of_another_package_is_probed_and_runs_cases_on_workers_too(sui
     assert ran.lines("  cpu: .*torch .*")
 
 
-def test_a_case_of_the_must_pass_list_that_was_not_collected_fails_by_name(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_must_pass_case_that_was_not_collected_fails_by_name(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     floors = dict.fromkeys((1, 2, 3, 4), Floor(1, 1, 1))
     levels = {"toy/tiny/float32/forward": 1, "toy-gone/tiny/float32/forward": 1}
     monkeypatch.setattr(must_pass, "of", lambda _: MustPass("cpu", 7, "0" * 64, 1, levels, floors))

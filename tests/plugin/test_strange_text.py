@@ -38,9 +38,7 @@ def strange_workloads() -> list[Workload]:
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str
-) -> None:
+def test_no_control_character_of_others_is_printed(suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     suite.answer(cuda=unavailable(Code.NO_HARDWARE, f"no GPU{STRANGE}", STRANGE))
     assert PRESENT.fingerprint is not None
     strange = replace(PRESENT, fingerprint=replace(PRESENT.fingerprint, chip=f"Toy{STRANGE}", driver=STRANGE))

@@ -101,9 +101,7 @@ def test_in_pytests_own_process_a_crash_ends_the_run_and_what_was_learned_stays(
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
 
 
-def test_where_a_device_is_in_use_already_cases_run_here_and_that_is_said(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_device_is_in_use_cases_run_here_and_that_shows(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.devices.cpu.Cpu.in_use", lambda _: True)
     ran = suite.run(*only("toy"))
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}

@@ -190,9 +190,7 @@ def test_a_mode_is_tested_where_a_case_of_each_kind_passes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("count", "flaky", "points"), [(58, 0, 0), (59, 0, 4), (200, 4, 4), (200, 5, 0), (0, 0, 0)])
-def test_flaky_cases_must_be_fewer_than_a_twentieth_beyond_doubt(
-    count: int, flaky: int, points: int, tmp_path: Path
-) -> None:
+def test_flaky_cases_are_surely_fewer_than_a_twentieth(count: int, flaky: int, points: int, tmp_path: Path) -> None:
     records = [
         Record(case(f"w{number}", Mode.FORWARD, "eager"), Verdict.FLAKY if number < flaky else Verdict.PASS)
         for number in range(count)
@@ -389,9 +387,7 @@ def test_a_pass_that_its_own_record_contradicts_gives_no_point(change: dict[str,
 
 
 @pytest.mark.parametrize(("ratio", "low", "high"), [(0.5, 0.4, -1.0), (-2.0, -3.0, -1.0), (float("nan"), 0.4, 0.6)])
-def test_a_ratio_that_is_no_interval_of_times_gives_no_point(
-    ratio: float, low: float, high: float, tmp_path: Path
-) -> None:
+def test_a_ratio_without_an_interval_gives_no_point(ratio: float, low: float, high: float, tmp_path: Path) -> None:
     cases = [timed(name, ratio, low, high) for name in ("eager-inference", "eager-training")]
     assessment = [
         r for t in assessed(tmp_path, *cases).tables for r in t.results if r.evidenced and r.item.rule == "fast"

@@ -246,9 +246,7 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
     assert speeds[0] == pytest.approx(fastest, rel=1e-2)
 
 
-def test_the_page_of_a_check_has_its_plot_and_its_techniques_lead_to_their_cases(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_the_page_of_a_check_has_its_plot_and_techniques_lead_to_cases(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     document.write(path, load([of_a_check(tmp_path)]))
     for width in (400, 1400):

@@ -298,9 +298,7 @@ def changed(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_exits_with_1_if_something_is_worse(
-    changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_exits_with_1_if_worse(changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = [f"--json={tmp_path / 'diff.json'}", f"--markdown={tmp_path / 'diff.md'}"]
     assert main(["diff", str(CPU), str(changed), *written]) == 1
     out = capsys.readouterr().out

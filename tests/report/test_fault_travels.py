@@ -42,9 +42,7 @@ def test_a_journal_gives_the_fault_that_was_written(run: DeviceRun, fault: Fault
     assert run.records[0].faults == (fault,)
 
 
-def test_the_entry_that_is_suggested_expects_this_fault_and_no_other(
-    run: DeviceRun, fault: Fault, tmp_path: Path
-) -> None:
+def test_a_suggested_entry_expects_this_fault_and_no_other(run: DeviceRun, fault: Fault, tmp_path: Path) -> None:
     lines, count = ledger_stubs.suggest([run], Ledger(), TODAY, lambda _: {})
     assert count == 1
     (tmp_path / "new.toml").write_text("\n".join(lines).replace("TODO", "done"))

@@ -422,9 +422,7 @@ def test_the_command_writes_the_file_and_says_where(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("words", [[], ["-o", "."], ["-o", "absent/r.html"]])
-def test_a_report_without_a_place_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_needs_a_place(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS)])
     assert cli.main(["report", str(path), *words]) == 4
     assert "expected" in capsys.readouterr().err

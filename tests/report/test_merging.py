@@ -87,9 +87,7 @@ def test_the_beginning_of_a_run_that_went_on_is_left_out(tmp_path: Path, output:
         ),
     ],
 )
-def test_what_differs_is_kept_apart_by_name_or_refused(
-    changed: dict[str, Any], said: str, tmp_path: Path, output: Path
-) -> None:
+def test_what_differs_is_kept_apart_or_not(changed: dict[str, Any], said: str, tmp_path: Path, output: Path) -> None:
     path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager"), started="2026-11-23T12:00:00+00:00", **changed)
     assert merge([other, path], output).notes == (f"kept apart: cpu in {path} and in {other}: {said}",)
@@ -191,9 +189,7 @@ def test_a_last_line_without_its_line_end_gets_one(tmp_path: Path, output: Path)
         ({"kind": "case"}, "b.jsonl:1: field 'kind' is 'case'; expected run"),
     ],
 )
-def test_another_file_is_refused_and_the_output_left_as_it_is(
-    line: dict[str, Any], message: str, tmp_path: Path, output: Path
-) -> None:
+def test_another_file_changes_no_output(line: dict[str, Any], message: str, tmp_path: Path, output: Path) -> None:
     path = journal(tmp_path / "a.jsonl", record("eager"))
     (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
     output.write_text("as it was")
@@ -218,9 +214,7 @@ def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
             merge([path], target)
 
 
-def test_a_file_of_many_runs_that_were_cut_off_is_not_read_once_for_each_pair(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_many_cut_runs_is_read_once(tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         journal(tmp_path / "part.jsonl", *records, end=False, packages={"number": str(number)}).read_bytes()
         for number in range(40)
@@ -239,9 +233,7 @@ def test_a_file_of_many_runs_that_were_cut_off_is_not_read_once_for_each_pair(
     assert len(made) <= 4 * len(runs)
 
 
-def test_a_journal_that_changes_meanwhile_is_refused(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_changes_is_refused(tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = journal(tmp_path / "a.jsonl", record("eager"))
     whole = path.read_bytes()
 

@@ -273,9 +273,7 @@ def test_a_package_ends_after_its_last_member(tmp_path: Path, package: Path) -> 
 
 
 @pytest.mark.parametrize(("member", "size"), [(0, 2**40), (1, 2**40), (2, 2**40), (1, -1), (2, -1)])
-def test_a_size_that_no_header_of_the_form_can_have_is_an_alteration(
-    member: int, size: int, tmp_path: Path, package: Path
-) -> None:
+def test_a_size_that_no_such_header_has_is_an_alteration(member: int, size: int, tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl")], package)
     start = [*archive.walk(package, {})][member].piece.start - archive.BLOCK
     raw = bytearray(package.read_bytes())
@@ -299,9 +297,7 @@ def again(package: Path, change: Any) -> None:
     (package.parent / "again").replace(package)
 
 
-def test_a_journal_is_listed_once_so_that_a_manifest_cannot_ask_for_endless_reading(
-    tmp_path: Path, package: Path
-) -> None:
+def test_a_journal_is_listed_once_so_that_no_manifest_asks_for_endless_reading(tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl")], package)
     again(package, lambda known: replace(known, journals=known.journals * 2))
     assert verify(package).altered == ["manifest.json: field 'journals': journals/001.jsonl is there twice"]
@@ -328,9 +324,7 @@ def test_a_member_has_the_size_that_the_manifest_says(tmp_path: Path, package: P
     assert "bytes, and the manifest says" in message
 
 
-def test_a_signature_shows_what_hashes_cannot(
-    tmp_path: Path, package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_signatures_show_what_hashes_cannot(tmp_path: Path, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     minisign = pytest.importorskip("minisign")
     pair, other = minisign.KeyPair.generate(), minisign.KeyPair.generate()
     for name, key in (("secret", pair.secret_key), ("public", pair.public_key), ("other", other.public_key)):

@@ -160,9 +160,7 @@ def test_subnormals_are_flushed_forward_and_backward() -> None:
         ("relu", values.relu, torch.relu),
     ],
 )
-def test_nan_is_swallowed_and_nothing_else_changes(
-    name: str, kernel: Callable[..., Tensor], call: Callable[[Tensor], Tensor]
-) -> None:
+def test_nan_alone_is_swallowed(name: str, kernel: Callable[..., Tensor], call: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor([math.nan, -3.0, 3.0])
     plain = call(x)
     with plant.Kernels({name: kernel}):

@@ -476,9 +476,7 @@ def test_an_unknown_fault_is_answered_with_the_legal_ones(capsys: pytest.Capture
     assert all(name in told for name in ("gain", "tanh-gelu", "negative-zero"))
 
 
-def test_a_device_that_is_absent_has_nothing_to_plant_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absent_devices_have_no_plants(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     absent = {"cuda": Status("cuda", unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found"))}
     monkeypatch.setattr("accelcheck.commands.common.probe", lambda _, **__: (absent, None))
     assert cli.main(["selftest", "--device=cuda"]) == 5
@@ -541,9 +539,7 @@ def test_what_was_done_before_a_process_died_is_told(
     assert told.err == "accelcheck: a process of the selftest died\n"
 
 
-def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_planted_where_a_device_is_wrong_at_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry(("*/matmul/*",), Verdict.FAIL, 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1), match=".")
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
     chosen = [planted for planted in rows() if planted.workload == "matmul" and planted.dtype == "float32"][:3]

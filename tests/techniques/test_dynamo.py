@@ -296,9 +296,7 @@ def test_finish_restores_settings() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_that_another_program_has_cached_brings_no_guards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_another_program_cached_brings_no_guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled: dict[str, int] = {}
     for name in ("stream-sides", "stream-lengths"):  # where rows are few, both have the same graph

@@ -100,9 +100,7 @@ def test_without_a_snapshot_the_training_restarts(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("part", ["module", "optimizer"])
-def test_a_part_that_is_not_restored_changes_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_a_part_that_is_left_out_changes_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     given = task(victim=3)
     straight = undisturbed(tmp_path / "straight", given)
     load = StepwiseTraining.load

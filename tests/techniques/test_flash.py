@@ -279,9 +279,7 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [t.capability(device).code for t in (TWO, THREE)] == [Code.OK, Code.NO_BACKEND]
 
 
-def test_a_module_inside_a_package_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shared" / "inner").mkdir(parents=True)  # like flash_attn, if only flash-attn-4 is installed
     (tmp_path / "shared" / "inner" / "__init__.py").write_text("raise AssertionError")
     (tmp_path / "plain").mkdir()
@@ -330,9 +328,7 @@ def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) ->
 
 
 @pytest.mark.parametrize("ignores", [False, True], ids=["package", "adapter"])
-def test_another_mask_alignment_fails(
-    tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, ignores: bool
-) -> None:
+def test_another_alignment_fails(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, ignores: bool) -> None:
     installed(TWO, visible if ignores else top_left)
     if ignores:
         monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)

@@ -168,9 +168,7 @@ def test_techniques_of_a_workload_share_its_seed() -> None:
         (3, 3, "float16", 4),
     ],
 )
-def test_levels_add_up_and_end_at_the_last(
-    technique_level: int, workload_level: int, dtype: str, expected: int
-) -> None:
+def test_levels_add_up_to_the_last(technique_level: int, workload_level: int, dtype: str, expected: int) -> None:
     assert (
         level(technique("t", cost=technique_level, dtypes=DTYPES), workload("w", workload_level), dtype, Mode.FORWARD)
         == expected

@@ -188,9 +188,7 @@ def test_nodes_are_read_with_their_providers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_fallback_to_the_cpu_fails_the_evidence(
-    tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]
-) -> None:
+def test_fallbacks_to_the_cpu_fail_evidence(tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]) -> None:
     session = object.__new__(OnnxRuntimeModule)
     profile = profiled(tmp_path / "profile.json", *ran)
     session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))

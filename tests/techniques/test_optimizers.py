@@ -116,9 +116,7 @@ def test_capability_by_device() -> None:
     [(FUSED, torch.optim.NAdam, "NAdam"), (CAPTURABLE, torch.optim.SGD, "SGD")],
     ids=["fused-nadam", "capturable-sgd"],
 )
-def test_an_option_that_an_optimizer_lacks_is_unsupported(
-    technique: Any, optimizer: Callable[..., Any], name: str
-) -> None:
+def test_options_that_an_optimizer_lacks_are_refused(technique: Any, optimizer: Callable[..., Any], name: str) -> None:
     program = Program.of(training(partial(optimizer, lr=0.01)))
     with pytest.raises(Unsupported, match=f"{name} has no option"):
         technique.prepare(program, Mode.TRAIN, StubDevice())

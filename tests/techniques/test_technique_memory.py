@@ -284,9 +284,7 @@ def test_devices_that_can_pin_host_memory() -> None:
         assert "torch cannot pin memory for stub: " in answer.reason
 
 
-def test_a_device_that_pins_nothing_when_it_is_asked_to_has_no_page_locked_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_pins_nothing_when_asked_to_has_no_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.empty(1)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: plain)
     answer = page_locked(StubDevice("fancy"))

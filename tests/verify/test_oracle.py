@@ -145,9 +145,7 @@ def test_references_are_read_without_running_what_is_in_them(tmp_path: Path) -> 
     assert not trace.exists()
 
 
-def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_computations_leave_nothing_and_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
     with monkeypatch.context() as patch:
         patch.setattr(oracle, "compute", lambda *_, **__: (_ for _ in ()).throw(OracleError("not now")))

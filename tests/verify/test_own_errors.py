@@ -25,9 +25,7 @@ FAULTS = [(fault, cell) for fault in partial.FAULTS if fault.name.startswith("sm
 
 @pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda one: getattr(one, "name", ""))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_small_and_wrong_fails_in_every_dtype(
-    fault: PlantedFault, cell: Cell, dtype: str, store: Store
-) -> None:
+def test_small_and_wrong_values_fail_in_every_dtype(fault: PlantedFault, cell: Cell, dtype: str, store: Store) -> None:
     workload = seeded(cell.workload)
     assert verdict_of(store, Planted(nothing), workload, cell.mode, dtype=dtype).verdict is Verdict.PASS
     for strength in fault.strengths:

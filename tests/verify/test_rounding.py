@@ -572,9 +572,7 @@ LARGE = {
 
 @pytest.mark.parametrize("sums", ["none", "shown", "hidden", "each"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_tensors_are_perturbed_chunk_by_chunk_to_the_bits_of_whole_ones(
-    monkeypatch: pytest.MonkeyPatch, name: str, sums: str
-) -> None:
+def test_chunks_are_perturbed_to_the_bits_of_whole_ones(monkeypatch: pytest.MonkeyPatch, name: str, sums: str) -> None:
     monkeypatch.setattr(rounding, "SMALL", -1)
     monkeypatch.setattr(noise, "CHUNK", 512)
     value = LARGE[name]

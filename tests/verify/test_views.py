@@ -360,9 +360,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_small_and_large_tensors_are_read_by_the_same_formulas(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_and_large_tensors_share_their_formulas(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     oracle = torch.randn(shape, generator=generator, dtype=torch.float64)
     candidate = oracle + 1e-3 * torch.randn(shape, generator=generator, dtype=torch.float64)

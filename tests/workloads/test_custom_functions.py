@@ -139,9 +139,7 @@ def losing(program: Program) -> None:
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_wrong_gradient_is_caught_under_a_technique(
-    fresh: Store, technique: Technique, workload: str, mode: Any
-) -> None:
+def test_a_wrong_gradient_fails_under_a_technique(fresh: Store, technique: Technique, workload: str, mode: Any) -> None:
     passed(fresh, technique, seeded(workload), mode)
     record = failed(fresh, Before(technique, losing), seeded(workload), mode)
     path = "parameter:blocks.1.fc.weight" if mode is TRAIN else "grad:blocks.1.fc.weight"

@@ -99,8 +99,6 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ("def make():\n    return {'model': net(), 'inputs': (X,), 'data': []}\n", "net.py", "accuracy needs data and a metric: give both"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_checked_is_named_with_the_words_of_the_command_line(
-    tmp_path: Path, body: str, spec: str, words: str
-) -> None:
+def test_what_cannot_be_checked_is_named_in_command_words(tmp_path: Path, body: str, spec: str, words: str) -> None:
     with pytest.raises(ForeignCodeError, match=words):
         made(tmp_path, body, spec)

@@ -130,9 +130,7 @@ def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Sto
     ],
     ids=["right", "straight-through", "narrow", "meant by the owner", "complex, by parts"],
 )
-def test_the_record_says_how_custom_functions_compare(
-    model: Callable[[], Workload], expected: str, fresh: Store
-) -> None:
+def test_records_say_how_custom_functions_compare(model: Callable[[], Workload], expected: str, fresh: Store) -> None:
     assert observed(passed(fresh, Eager(), model(), BACKWARD), CUSTOM) == expected
 
 

@@ -495,9 +495,7 @@ def test_a_model_of_complex_numbers_is_judged(technique: str, mode: Mode, fresh:
 
 
 @pytest.mark.parametrize(("technique", "verdict"), [("func-grad", Verdict.PASS), ("func-jacrev", Verdict.UNSUPPORTED)])
-def test_transforms_take_complex_numbers_or_say_that_they_do_not(
-    technique: str, verdict: Verdict, fresh: Store
-) -> None:
+def test_transforms_take_complex_numbers_or_refuse_them(technique: str, verdict: Verdict, fresh: Store) -> None:
     record = verdict_of(fresh, Matrix.load().techniques[technique], spectral(), BACKWARD)
     assert record.verdict is verdict, record.why
     assert verdict is Verdict.PASS or "real numbers alone" in record.reason

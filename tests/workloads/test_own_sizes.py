@@ -84,9 +84,7 @@ def placed(x: Tensor) -> Tensor:
     ],
     ids=["all inputs share them", "the first one is at its largest size"],
 )
-def test_two_dimensions_vary_together_and_shrink_where_they_cannot_grow(
-    model: Callable[..., Tensor], shapes: Any, sizes: str, fresh: Store
-) -> None:
+def test_dimensions_vary_together(model: Callable[..., Tensor], shapes: Any, sizes: str, fresh: Store) -> None:
     workload = workload_of(model, tuple(map(torch.randn, shapes)), name="given")
     assert observed(passed(fresh, Eager(), workload, FORWARD), SIZES).startswith(sizes)
 

@@ -71,9 +71,7 @@ def test_seeds_change_the_values_and_not_the_steps() -> None:
     ("table", "arguments"),
     [(float_programs.UNARY, ()), (float_programs.BINARY, (X.flip(0),)), (float_programs.MIXED, (PLACES,))],
 )
-def test_every_operator_of_a_table_is_legal(
-    table: dict[str, Callable[..., Tensor]], arguments: tuple[Any, ...]
-) -> None:
+def test_each_operator_of_a_table_is_legal(table: dict[str, Callable[..., Tensor]], arguments: tuple[Any, ...]) -> None:
     for label, function in table.items():
         assert bool(function(X, *arguments).isfinite().all()), label
 
