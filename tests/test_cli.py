@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from process_harness import completed
@@ -140,19 +141,13 @@ def test_declaring_all_commands_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_without_torch_commands_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(Matrix, "load", load)
+    monkeypatch.setattr(Matrix, "load", Mock(side_effect=ModuleNotFoundError("No module named 'torch'", name="torch")))
     assert cli.main(["list", "--markdown"]) == NOTHING
     assert capsys.readouterr().err == "accelcheck: torch is not installed; accelcheck doctor says how to install it\n"
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'other'", name="other")
-
-    monkeypatch.setattr(Matrix, "load", load)
+    monkeypatch.setattr(Matrix, "load", Mock(side_effect=ModuleNotFoundError("No module named 'other'", name="other")))
     with pytest.raises(ModuleNotFoundError):
         cli.main(["list", "--markdown"])
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -311,10 +312,7 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
     path = tmp_path / "curve.json"
     path.write_text("old")
 
-    def full(*_: object, **__: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(results.ResultsError, match=r"curve.json: cannot be written: No space left on device"):
         results.write(path, "curve", StubDevice().fingerprint(), {})
     assert path.read_text() == "old"

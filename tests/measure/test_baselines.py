@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from process_harness import PATIENT, started
@@ -128,10 +129,7 @@ def test_a_folder_that_may_not_be_read_or_written_is_named(store: Baselines, mon
 def test_a_file_that_may_not_be_read_is_not_called_spoilt(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(BASELINE, replace=True)
 
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(BaselineError) as raised:
         list(store.stored(PLACE))
     assert str(raised.value) == f"{path_of(store)} cannot be read: Permission denied"
@@ -259,10 +257,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing_behind(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(BaselineError, match="No space left on device"):
         store.write(BASELINE, replace=True)
     assert store.partial() == []

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -308,10 +309,7 @@ def test_capability_is_found_by_trial() -> None:
 
 
 def test_a_device_that_raises_is_unsupported_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(f"{REFUSAL}\nand a long trace")
-
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(f"{REFUSAL}\nand a long trace")))
     answer = SCALED.capability(StubDevice())
     assert answer.code is Code.NO_FEATURE
     assert answer.tried
@@ -347,10 +345,7 @@ def test_what_torch_says_where_it_has_no_float8_is_a_refusal(text: str) -> None:
     ],
 )
 def test_any_other_error_of_a_product_is_raised(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(torch, "_scaled_mm", fail)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(text)))
     with pytest.raises(RuntimeError, match=re.escape(text)):
         SCALED.capability(StubDevice())
 
@@ -362,10 +357,7 @@ def test_a_device_that_multiplies_wrongly_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_a_gpu_without_float8_units_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(REFUSAL)
-
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(REFUSAL)))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     answer = SCALED.capability(StubDevice("cuda"))

@@ -200,7 +200,7 @@ FAULTS = {
         else fault
         for fault in FAULTS
     ],
-    ids=lambda one: getattr(one, "__name__", str(one)),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):

@@ -23,7 +23,7 @@ from accelcheck.verify.views import VIEWS, Yardstick
 FAULTS = [(fault, cell) for fault in partial.FAULTS if fault.name.startswith("small-") for cell in fault.cells]
 
 
-@pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda value: getattr(value, "name", ""))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_small_and_wrong_values_fail_in_every_dtype(fault: PlantedFault, cell: Cell, dtype: str, store: Store) -> None:
     workload = seeded(cell.workload)
