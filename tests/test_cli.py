@@ -157,9 +157,6 @@ def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "kind": "test", "a": [None, 1.5], "b": {"c": [None]}}
 
 
-# Lists.
-
-
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert cli.main(["list", *words, "--json"]) == GREEN
     return json.loads(capsys.readouterr().out)
@@ -214,9 +211,6 @@ def test_the_list_of_devices_says_why_one_is_absent(
     assert cuda["capability"]["code"] == "no-hardware"
     assert cli.main(["list", "--devices", "--device=cdua"]) == USAGE
     assert "Did you mean 'cuda'?" in capsys.readouterr().err
-
-
-# Completion.
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -171,9 +171,6 @@ def test_torch_is_pinned_for_each_backend_and_nowhere_else(noxfile: Any) -> None
     assert "torch==" not in (ROOT / "pyproject.toml").read_text()
 
 
-# The wheel index.
-
-
 @contextmanager
 def silent() -> Iterator[str]:
     """An address that takes connections and never answers."""
@@ -280,9 +277,6 @@ def test_credentials_in_the_address_reach_pip_and_no_log(noxfile: Any, monkeypat
     assert "hush" not in session.warned[0]
 
 
-# Absent hardware.
-
-
 @pytest.mark.skipif(
     hardware.nvidia().capability.ok or hardware.amd().capability.ok or hardware.tpu().capability.ok,
     reason="this machine has an accelerator",
@@ -309,9 +303,6 @@ def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytes
     monkeypatch.delenv(INDEX)
     monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "rocm"])
     assert noxfile._rocm().ok
-
-
-# What a session runs.
 
 
 def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:

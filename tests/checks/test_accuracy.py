@@ -50,9 +50,6 @@ def shown(record: Record) -> dict[str, float]:
     return {figure.view: figure.measured for figure in record.figures}
 
 
-# Statistics
-
-
 @pytest.mark.parametrize(("lost", "won", "expected"), [(1, 0, 0.096), (0, 1, 0.037)])
 def test_the_bound_is_tangos_for_his_own_example(lost: int, won: int, expected: float) -> None:
     # Tango 1998: 44 contact lens wearers, one discordant pair: the 90 % interval is (-0.096, 0.037), one end each way.
@@ -197,9 +194,6 @@ def test_pairs_are_counted_sample_by_sample() -> None:
         Pairs.of([True], [])
 
 
-# Data and models
-
-
 def test_every_sample_is_held_out_once_and_never_learnt_from_then() -> None:
     chosen = task("digits-mlp")
     lessons = [chosen.lesson(0, fold) for fold in range(chosen.folds)]
@@ -285,9 +279,6 @@ def test_folds_and_seeds_that_weigh_samples_unevenly_are_refused(folds: int, see
         replace(task("digits-mlp"), folds=folds, seeds=seeds)
 
 
-# Correct techniques
-
-
 @pytest.mark.parametrize(
     ("technique", "name"),
     [
@@ -323,9 +314,6 @@ def test_a_correct_technique_learns_as_well(technique: str, store: Store) -> Non
 def test_eager_learns_bit_for_bit_what_the_reference_learnt(store: Store) -> None:
     record = passed(store, Planted(nothing), brief(), LEARNING)
     assert shown(record)["lost"] == shown(record)["won"] == 0
-
-
-# Faults
 
 
 def one_class_flipped(program: Program) -> None:
@@ -415,9 +403,6 @@ def test_the_limit_is_the_techniques_own(store: Store) -> None:
     lenient.accuracy_limit = 0.5
     record = passed(store, lenient, task("digits-mlp"), ACCURACY)
     assert next(f for f in record.figures if f.view == "drop").allowed == 0.5
-
-
-# What cannot be decided
 
 
 def of_few(samples: int) -> Task:

@@ -31,8 +31,6 @@ def said(child: Child, count: int = 1) -> list[processes.Message]:
 
 
 # For children to call.
-
-
 def arguments(words: list[str]) -> int:
     processes.say(words=words, argv=sys.argv)
     return 4
@@ -51,8 +49,6 @@ def idle(words: list[str]) -> None:
 
 
 # In the parent.
-
-
 def test_a_function_is_called_with_its_arguments_and_gives_the_exit_status() -> None:
     with Child(calling("test_processes:arguments", "a b", 3, parent=True)) as child:
         assert child.wait(60.0) == End(4)
@@ -209,9 +205,6 @@ def test_messages_that_are_cut_short_are_left_out(tmp_path: Path) -> None:
 def test_without_a_parent_messages_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     processes.say(a=[1, "b"])
     assert json.loads(capsys.readouterr().out) == {"a": [1, "b"]}
-
-
-# Values
 
 
 def test_what_is_put_can_be_taken_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

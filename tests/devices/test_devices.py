@@ -61,9 +61,6 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
     return {f"{where}/vendor": f"{vendor}\n", f"{where}/device": f"{device}\n", f"{where}/class": f"{kind}\n"}
 
 
-# The list of devices.
-
-
 def test_no_device_module_imports_torch() -> None:
     code = """
     import sys
@@ -134,8 +131,6 @@ def test_environment_is_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Hardware, over roots of our own.
-
-
 def test_an_empty_machine_has_nothing(tmp_path: Path) -> None:
     for find in (hardware.nvidia, hardware.amd, hardware.tpu):
         host = find(tmp_path)
@@ -270,9 +265,6 @@ def test_a_cpus_name_has_its_generation_as_hypervisors_give_many_the_same(tmp_pa
     assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).name.endswith(name)
 
 
-# Which devices this machine answers for.
-
-
 def found(count: int) -> Callable[[], hardware.Hardware]:
     return lambda: hardware.Hardware(count, (), "", SUPPORTED if count else unavailable(Code.NO_HARDWARE, "none"))
 
@@ -333,9 +325,6 @@ def test_tpu_asks_for_hardware_then_python_then_package(monkeypatch: pytest.Monk
     assert Tpu().detect().code is Code.WRONG_BUILD
 
 
-# Seeds, and who holds a device.
-
-
 def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
@@ -389,9 +378,6 @@ def test_a_strange_status_is_refused_by_field(change: dict[str, object], word: s
         status_from_json(STATUS.as_json() | change)
     with pytest.raises(ValueError, match="object"):
         status_from_json([])
-
-
-# Strictness.
 
 
 def row(backend: str, op: str, precision: str) -> None:
@@ -483,8 +469,6 @@ def test_the_error_of_products_tells_tf32_and_bf16() -> None:
 
 
 # Any other accelerator: a real PrivateUse1 device, written in Python.
-
-
 def test_a_device_says_what_a_script_must_import_for_it_to_exist() -> None:
     assert {name: device.modules for name, device in devices().items() if device.modules} == {"xla": ("torch_xla",)}
 
@@ -562,9 +546,6 @@ def test_generic_declares_what_is_known_of_its_type() -> None:
     assert Generic("xpu").features > {"inductor"}
     assert Generic("stranger").features == frozenset()
     assert Generic("stranger").usable().code is Code.NO_PACKAGE
-
-
-# XLA, where it is installed.
 
 
 @pytest.mark.skipif(not Xla().detect().ok, reason="needs torch_xla")

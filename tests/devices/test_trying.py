@@ -126,9 +126,6 @@ def test_an_operator_with_other_bits_again_is_not_deterministic(operator: str, m
     assert tried()["deterministic"] == f"not found: {operator}: other bits in one of 3 runs"
 
 
-# In the cases.
-
-
 @pytest.mark.parametrize(("fault", "mode"), [("cotangent-read-as-rows", BACKWARD), ("transposition-ignored", FORWARD)])
 def test_a_fault_that_strides_show_fails_where_a_device_declares_nothing(fault: str, mode: Mode, store: Store) -> None:
     plant = faults()[fault]
@@ -159,9 +156,6 @@ def test_a_dtype_that_was_found_has_its_cases_and_others_say_why(store: Store, m
     refused = device.lacks("float16", Code.NO_DTYPE)
     assert "Could not run 'aten::mm'" in refused.reason
     assert refused.tried
-
-
-# From the probe to the run.
 
 
 BARE = """

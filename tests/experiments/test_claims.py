@@ -170,9 +170,6 @@ def test_json_has_each_claim_by_name_with_its_source_and_its_figures() -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-# The command
-
-
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The command without a probe; ``answers`` of each claim are all of the one kind that a test sets."""

@@ -140,9 +140,6 @@ def test_an_absent_file_and_a_name_that_is_there_twice_are_refused(tmp_path: Pat
         catalogue.load(path, given())
 
 
-# Outcomes
-
-
 @pytest.mark.parametrize(
     ("what", "figure", "low", "high", "expected"),
     [

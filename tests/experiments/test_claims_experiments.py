@@ -99,9 +99,6 @@ def test_times_and_sizes_are_in_units_that_suit_them() -> None:
     assert [size(count) for count in (12, 3 * MIB)] == ["12 B", "3 MiB"]
 
 
-# Experiments
-
-
 def contested(experiment: Experiment, what: What, device: Device | None = None) -> Measured:
     with experiment.contest(StubDevice() if device is None else device) as contest:
         return measured(contest, what, 0.5)

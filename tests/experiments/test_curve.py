@@ -45,9 +45,6 @@ def made(
     return Point(count, shapes, form, eager, eager * ratio, ratio, ratio - width, ratio + width, 9, **facts)
 
 
-# Chains
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 14, 30])
 def test_a_chain_has_as_many_operators_as_statements(count: int) -> None:
     x = torch.randn(4, COLUMNS)
@@ -86,9 +83,6 @@ def test_inputs_are_the_published_shapes_and_the_fixed_one_is_none_of_them() -> 
     assert len({tuple(x.shape) for x in fixed}) == 1
     assert tuple(fixed[0].shape) not in varying
     assert not torch.equal(fixed[0], fixed[1])
-
-
-# Points
 
 
 class Costs(StubDevice):
@@ -210,9 +204,6 @@ def test_compilation_is_paid_back_by_what_it_saves_a_call() -> None:
     assert made(10, 0.995, width=0.01).repaid is None, "not faster for certain"
 
 
-# Break-even
-
-
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
@@ -255,9 +246,6 @@ def test_the_estimate_lies_where_a_line_on_logarithms_crosses_one() -> None:
 )
 def test_a_break_even_point_in_words(at: BreakEven, said: str) -> None:
     assert report.crossing(at) == said
-
-
-# Report
 
 
 FOUND: list[Point | Gap] = [
@@ -324,9 +312,6 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     curve_report.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
     curve_report.draw(path, [point for point in FOUND if isinstance(point, Gap)], "nothing was measured")
-
-
-# The command
 
 
 def test_counts_are_whole_numbers_ascending_each_once() -> None:

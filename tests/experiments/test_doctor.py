@@ -302,9 +302,6 @@ def test_every_extra_that_a_technique_names_exists() -> None:
     assert named <= set(project["optional-dependencies"])
 
 
-# The host itself.
-
-
 def test_memory_is_that_of_the_control_group_where_it_is_less(tmp_path: Path) -> None:
     folder = tmp_path / "sys/fs/cgroup"
     folder.mkdir(parents=True)
@@ -347,9 +344,6 @@ def test_a_compiler_that_is_absent_has_no_version(tmp_path: Path) -> None:
     assert host.compiler({"CXX": str(tmp_path / "none")}) == (str(tmp_path / "none"), "")
     if shutil.which("g++"):
         assert host.compiler({})[1]
-
-
-# The command.
 
 
 def shown(

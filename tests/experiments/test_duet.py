@@ -188,8 +188,6 @@ def answer(row: DuetCase) -> SpeedVerdict:
 
 
 # The parent: order, stopping, answers
-
-
 def test_processes_alternate_and_judging_comes_first(stage: Stage) -> None:
     wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
     assert answer(stage.row(wild, steady(), looks=(2, 4))) is SpeedVerdict.UNDECIDED
@@ -266,8 +264,6 @@ def test_medians_are_over_processes(stage: Stage) -> None:
 
 
 # The parent: what goes wrong with a case
-
-
 def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage) -> None:
     three = {"one": steady(), MLP: steady(), CNN: steady()}
     rows = stage.run_pairs({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
@@ -397,9 +393,6 @@ def test_figures_that_are_none_are_refused(stage: Stage, figures: dict[str, Any]
         stage.row(steady(), steady(answer=figures))
 
 
-# Environments that cannot be used
-
-
 def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({}, {"start": "exit"}) == 4
     printed = capsys.readouterr().err
@@ -438,9 +431,6 @@ def test_unknown_names_are_misuse_and_absent_devices_no_fault(stage: Stage, caps
     assert "unknown workload 'x'" in capsys.readouterr().err
     assert stage.cli({}, {"refused": {"refused": "cuda: no NVIDIA GPU", "absent": True}}) == 5
     assert "B (" in capsys.readouterr().err
-
-
-# The command
 
 
 def test_the_command_prints_versions_figures_and_answers(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,9 +531,6 @@ def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["duet", *words])
     assert ended.value.code == 4
-
-
-# Ends
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")

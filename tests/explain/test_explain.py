@@ -278,9 +278,6 @@ def test_what_is_left_out_comes_before_what_is_added() -> None:
     )
 
 
-# The command
-
-
 class Registered:
     """The matrix of `accelcheck explain`: the harness's techniques, on the CPU."""
 

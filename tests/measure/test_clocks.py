@@ -48,9 +48,6 @@ def steady(each: float) -> Clocked:
     return Clocked(lambda times: times * each)
 
 
-# Blocks
-
-
 @pytest.mark.parametrize("each", [2e-7, 3e-6, 1e-4, 9e-4])
 def test_a_block_is_of_as_many_calls_as_its_length_needs(each: float) -> None:
     device = steady(each)
@@ -119,9 +116,6 @@ def test_the_calls_of_a_block_are_made() -> None:
     assert len(calls) > before
 
 
-# Warming up
-
-
 class Warming:
     """Blocks that take one time after the other, on a clock of their own; the last one for ever."""
 
@@ -170,9 +164,6 @@ def test_times_that_fall_for_ever_are_left_when_patience_ends() -> None:
 def test_warming_up_ends_with_the_block_that_exceeds_the_patience() -> None:
     assert settle((slow := Warming(10.0)).timed, slow.now) == 1
     assert settle((slow := Warming(PATIENCE / 2)).timed, slow.now) == 2
-
-
-# Nothing disturbs
 
 
 def test_garbage_is_collected_before_and_not_within() -> None:

@@ -46,9 +46,6 @@ def spread(center: float, part: float, seed: int) -> Iterable[float]:
         yield center * math.exp(chance.gauss(0, part))
 
 
-# Order, and where it stops
-
-
 def test_each_is_second_as_often_as_first() -> None:
     bench = Bench(always(0.01), always(0.01))
     compare(bench.runs("A"), bench.runs("B"), looks=(0.2,), now=bench.now)
@@ -129,9 +126,6 @@ def test_no_false_alarm_and_nothing_missed_in_200_seeded_runs() -> None:
     assert answers[0.03] == [SpeedVerdict.SLOWER] * 100
 
 
-# What cannot be done
-
-
 @pytest.mark.parametrize("margin", [0.0, 1.0, -0.1, math.nan])
 def test_a_margin_outside_of_0_and_1_is_refused(margin: float) -> None:
     with pytest.raises(ValueError, match="expected a margin between 0 and 1"):
@@ -149,9 +143,6 @@ def test_a_clock_that_fails_ends_the_comparison() -> None:
 
     with pytest.raises(ClockError, match="backwards"):
         compare(lambda: 1.0, broken)
-
-
-# Intervals
 
 
 def below(count: int, rank: int) -> float:

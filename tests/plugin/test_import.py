@@ -222,9 +222,6 @@ def test_names_are_kept_in_order_each_once(monkeypatch: pytest.MonkeyPatch) -> N
         imports.load()
 
 
-# Commands.
-
-
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "-c", "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))", *words)
 

@@ -104,9 +104,6 @@ def test_a_run_that_asks_but_has_no_cases_keeps_its_exit_status(suite: Suite) ->
     done.stdout.no_fnmatch_line("technique*")
 
 
-# What is shown.
-
-
 def test_the_header_names_found_devices_and_why_others_are_not_here(suite: Suite) -> None:
     ran = suite.run(*only("toy"))
     top = ran.out.partition("rootdir:")[0].splitlines()
@@ -206,9 +203,6 @@ def test_brackets_in_folder_names_do_not_hide_the_case() -> None:
     assert _bracketed("test_numerics.py::test_plain") == ""
 
 
-# Tests of one's own.
-
-
 def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) -> None:
     test = suite.pytester.makepyfile("""
         import pytest
@@ -239,9 +233,6 @@ def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(s
     """)
     suite.inside(str(test), *only("toy", workload="tiny")).assert_outcomes(passed=1)
     assert gc.get_freeze_count() == 0
-
-
-# Workers.
 
 
 def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
@@ -283,9 +274,6 @@ def test_what_became_unsupported_only_by_trying_is_listed_with_its_message(suite
     (title,) = ran.lines("unsupported found by trying: .*")
     assert title.startswith("unsupported found by trying: 1 case (docs/verdicts.md")
     assert "  cpu: 1 x unsupported [no-feature] No available kernel" in ran.out.split(title)[1]
-
-
-# The ledger.
 
 
 def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
@@ -335,8 +323,6 @@ def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Sui
 
 
 # What is wrong with a candidate, and how the failure says so.
-
-
 @pytest.mark.parametrize(
     ("technique", "message"),
     [

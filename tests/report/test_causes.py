@@ -54,9 +54,6 @@ def one(reason: str, verdict: Verdict = Verdict.ERROR, **more: Any) -> tuple[Kin
     return signature.kind, signature.title
 
 
-# Real runs
-
-
 def test_the_failures_of_a_foreign_device_are_few_causes() -> None:
     runs = load([TOY])
     grouped = causes(runs)
@@ -106,9 +103,6 @@ def test_expected_failures_of_older_journals_are_grouped_by_all_their_reasons() 
 def test_a_green_run_has_no_causes() -> None:
     assert causes(load([STORED / "cpu" / "level1.jsonl"])) == ()
     assert counted(()) == "0 cases, 0 causes"
-
-
-# Words of torch and the system
 
 
 @pytest.mark.parametrize(
@@ -220,9 +214,6 @@ def test_errors_that_differ_in_a_word_are_two_causes() -> None:
     assert len(titles(record(reason="ValueError: no rows"), record("inplace", reason="ValueError: no columns"))) == 2
 
 
-# Processes that ended
-
-
 STACK = """Fatal Python error: Segmentation fault
 
 Thread 0x00007f01 (most recent call first):
@@ -280,9 +271,6 @@ def test_a_case_that_passes_and_is_expected_to_fail_names_the_ledgers_reason() -
         (Kind.LEDGER, "passes, and the ledger expects: GELU gives NaN"),
         (Kind.LEDGER, "passes, and the ledger expects: no exp2"),
     }
-
-
-# Faults of a result
 
 
 def view(path: str, name: str = "row") -> Fault:
@@ -389,9 +377,6 @@ def test_observations_that_are_missing_together_are_one_cause() -> None:
         Fault(FaultKind.EVIDENCE, claim, got="0") for claim in ("graphs made = 1", "bytes of the saved program > 31784")
     )
     assert titles(failing(graphs, size), failing(graphs, technique="fused")) == {"not seen: graphs made = 1": 2}
-
-
-# What a cause says
 
 
 def test_the_example_is_the_simplest_case_and_its_command_runs_it() -> None:

@@ -63,9 +63,6 @@ def on_terminal(*parts: str | Table) -> Terminal:
     return file
 
 
-# Tables
-
-
 def test_what_is_no_terminal_gets_whole_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     text = written("title", WIDE)
@@ -128,9 +125,6 @@ def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     with console.progress("steps", 2, file) as done:
         done("first", 1)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", file.getvalue())
-
-
-# Progress
 
 
 @pytest.fixture

@@ -120,9 +120,6 @@ def test_a_scope_travels_as_json() -> None:
     assert Scope.from_json(scope.as_json()) == scope
 
 
-# While a run goes.
-
-
 def test_progress_waits_for_its_interval_and_tells_percentage_and_the_time_left() -> None:
     progress = Progress([Mode.FORWARD] * 100, 0.0)
     assert [progress.finish(Mode.FORWARD, float(second)) for second in range(1, 10)] == [None] * 9

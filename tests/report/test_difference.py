@@ -64,9 +64,6 @@ def test_a_run_does_not_differ_from_itself() -> None:
         assert comparison.pairs[0].both > 20
 
 
-# Verdicts
-
-
 @pytest.mark.parametrize(
     ("before", "after", "worse"),
     [
@@ -87,9 +84,6 @@ def test_a_verdict_is_worse_or_not(before: Verdict, after: Verdict, worse: bool)
     change = only(of(record(verdict=before), record(verdict=after, reason="out: wrong\nmore")))
     assert (change.kind, change.before, change.after, change.worse) == (Aspect.VERDICT, before, after, worse)
     assert change.reproduction.endswith("--accel-case=eager/mlp/cpu/float32/forward")
-
-
-# Coverage
 
 
 @pytest.mark.parametrize("after", [Verdict.UNSUPPORTED, Verdict.UNAVAILABLE])
@@ -119,9 +113,6 @@ def test_a_device_that_is_not_there_any_more_loses_all_its_cases() -> None:
 
 def test_what_ran_in_neither_is_no_difference() -> None:
     assert of(record(verdict=Verdict.UNSUPPORTED), record(verdict=Verdict.UNAVAILABLE)).changes == ()
-
-
-# Errors
 
 
 def test_the_views_in_units_in_the_last_place_are_those_of_the_judge() -> None:
@@ -194,9 +185,6 @@ def test_units_in_the_last_place_are_those_of_the_cases_dtype() -> None:
     assert (change.before, change.after) == ("0.5 ulp", "2 ulp")
 
 
-# Speed
-
-
 def timed(name: str, value: float, low: float, high: float) -> Record:
     return record(measurements=(Measurement(name, value, "s" if name == "latency" else "x", low, high),))
 
@@ -245,9 +233,6 @@ def test_times_of_another_fingerprint_are_not_compared_but_ratios_are() -> None:
     assert only(ratios).worse
 
 
-# Devices
-
-
 def test_what_is_right_on_one_device_and_not_on_the_other() -> None:
     comparison = compare(load([CPU]), load([XLA]))
     assert comparison.across
@@ -279,9 +264,6 @@ def test_a_device_is_found_again_where_another_chip_stands_beside_it() -> None:
     assert [change.kind for change in comparison.changes] == [Aspect.LOST, Aspect.GAINED, Aspect.GAINED]
     again = compare([run(record())], [run(record("eager", Verdict.FAIL), fingerprint=xeon)])
     assert only(again).kind is Aspect.VERDICT
-
-
-# The command
 
 
 @pytest.fixture

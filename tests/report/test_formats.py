@@ -53,9 +53,6 @@ def record(technique: str = "eager", verdict: Verdict = Verdict.PASS, reason: st
     return Record(Case(technique, "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict, reason=reason, **more)
 
 
-# Markdown
-
-
 def test_the_first_line_of_the_markdown_is_the_verdict() -> None:
     assert markdown.page([run(record())]).startswith("## accelcheck: no unexpected failure in 1 cases that ran\n")
     assert markdown.page([run(record(verdict=Verdict.UNSUPPORTED))]).startswith("## accelcheck: nothing ran\n")
@@ -117,9 +114,6 @@ def test_the_markdown_fits_into_a_comment_and_says_that_it_was_cut() -> None:
     assert page.startswith("## accelcheck: 300 of 300")
 
 
-# Common Test Report Format
-
-
 def validate_ctrf(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
     schema = json.loads((SCHEMAS / "ctrf-schema-0.0.json").read_text(encoding="utf-8"))
@@ -162,9 +156,6 @@ def test_a_strange_start_or_time_is_no_error() -> None:
     document = validate_ctrf(ctrf.document([strange]))
     assert (document["results"]["summary"]["start"], document["results"]["tests"][0]["duration"]) == (0, 500)
     assert read_ocptv(ocptv.document([strange]))
-
-
-# OCP Test and Validation
 
 
 def read_ocptv(text: str) -> list[dict[str, Any]]:
@@ -305,9 +296,6 @@ def test_the_object_models_of_ocptv_refuse_what_is_none() -> None:
             _model(json.loads(lines[index].replace(old, new)), objects.Root)
 
 
-# JUnit, by pytest
-
-
 def test_junit_validates_and_holds_verdict_and_evidence(suite: Suite) -> None:
     suite.run(*only("toy", "toy-value", "toy-idle"), "--accel-device=xla", "--junit-xml=junit.xml")
     tree = etree.parse(str(suite.path / "junit.xml"))
@@ -326,9 +314,6 @@ def test_junit_validates_and_holds_verdict_and_evidence(suite: Suite) -> None:
     }
     assert verdicts == {"toy": "pass", "toy-value": "fail", "toy-idle": "fail"}
     assert by_case[name.format("toy")]["accelcheck.evidence.aten::addmm dispatched >= 1"] == "1"
-
-
-# The command
 
 
 def test_the_command_writes_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

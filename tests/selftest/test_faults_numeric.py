@@ -83,9 +83,6 @@ def bits(result: Result) -> dict[str, bytes]:
     return {path: tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() for path, tensor in result.items()}
 
 
-# The catalogue
-
-
 def test_every_number_of_the_numeric_list_is_there() -> None:
     assert {fault.number for fault in FAULTS} - {0} == NUMBERS
 
@@ -114,9 +111,6 @@ def test_the_strongest_degree_comes_first() -> None:
 
 def test_there_are_fifty_cells_of_correct_variants() -> None:
     assert sum(len(cell.dtypes) for variant in variants.VARIANTS for cell in variant.cells) >= 50
-
-
-# What is planted
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -212,9 +206,6 @@ def test_what_a_kernel_does_inside_is_not_seen() -> None:
     with Watch():  # type: ignore[no-untyped-call]  # as above
         plant.scaled(1.5)(ones)
     assert seen == []
-
-
-# The plain implementations
 
 
 def products() -> list[Callable[[Tensor, Tensor], Tensor]]:

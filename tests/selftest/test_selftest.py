@@ -50,9 +50,6 @@ def attempted(row: PlantedRow, store: Store, seed: int = 0) -> SeedResult:
     return attempt(row, seed, runner.bench(cpu(), matrix(), store))
 
 
-# What is planted
-
-
 def test_rows_are_unique_and_sorted_so_that_those_that_share_references_follow_each_other() -> None:
     table = rows()
     assert len(set(table)) == len(table)
@@ -191,9 +188,6 @@ def test_a_correct_variant_passes(name: str, store: Store) -> None:
     assert outcome.verdict is Verdict.PASS, outcome.reason
     assert outcome.compared > 0
     assert outcome.views == ()
-
-
-# One attempt
 
 
 CELL = Cell("matmul", dtypes=("float32",))
@@ -423,9 +417,6 @@ def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
 def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
     assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=SHOWN)) == ()
-
-
-# The command
 
 
 @pytest.fixture

@@ -33,9 +33,6 @@ def of(function: Callable[..., Any], *inputs: Tensor) -> Problem:
     return Problem(Calls(function), inputs or (torch.arange(12.0).view(3, 4),))
 
 
-# Views
-
-
 def test_views_share_the_inputs_storage_and_see_writes() -> None:
     ran = engaged(SHARED, built_in()["shared-views"].problem(0))
     assert ran.evidence[0].observed == 7
@@ -92,9 +89,6 @@ def test_copies_are_found_by_storage_address_or_else_by_schema() -> None:
     with CopyLog("meta") as log:
         y[1:].t().clone().mul_(2).add(1)
     assert log.copied() == {"aten::clone": 1, "aten::add": 1}
-
-
-# Indexing
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])

@@ -42,9 +42,6 @@ def observed(record: Record) -> dict[str, Any]:
     return {item.claim: item.observed for item in record.evidence}
 
 
-# The backend
-
-
 @pytest.mark.parametrize(
     ("name", "mode"), [("mlp", FORWARD), ("residual-block", BACKWARD), ("train-mlp", TRAIN), ("dynamic-depth", FORWARD)]
 )
@@ -155,9 +152,6 @@ def test_a_backend_that_keeps_weights_fails(store: Store) -> None:
     assert first.startswith("out: view row")
     assert "[draw 1]" in first
     assert record.verdict is Verdict.FAIL
-
-
-# The pass
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:

@@ -54,9 +54,6 @@ def missing(found: dict[str, Evidence]) -> list[str]:
     return [claim for claim, item in found.items() if not item.engaged]
 
 
-# A training step
-
-
 def test_a_compiled_training_step_passes(store: Store) -> None:
     assert TrainingStep().accepts(built_in()["train-mlp"])
     record = judged(store, TrainingStep(), "train-mlp", TRAIN)
@@ -163,9 +160,6 @@ def test_finish_restores_settings() -> None:
     assert (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit) == before
 
 
-# Autocast
-
-
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_autocast_inside_the_compiled_region_passes(store: Store, mode: Mode) -> None:
     assert CompiledAutocast().accepts(built_in()["mlp"])
@@ -219,9 +213,6 @@ def test_parameters_of_another_dtype_fail_the_evidence() -> None:
     entries = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
     technique.finish()
     assert missing(entries) == ["parameters are float32"]
-
-
-# Which compiler
 
 
 def test_the_compiler_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

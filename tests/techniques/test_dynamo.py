@@ -192,8 +192,6 @@ def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
 
 
 # Fault 26: code that is kept for another size.
-
-
 def test_a_kernel_for_another_size_fails(store: Store) -> None:
     assert judged(store, made(StaticStream, dynamic=False), "stream-lengths").verdict is Verdict.PASS
     caught = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
@@ -211,8 +209,6 @@ def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
 
 
 # Values that are kept when they change: attributes, globals, and parameters (fault 27).
-
-
 @pytest.mark.parametrize("word", ["scale", "GAIN"])
 def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     def all_but_one(guards: Sequence[Any]) -> list[bool]:
@@ -278,9 +274,6 @@ def test_sizes_come_with_other_changes_in_each_run() -> None:
 def test_changes_need_the_network_of_stream_lengths() -> None:
     with pytest.raises(TypeError, match="expected the network of stream-lengths, got Linear"):
         ChangingCalls(nn.Identity(), nn.Linear(1, 1))
-
-
-# Restored settings, and capability.
 
 
 def test_finish_restores_settings() -> None:

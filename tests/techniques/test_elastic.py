@@ -39,8 +39,6 @@ def task(name: str = "train-mlp", **options: Any) -> TrainingTask:
 
 
 # Trainings by ranks in this process, one after the other, without torchrun.
-
-
 class KilledError(Exception):
     """Raised in place of a signal."""
 
@@ -165,9 +163,6 @@ def test_worlds_of_all_sizes_give_bitwise_equal_results(monkeypatch: pytest.Monk
         assert all(torch.equal(given, first) for given, first in zip(end, ends[0], strict=True))
         for got, wanted in zip(end, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
-
-
-# With torchrun, signals and processes.
 
 
 def observed(record: Any, claim: str) -> Any:

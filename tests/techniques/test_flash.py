@@ -314,8 +314,6 @@ def test_jagged_rows_return_to_their_positions() -> None:
 
 
 # Planted: fault 3, masks of the other alignment
-
-
 def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
     every = torch.ones(queries, keys, dtype=torch.bool)
     return every.tril() if causal else visible(queries, keys, causal, window)

@@ -52,9 +52,6 @@ def odd(*, bias: bool = True) -> Problem:
     return Problem(module, (torch.randn(3, 5, 77),))
 
 
-# The grid
-
-
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, FNUZ, torch.bfloat16, torch.float16])
 def test_nearest_equals_the_cast(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
@@ -84,9 +81,6 @@ def test_a_tensor_of_zeros_has_a_scale() -> None:
     assert float(elements.float().abs().sum()) == 0.0
 
 
-# Candidate and emulation
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
@@ -112,9 +106,6 @@ def test_a_row_of_large_numbers_does_not_affect_other_rows() -> None:
         for rows in (True, False)
     ]
     assert apart[0] < 0.1 < apart[1]
-
-
-# Faults, through the engine
 
 
 def every_layer(edit: Any) -> Change:
@@ -171,9 +162,6 @@ def test_faults_of_scaled_products_are_caught(edit: Any, dtype: str, store: Stor
 def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
     record = failed(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
     assert "out: view" in record.why
-
-
-# The sums of matrix units
 
 
 def test_sums_of_14_bits_lose_what_is_smaller() -> None:
@@ -258,9 +246,6 @@ def test_a_product_is_held_to_the_sums_of_its_unit(
     assert "not engaged" not in record.why
 
 
-# Evidence
-
-
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(odd())
@@ -288,9 +273,6 @@ def test_evidence_shows_that_bytes_fall_to_a_quarter() -> None:
     weights, scales, bias = 64 * 32, 4 * 32, 4 * 32
     assert claims["bytes of the weights"] == f"{4 * weights} -> {weights + scales}"
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights + bias} -> {weights + scales + bias} (whole")
-
-
-# Capability
 
 
 class Handing(StubDevice):
@@ -385,9 +367,6 @@ def test_oracles_differ_by_format_and_scales() -> None:
     oracles = [technique.oracle for technique in made if not technique.name.endswith("weight-only")]
     assert len(set(oracles)) == len(oracles)
     assert ScaledProduct("other", E5M2, rows=False).oracle not in oracles
-
-
-# torchao
 
 
 AO = {technique.name: technique for technique in torchao.TECHNIQUES}

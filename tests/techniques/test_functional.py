@@ -29,9 +29,6 @@ def small() -> Problem:
     return trained(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4))
 
 
-# Mapped over samples
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_samples_give_the_results_of_the_batch(mode: Mode) -> None:
     ran = agrees(VMAP, mlp, mode)
@@ -75,9 +72,6 @@ def test_inputs_that_are_no_batch_are_not_mapped(fresh: Store) -> None:
     """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
         passed(fresh, VMAP, seeded(name), BACKWARD)
-
-
-# Differentiated
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
@@ -186,9 +180,6 @@ def test_functions_need_the_loss_that_training_needs() -> None:
         function.backpropagate(0)
 
 
-# Which workloads
-
-
 def test_every_named_workload_exists_and_is_accepted() -> None:
     every = discover("accelcheck.workloads", "WORKLOADS")
     known = {workload.name: workload for workload in every if not workload.techniques}
@@ -207,8 +198,6 @@ def test_output_gradients_equal_those_of_the_plain_run() -> None:
 
 
 # Fault 38: a custom function's gradients swapped
-
-
 class Swapped(GatedFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -96,9 +96,6 @@ def test_four_bits_an_element_in_memory_and_in_a_file() -> None:
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights} -> {weights // 2 + scales} (")
 
 
-# Faults, through the engine
-
-
 def every_layer(edit: Callable[[Any], None]) -> Change:
     def change(program: Program) -> None:
         assert isinstance(program.call, nn.Module)
@@ -142,9 +139,6 @@ def test_faults_of_packed_weights_fail(edit: Any, store: Store) -> None:
 def test_kernel_and_nibbles_pass_with_other_seeds(number: int, store: Store) -> None:
     for technique in TECHNIQUES:
         passed(store, technique, seeded("mlp", number))
-
-
-# Evidence and capability
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)

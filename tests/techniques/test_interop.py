@@ -118,9 +118,6 @@ def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
     assert dense(tensor) is expected
 
 
-# Evidence that can be false
-
-
 class Copying(NumpyExchange):
     def give(self, tensor: Tensor) -> Any:
         return super().give(tensor).copy()
@@ -159,9 +156,6 @@ def test_an_exported_read_only_array_fails_the_evidence(monkeypatch: pytest.Monk
     assert [line.partition(" ")[0] for line in run(Careless(), seeded("mlp").problem(1)).missing()] == ["read-only"]
 
 
-# Planted
-
-
 class Shifted(NumpyExchange):
     """Ignores strides, as a library that reads all memory as row-major."""
 
@@ -174,9 +168,6 @@ def test_lost_strides_fail(tmp_path: Any) -> None:
     store, place = Store(tmp_path), seeded("matmul-transposed")
     assert verdict_of(store, NUMPY, place, Mode.BACKWARD).verdict is Verdict.PASS
     assert verdict_of(store, Shifted(), place, Mode.BACKWARD).verdict is Verdict.FAIL
-
-
-# Where they exist
 
 
 def test_numpy_and_cupy_need_tensors_in_their_memory() -> None:

@@ -54,9 +54,6 @@ def _no_worker_stays() -> Iterator[None]:
     assert set(multiprocessing.active_children()) <= before
 
 
-# A batch that travels
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN])
 def test_rows_come_once_in_order_and_from_two_other_processes(mode: Mode) -> None:
     ran = agrees(PREFETCH, mlp, mode, tolerance=0.0)
@@ -145,9 +142,6 @@ def test_tensors_of_other_sizes_are_no_rows() -> None:
     problem = replace(mlp(), inputs=(torch.randn(8, 16), torch.zeros(3)))
     with pytest.raises(Unsupported, match="needs tensors of one first size"):
         run(PREFETCH, problem)
-
-
-# Trainings
 
 
 def trained(change: Callable[[Program], None], steps: int = 6, start: bytes | None = None) -> tuple[Result, Program]:
@@ -259,9 +253,6 @@ def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatc
     assert "loss[0]" in differences(result, expected, 1e-3)
 
 
-# A worker that dies
-
-
 def test_a_killed_worker_is_named_without_a_hang() -> None:
     begun = time.monotonic()
     end = faulty_pass([torch.arange(6.0)], kill_self)
@@ -319,9 +310,6 @@ def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
     ]
 
 
-# Pinned memory
-
-
 class Pins:
     """Tensors that claim to be pinned, as on a machine with a GPU."""
 
@@ -364,9 +352,6 @@ def test_memory_that_is_not_pinned_fails_the_evidence(monkeypatch: pytest.Monkey
 def test_where_nothing_can_be_pinned_it_is_unsupported() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)accelerator|nvidia"):
         run(PINNED, mlp(), device=StubDevice("cuda"))
-
-
-# Where and on what
 
 
 def test_capability_by_device() -> None:

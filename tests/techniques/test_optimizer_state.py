@@ -97,9 +97,6 @@ def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
     assert not bool(moved[32:].any())
 
 
-# Faults, through the engine
-
-
 def narrowing(narrow: Callable[[Tensor], Tensor]) -> Change:
     def change(program: Program) -> None:
         assert isinstance(program.optimizer, KeptStates)

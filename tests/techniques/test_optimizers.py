@@ -72,9 +72,6 @@ def test_clipping_does_not_count_as_a_step() -> None:
     assert ran.missing() == ["updates of lists of parameters >= 3: 0"]
 
 
-# Counts on the device
-
-
 def counting(technique: Any, optimizer: torch.optim.Optimizer, device: str) -> list[bool]:
     program = Program.of(training(SGD))
     program.extras["the optimizer that was made last"] = optimizer
@@ -91,9 +88,6 @@ def test_step_counts_on_the_host_fail_the_evidence() -> None:
     assert counting(CAPTURABLE, optimizer, "xla") == [False, True]
     optimizer.param_groups[0]["capturable"] = False
     assert counting(CAPTURABLE, optimizer, "meta") == [True, False]
-
-
-# Capability and workloads
 
 
 def test_capability_by_device() -> None:
@@ -135,9 +129,6 @@ def test_every_named_workload_exists_and_is_accepted() -> None:
         assert technique.early <= known.keys()
     assert FOREACH.accepts(workload("training"))
     assert not FOREACH.accepts(workload("linear"))
-
-
-# Workloads and faults
 
 
 def test_parameters_have_awkward_sizes() -> None:

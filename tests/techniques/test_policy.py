@@ -152,8 +152,6 @@ def test_it_needs_the_dtype_and_a_listed_workload() -> None:
 
 
 # Faults 29, 30 and 31: a wrong scaler, a wrong clipping, a wrong reduction
-
-
 TRAJECTORY = {"policy-fp16": FP16, "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16")}
 
 

@@ -112,9 +112,6 @@ def test_the_lowered_graph_multiplies_in_int8_and_equals_the_emulation() -> None
     assert not bool(torch._inductor.config.freezing), "the setting is held around calls alone"
 
 
-# Faults, through the engine
-
-
 def operators(word: str, edit: Callable[[list[Any]], None]) -> Change:
     """Arguments of all operators of the converted graph with a name."""
 
@@ -162,9 +159,6 @@ def test_faults_of_the_graph_fail(name: str, change: Change, store: Store) -> No
     record = verdict_of(store, Planted(STATIC, change), seeded("mlp"))
     assert record.verdict is (Verdict.PASS if name == "healthy" else Verdict.FAIL), record.why + record.traceback
     assert "not engaged" not in record.why
-
-
-# Capability
 
 
 def test_it_needs_torchao_and_lowers_only_on_x86(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,6 @@ from accelcheck.workloads.base import Program
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 
 
-# The emulation
-
-
 def test_activations_are_quantized_by_rows() -> None:
     x = torch.tensor([[-1.0, 0.0, 0.3, 3.0], [0.0, 0.0, 0.0, 1e-3]]).double()
     out = FakeQuantizer(symmetric=False)(x)
@@ -72,9 +69,6 @@ def test_the_emulation_equals_torchaos_training() -> None:
     assert not differences(ran.result, exact, 1e-4)
     plain = Program.of(mlp()).run(mode)
     assert differences(plain, exact, 1e-4)
-
-
-# Round trip and evidence
 
 
 @without_torchao
@@ -125,9 +119,6 @@ def test_an_unprepared_model_fails_the_evidence() -> None:
         program.run(Mode.BACKWARD)
     seen = list(TECHNIQUE.evidence(program, log, Mode.BACKWARD, StubDevice()))
     assert sum(not call.engaged for call in seen) >= 4
-
-
-# Faults, through the engine
 
 
 def every_layer(edit: Callable[[Any], None]) -> Change:

@@ -172,8 +172,6 @@ def test_only_floating_point_tensors_are_exchanged() -> None:
 
 
 # Planted: fault 40, a race of streams in an exchange
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None:
     gpu()

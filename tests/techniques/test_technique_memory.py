@@ -62,9 +62,6 @@ def make(generator: torch.Generator, extent: int) -> Problem:
 SMALL = Workload("small-stack", "Four blocks.", make, traits=frozenset({"blocks", "activations", "inplace"}))
 
 
-# Checkpoints
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) -> None:
     ran = engaged(SEGMENTED, stack(), mode)
@@ -150,9 +147,6 @@ def test_capability_of_segments_by_device() -> None:
     assert SEGMENTED.capability(StubDevice("xla")).ok
 
 
-# In place
-
-
 def test_the_bytes_saved_are_those_of_one_activation() -> None:
     ran = engaged(INPLACE, stack())
     x, hidden = 64 * 16 * 4, 64 * 64 * 4
@@ -183,9 +177,6 @@ def test_in_place_needs_memory_that_can_be_measured() -> None:
     assert INPLACE.capability(StubDevice()).ok
     answer = INPLACE.capability(StubDevice("fancy"))
     assert (answer.code, answer.reason) == (Code.NO_FEATURE, "stub offers no memory statistics")
-
-
-# Offload
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -228,9 +228,6 @@ def test_a_pattern_that_differs_gives_no_reading() -> None:
     assert judge({DEEP: values()}, reference({DEEP: truth})).readings == {}
 
 
-# All draws together
-
-
 def signed(gain: float = 0.0, bias: float = 0.0) -> Reading:
     """A reading with nothing but a direction."""
     return Reading(tuple({"gain": gain, "bias": bias}.get(view, 0.0) for view in VIEWS), (0, 0, 0), 0.0, finite=True)

@@ -47,8 +47,6 @@ def views(record: Record) -> set[str]:
 
 
 # Draws: of values and a rate, where to keep. All but the first are faulty.
-
-
 def fair(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
     return torch.rand(x.shape, generator=generator) >= rate
 
@@ -248,9 +246,6 @@ def test_nan_is_no_wildcard(fresh: Store) -> None:
     assert {"scale", "evaluation"} <= views(verdict_of(fresh, Planted(calling(poisoned)), half(0), RANDOM))
 
 
-# What the check asks of workloads
-
-
 def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
     plain = half(0)
     tiny = replace(plain, make=lambda generator, _extent: built_in()["dropout"].make(generator, -500))
@@ -282,9 +277,6 @@ def test_random_workloads_say_what_they_drop() -> None:
     }
     assert all(workload.dropouts for workload in random)
     assert not any(w.dropouts for w in built_in().values() if RANDOM not in w.modes)
-
-
-# The statistics
 
 
 def draws(generator: torch.Generator, *shape: int, rate: float = 0.1) -> Mask:

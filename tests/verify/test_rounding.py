@@ -618,8 +618,6 @@ def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_roun
 
 
 # What correct implementations do that uniform errors do not show
-
-
 def verdict(workload: Workload, candidate: Callable[[Problem], Tensor], dtype: str = "float32") -> list[str]:
     """The faults of a result in forward mode, judged by the rounding samples alone."""
     reference = compute_reference(workload, Matrix.load().techniques["eager"], 5, dtype, Mode.FORWARD).without_eager

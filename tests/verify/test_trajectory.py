@@ -74,9 +74,6 @@ class Plant(Planted):
     watch = Unwatched
 
 
-# Plants
-
-
 def trainer_of(program: Program) -> Trainer:
     assert program.trainer is not None
     return program.trainer
@@ -347,9 +344,6 @@ def test_views_of_the_data_set_mean_nothing_here() -> None:
     assert all(Mode.TRAJECTORY not in technique.modes for technique in views.TECHNIQUES)
 
 
-# The trainer
-
-
 def test_a_training_repeats_bitwise_from_the_beginning() -> None:
     def run() -> Result:
         made, _ = program()
@@ -543,9 +537,6 @@ def test_paths_are_parsed() -> None:
     assert (quantity("parameter:a.b@8"), step("parameter:a.b@8")) == ("parameter", 7)
     with pytest.raises(ValueError, match="no path of a training"):
         step("out")
-
-
-# What is computed once
 
 
 def test_the_second_asker_gets_what_the_first_one_made(tmp_path: Path) -> None:

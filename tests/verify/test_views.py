@@ -53,9 +53,6 @@ def ones(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
 
 
-# Norms
-
-
 def test_row_divides_by_its_row_and_the_mean_row() -> None:
     seen = matrix()
     assert seen["row"] == pytest.approx(1.0 / math.sqrt(25.0 + 25.0))
@@ -142,9 +139,6 @@ def test_a_small_row_is_measured_against_the_mean_row() -> None:
     assert Seen([[1e-3], [0.0]], [[1e-9], [1.0]])["row"] == pytest.approx(1e-3 / math.sqrt(0.5))
 
 
-# Directions
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_gain_is_the_part_of_the_error_along_the_oracle_with_its_sign(sign: float) -> None:
     seen = Seen([[0.0, 0.0], [sign * 0.6, sign * 0.8]], [[3.0, 4.0], [0.0, 5.0]])
@@ -172,9 +166,6 @@ def test_bias_is_upward_and_not_outward() -> None:
 def test_the_signed_views_are_gain_and_bias_and_bias_alone_gates_nothing() -> None:
     assert {"gain", "bias"} == SIGNED
     assert set(VIEWS) - GATES == {"bias"}
-
-
-# Units in the last place
 
 
 def test_bias_is_over_what_is_not_zero() -> None:
@@ -248,9 +239,6 @@ def test_what_a_cancellation_left_has_no_ulp_of_its_own() -> None:
     assert seen["tail"] < 0.01
 
 
-# Nothing
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_error_is_zero_even_where_the_oracle_is(view: str) -> None:
     assert Seen([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]])[view] == 0.0
@@ -272,9 +260,6 @@ def test_an_error_against_nothing_is_infinite(view: str, rows: int) -> None:
 )
 def test_ratio(error: float, size: float, expected: float) -> None:
     assert ratio(error, size) == expected
-
-
-# What is not finite
 
 
 @pytest.mark.parametrize("padding", [0, 10_000])
@@ -317,9 +302,6 @@ def test_numbers_whose_squares_overflow_are_not_taken_for_infinite() -> None:
 )
 def test_nan_is_never_within(measured: float, allowed: float, within: bool) -> None:
     assert Figure("out", "row", measured, allowed, "", gates=True).within is within
-
-
-# Small and large, whole and in chunks
 
 
 def by_definition(stick: Yardstick, error: Tensor, oracle: Tensor) -> list[float]:
@@ -431,9 +413,6 @@ def test_a_large_tensor_is_read_with_little_memory() -> None:
             held += event.nbytes()
             most = max(most, held)
     assert 0 < most < 64 * 2**20
-
-
-# Floors
 
 
 def test_floors() -> None:

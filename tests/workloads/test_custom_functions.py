@@ -31,9 +31,6 @@ CHECKPOINT = named(checkpoint.TECHNIQUES, "checkpoint-non-reentrant")
 CAPTURED = named(compilation.TECHNIQUES, "compile-aot-eager")
 
 
-# The function itself
-
-
 def operands() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, weight, beta = normal(generator, 3, 5, 6), normal(generator, 4, 6), 1.5 + 0.1 * normal(generator, 6)
@@ -65,8 +62,6 @@ def test_a_device_that_nobody_foresaw_has_a_function_too() -> None:
 
 
 # Fault 38, where finite differences find it: the workload's own function is wrong
-
-
 class Exchanged(GatedFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,8 +95,6 @@ def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itse
 
 
 # Fault 38 and its like, planted under each technique that runs the function
-
-
 class Before(Planted):
     """The change comes first, so that the technique applies to what was changed."""
 

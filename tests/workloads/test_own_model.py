@@ -708,9 +708,6 @@ def test_eager_that_alone_has_a_nan_fails_and_nothing_can_be_equal_to_it(fresh: 
     )
 
 
-# Models that write to their inputs
-
-
 def appended(cache: Tensor, x: Tensor) -> Tensor:
     """Adds to a row of a cache, and reads it: a second write leaves something else."""
     cache[1] += x.sum(0)

@@ -33,9 +33,6 @@ def applied(name: str, *inputs: Tensor, dtype: torch.dtype = torch.float32) -> l
     return list(PROBES[name].apply(of(*inputs), dtype).inputs)
 
 
-# Probes
-
-
 def test_every_probe_that_a_workload_names_exists_and_every_probe_is_named() -> None:
     named = {probe for _, probe in PROBED}
     assert named <= PROBES.keys()
@@ -155,9 +152,6 @@ def test_integers_are_left_alone() -> None:
     index = torch.tensor([1, 2])
     for name in ("zeros", "ones", "scaled", "huge"):
         assert torch.equal(applied(name, torch.ones(2), index)[1], index)
-
-
-# Draws
 
 
 def probed(*names: str) -> Workload:

@@ -90,9 +90,6 @@ def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
     return [module for module in NAMES[name].problem(0).module.modules() if isinstance(module, kind)]
 
 
-# The whole set
-
-
 def test_level_1_is_small_and_covers_the_families() -> None:
     smoke = {name for name, workload in NAMES.items() if workload.level == 1}
     classes = {workload for workload, _, mode in CLASSES.values() if mode in EXACT}
@@ -117,9 +114,6 @@ def test_a_workload_is_well_formed(name: str) -> None:
     gradients = set() if name in outputs_alone else {Mode.BACKWARD}
     assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD} | gradients)
     assert workload.summary.endswith(".")
-
-
-# Determinism
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,9 +157,6 @@ def test_parameters_and_inputs_share_no_numbers(name: str) -> None:
                 ranks = [numbers[:count].argsort().argsort().double() for numbers in (left, right)]
                 correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
                 assert abs(float(correlation)) < 0.999
-
-
-# Sizes
 
 
 @pytest.mark.parametrize("extent", [-3, 5])
@@ -219,9 +210,6 @@ def test_edge_sizes_and_strides() -> None:
     assert program("elementwise-scalar").inputs[1].shape == ()
 
 
-# Precision
-
-
 @pytest.mark.parametrize(("name", "mode"), RUNS)
 def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
     result = program(name).run(mode)
@@ -270,9 +258,6 @@ def test_no_preactivation_is_near_zero(name: str, monkeypatch: pytest.MonkeyPatc
         # bfloat16 rounds a sum of magnitude |x| by about |x| / 256.
         assert float(x.abs().min()) > float(x.square().mean().sqrt()) / 100
         assert 0.4 < float((x > 0).float().mean()) < 0.6
-
-
-# Traits
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -487,9 +472,6 @@ def test_the_gates_of_the_dynamic_network_are_far_from_zero() -> None:
     assert float(problem.inputs[0][:, 0].abs().min()) >= 1.0
 
 
-# Masks and padding
-
-
 def test_no_row_of_a_mask_is_empty_and_no_mask_is_full() -> None:
     for seed in range(5):
         mask = NAMES["attention-mask"].problem(seed).inputs[3]
@@ -538,9 +520,6 @@ def test_later_keys_have_no_effect(name: str) -> None:
     assert bool(((changed - expected).abs().amax(-1)[:, :, 7:queries] > 1e-3).all())
 
 
-# Training
-
-
 @pytest.mark.parametrize("name", having("training"))
 def test_training_changes_every_parameter_and_lowers_the_loss(name: str) -> None:
     made = program(name)
@@ -552,9 +531,6 @@ def test_training_changes_every_parameter_and_lowers_the_loss(name: str) -> None
     for path, old in before.items():
         skipped = any(path.startswith(f"blocks.{position}.") for position in idle)
         assert torch.equal(old, result[f"parameter:{path}"]) == skipped, path
-
-
-# The functions of draw.py
 
 
 def test_functions_that_draw() -> None:
