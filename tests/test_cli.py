@@ -30,7 +30,6 @@ LEAVES = {name: parser for name, parser in PARSERS.items() if not parser.command
 
 
 def program(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own."""
     code = code or "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
     return completed([sys.executable, "-c", code, *words], timeout=120)
 

@@ -80,7 +80,6 @@ class Session:
 
     @property
     def ran(self) -> list[str]:
-        """The words of the first command."""
         return self.runs[0]
 
     def run(
@@ -205,14 +204,11 @@ def rude() -> Iterator[str]:
 
 @contextmanager
 def nonsense() -> Iterator[str]:
-    """No address at all."""
     yield "not an address"
 
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """An index that answers."""
-
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

@@ -84,7 +84,6 @@ def package_of(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of accelcheck that a module imports, also inside of functions and for annotations alone."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
@@ -105,7 +104,6 @@ def named(path: Path) -> Iterator[str]:
 
 
 def upward(module: str, names: set[str]) -> list[str]:
-    """Imports that are not below a module."""
     own = package_of(module)
     others = {name: package_of(name) for name in names}
     return sorted(name for name, other in others.items() if other and other != own and RANK[other] >= RANK[own])
@@ -220,7 +218,6 @@ def test_no_two_public_classes_share_a_name() -> None:
 
 
 def words(identifier: str) -> list[str]:
-    """The words of a name, in small letters: ``ElasticAgents`` and ``elastic_agents`` alike."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
 
 

@@ -29,7 +29,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def planned(gpu: Any, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
-    """Steps that run these programs."""
     plans = tuple(gpu.Plan(name, 1, lambda _, program=program: [["-c", program]]) for name, program in programs.items())
     monkeypatch.setattr(gpu, "PLANS", plans)
 

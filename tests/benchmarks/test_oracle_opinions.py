@@ -30,8 +30,6 @@ class Halved(torch.autograd.Function):
 
 
 class Info:
-    """An operator as OpInfo describes it."""
-
     def __init__(self, op: Any, ref: Any = None) -> None:
         self.op, self.ref = op, ref
 

@@ -64,8 +64,6 @@ def cached(program: Program) -> None:
 
 
 class Silent(Planted):
-    """Gives no evidence."""
-
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         return ()
 
@@ -82,14 +80,10 @@ class Blind(Planted):
 
 
 class Beside(Blind):
-    """Saw something else."""
-
     beside = True
 
 
 class Idle(Planted):
-    """Gives evidence that it did not engage."""
-
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield Evidence("graphs compiled >= 1", 0, engaged=False)
 

@@ -218,8 +218,6 @@ def test_what_is_wrong_with_the_first_parameters_too_is_not_called_stale(fresh: 
 
 
 class Copied(Eager):
-    """Calls an exact copy of the module."""
-
     bakes = True
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -239,8 +237,6 @@ def test_an_exact_copy_of_a_network_with_batch_norm_passes(fresh: Store) -> None
 
 
 class Resizing(Eager):
-    """Warms up with other sizes."""
-
     warmups, resizing = 2, True
 
 
@@ -254,8 +250,6 @@ def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(fresh: St
 
 
 class Featured(Bed):
-    """The CPU with other features."""
-
     def __init__(self, *features: str) -> None:
         super().__init__()
         self.features = frozenset({"strided", *features})

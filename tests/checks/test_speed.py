@@ -178,7 +178,6 @@ def kept(result: Callable[[Tensor], object]) -> Callable[[Program], None]:
 
 
 def untrained(program: Program) -> None:
-    """Training steps that do nothing."""
     plain = program._advance
     program.advance = lambda optimizer, step: (
         plain(optimizer, step) if get_current_dispatch_mode_stack() else torch.zeros(())

@@ -29,8 +29,6 @@ GENERATOR = 5056
 
 @pytest.fixture
 def contender(tmp_path: Path) -> Callable[[str, Callable[[torch.Generator, int], Problem], Mode], Contender]:
-    """A warm program of a technique."""
-
     def made(technique: str, make: Callable[[torch.Generator, int], Problem], mode: Mode) -> Contender:
         case = Case(technique, "by-hand", "cpu", "float32", mode, 1)
         workload = Workload("by-hand", "Made here.", make)

@@ -41,8 +41,6 @@ CASE = "vendor-quick/speed-mlp/vendor/float32/speed"
 
 @dataclass
 class Folder:
-    """The folder of a vendor."""
-
     path: Path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,6 @@ def stored(name: str) -> Any:
 
 
 def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of benchmarks/, imported and not run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return script(ROOT / "benchmarks" / f"{name}.py")
 

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def section() -> str:
-    """The section of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return text.partition("## A case's life\n")[2].partition("\n## ")[0]
 

@@ -28,7 +28,6 @@ LEAST = 20
 
 @cache
 def tool(name: str) -> ModuleType:
-    """A script of docs/tools."""
     return script(DOCS / "tools" / f"{name}.py")
 
 
@@ -37,7 +36,6 @@ def text(name: str) -> str:
 
 
 def navigation() -> list[str]:
-    """The pages that mkdocs.yml names."""
     settings = text("mkdocs.yml")
     matches = re.findall(r"^ +- [^#\n]*?(\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
     assert matches

@@ -66,7 +66,6 @@ class Machine:
             self.host(name, value)
 
     def host(self, name: str, value: Any) -> None:
-        """Change a fact of the host."""
         self.patch.setattr(host, name, lambda *_: value)
 
     def worst(self) -> list[Diagnosis]:

@@ -64,8 +64,6 @@ def test_what_the_run_returns_is_live_until_it_ends(x: torch.Tensor) -> None:
 
 
 class Statistics(StubDevice):
-    """Has them, and notes what is done."""
-
     def __init__(self, *answers: Memory) -> None:
         super().__init__("fancy")
         self.told = list(answers)

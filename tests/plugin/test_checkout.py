@@ -18,7 +18,6 @@ SUITE = "accelcheck/suite/"
 
 
 def collected(*words: str) -> list[str]:
-    """Ids of what a run in the checkout would run."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
     done = completed(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words],

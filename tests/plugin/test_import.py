@@ -83,7 +83,6 @@ def main():
 
 @pytest.fixture
 def vendor(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """A folder with a backend in it."""
     suite = Suite(pytester, monkeypatch)
     (suite.path / "vendor_toy.py").write_text(VENDOR)
     monkeypatch.delenv(imports.VARIABLE, raising=False)

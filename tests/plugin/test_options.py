@@ -16,7 +16,6 @@ COMMAND_LINE, INI = "command line", "ini file"
 
 @pytest.fixture(params=[COMMAND_LINE, INI])
 def place(request: pytest.FixtureRequest) -> str:
-    """The place where the option under test is given."""
     word: str = request.param
     return word
 

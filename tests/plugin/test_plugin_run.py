@@ -236,7 +236,6 @@ def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(s
 
 
 def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Ids, seeds and verdicts."""
     return [(line["case"]["id"], line["case"]["seed"], line["verdict"]) for line in lines]
 
 

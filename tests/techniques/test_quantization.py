@@ -80,7 +80,6 @@ def exactly(original: Program) -> Program:
 
 
 def error(result: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
-    """Largest relative error of the outputs."""
     return max(float((result[path].double() - truth[path]).norm() / truth[path].norm()) for path in truth)
 
 

@@ -69,8 +69,6 @@ current: dict[str, list[Stream]] = {"torch": [Stream()], "cupy": [Stream()]}
 
 
 class Queued(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Queues copies on the stream."""
-
     def __init__(self, stream: Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.stream = stream

@@ -73,7 +73,6 @@ def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) 
 
 
 def test_a_measured_run_leaves_no_trace() -> None:
-    """A measured run changes neither parameters, gradients nor the generator."""
     torch.manual_seed(1)
     ran = run(SEGMENTED, stack(), Mode.TRAIN)
     after = torch.rand(3)

@@ -38,8 +38,6 @@ class Small(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Takes a plain number and tensors."""
-
     def forward(self, x: Tensor, factor: float, y: Tensor) -> Tensor:
         return x * factor + y
 

@@ -54,7 +54,6 @@ def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Refer
 
 
 def exact(x: Tensor) -> bool:
-    """Returns True where the oracle is asking, and not eager."""
     return x.dtype == torch.float64
 
 
@@ -178,8 +177,6 @@ def test_a_process_keeps_the_references_that_it_used_last(tmp_path: Path, monkey
 
 
 class Half(Planted):
-    """Computes in bfloat16."""
-
     def precision(self, dtype: str) -> str:
         return "bfloat16"
 
@@ -310,8 +307,6 @@ def test_rounding_does_not_decide_what_convolution_networks_compute(technique: s
 
 
 class Single(Planted):
-    """Computes in float16."""
-
     def precision(self, dtype: str) -> str:
         return "float16"
 

@@ -630,8 +630,6 @@ def of(module: nn.Module, x: Tensor) -> Workload:
 
 
 class MeanOf(nn.Module):
-    """The mean over rows."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
 

@@ -49,7 +49,6 @@ def flat(errors: list[float], oracle: list[float] | None = None, spacing: float 
 
 
 def ones(*shape: int) -> tuple[Tensor, Tensor]:
-    """No error, and an oracle of ones."""
     return torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
 
 

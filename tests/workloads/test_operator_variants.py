@@ -29,8 +29,6 @@ def right(program: Program) -> None:
 
 
 def after(change: Any) -> Planted:
-    """Eager with each result changed."""
-
     def wrong(program: Program) -> None:
         module = program.module
         program.call = lambda *inputs: {

@@ -26,7 +26,6 @@ def nothing(program: Program) -> None:
 
 
 def operators_of(workload: Workload) -> tuple[CalledOperator, ...]:
-    """The operators that a workload of this family calls."""
     operators: tuple[CalledOperator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
     return operators
 

@@ -38,14 +38,12 @@ RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
 
 
 def having(*traits: str) -> list[str]:
-    """Names of the workloads that have all of the traits."""
     fitting = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
     assert fitting, f"no workload has the traits {traits}"
     return fitting
 
 
 def tensors(problem: Problem) -> dict[str, Tensor]:
-    """All tensors of a problem."""
     inputs = {f"input[{i}]": value for i, value in enumerate(problem.inputs) if isinstance(value, Tensor)}
     target = {} if problem.target is None else {"target": problem.target}
     return dict(problem.module.state_dict()) | inputs | target
