@@ -431,11 +431,7 @@ CRASH = "crash\n  the process that ran it died of SIGABRT"
     ids=["crash without a limit", "crash within it", "exit", "no folder for the script", "crash of a smaller case"],
 )
 def test_what_ends_a_process_or_keeps_a_script_from_being_written_costs_nothing_else(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    options: list[str],
-    texts: list[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, options: list[str], texts: list[str]
 ) -> None:
     if (name, options) == ("wrong", ["--no-layers"]):
         monkeypatch.setattr(Shrinker, "shrink", shrunk_if_there_is_time)

@@ -53,8 +53,7 @@ def refusing(module: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "draws"),
-    [(squeezed, {"dimension 0 = 1"}), (refusing, {"dimension 0 = 9", "dimension 0 = 1"})],
+    ("wrong", "draws"), [(squeezed, {"dimension 0 = 1"}), (refusing, {"dimension 0 = 9", "dimension 0 = 1"})]
 )
 def test_what_is_wrong_or_raises_at_another_size_alone_fails(wrong: Any, draws: set[str], fresh: Store) -> None:
     record = failed(fresh, Planted(calling(wrong)), layers(), FORWARD)
