@@ -54,18 +54,8 @@ BY_DEVICE = {
 """Branches on a device's name or type, outside of `accelcheck.devices`, with the reason."""
 
 OLD_WORDS = {
-    "crew",
-    "crews",
-    "desk",
-    "desks",
-    "brought",
-    "publish",
-    "publishes",
-    "published",
-    "setup",
-    "agents",
-    "rounds",
-}
+    "crew", "crews", "desk", "desks", "brought", "publish", "publishes", "published", "setup", "agents", "rounds",
+}  # fmt: skip
 """Words that names no longer use: each meant something else than the field means by it."""
 KEPT = {
     ("plugin/benchmark.py", "rounds"): "an argument of pytest-benchmark's `pedantic`",

@@ -190,12 +190,8 @@ def test_the_command_measures_the_claims_that_were_asked_for_and_writes_them(
     path = tmp_path / "claims.json"
     assert cli.main(["claims", "--claim", "int8-*", "--claim", "fp16-speed", "--json", str(path)]) == GREEN
     assert sorted(scripted["chosen"]) == [
-        "fp16-speed",
-        "int8-dynamic-memory",
-        "int8-dynamic-speed",
-        "int8-static-memory",
-        "int8-static-speed",
-    ]
+        "fp16-speed", "int8-dynamic-memory", "int8-dynamic-speed", "int8-static-memory", "int8-static-speed",
+    ]  # fmt: skip
     data = json.loads(path.read_text())
     assert (data["kind"], sorted(data["claims"])) == ("claims", sorted(scripted["chosen"]))
     told = capsys.readouterr()

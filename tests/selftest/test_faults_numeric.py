@@ -210,16 +210,9 @@ def test_what_a_kernel_does_inside_is_not_seen() -> None:
 
 def products() -> list[Callable[[Tensor, Tensor], Tensor]]:
     return [
-        compute.forwards,
-        compute.reversed_order,
-        compute.blocked,
-        compute.split_k,
-        compute.pairwise,
-        compute.kahan,
-        compute.fused,
-        compute.matrix_unit,
-        compute.from_transposed,
-    ]
+        compute.forwards, compute.reversed_order, compute.blocked, compute.split_k, compute.pairwise, compute.kahan,
+        compute.fused, compute.matrix_unit, compute.from_transposed,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -120,36 +120,15 @@ def test_what_is_hidden_or_absent_says_why() -> None:
 
 
 FAULTS = (
-    "causal-leak",
-    "cached-at-address",
-    "double-backward-wrong",
-    "gain",
-    "gradients-swapped",
-    "input-mutated",
-    "last-k-dropped",
-    "mask-off-by-one",
-    "momentum-ignored",
-    "nan-swallowed-by-relu",
-    "norm-over-n-minus-1",
-    "row-never-written",
-    "stale-weights",
-    "tf32-for-float32",
-)
+    "causal-leak", "cached-at-address", "double-backward-wrong", "gain", "gradients-swapped", "input-mutated",
+    "last-k-dropped", "mask-off-by-one", "momentum-ignored", "nan-swallowed-by-relu", "norm-over-n-minus-1",
+    "row-never-written", "stale-weights", "tf32-for-float32",
+)  # fmt: skip
 PLANTED = (
-    "autocast-weights-stale",
-    "checkpoint-row-overwritten",
-    "export-slice-moved",
-    "flash-stale-row-sums",
-    "foreach-last-parameter-left",
-    "guards-skipped",
-    "inplace-row-left",
-    "int8-zero-point-moved",
-    "jacfwd-row-repeated",
-    "offload-copy-unfinished",
-    "row-stride-ignored",
-    "script-relu-lost",
-    "torchao-scales-rolled",
-)
+    "autocast-weights-stale", "checkpoint-row-overwritten", "export-slice-moved", "flash-stale-row-sums",
+    "foreach-last-parameter-left", "guards-skipped", "inplace-row-left", "int8-zero-point-moved", "jacfwd-row-repeated",
+    "offload-copy-unfinished", "row-stride-ignored", "script-relu-lost", "torchao-scales-rolled",
+)  # fmt: skip
 """One of each kind of technique that takes no long compilation and no process of its own."""
 VARIANTS = ("attention-online-16", "epilogue-fused", "nan-payload", "negative-zero", "norm-welford", "sum-tree")
 

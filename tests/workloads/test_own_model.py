@@ -272,15 +272,8 @@ print(len(used))
 
 def test_traits_are_found() -> None:
     assert images().traits == {
-        "linear",
-        "batchnorm",
-        "inplace",
-        "conv",
-        "matmul",
-        "resizable",
-        "samplewise",
-        "scriptable",
-    }
+        "linear", "batchnorm", "inplace", "conv", "matmul", "resizable", "samplewise", "scriptable",
+    }  # fmt: skip
     assert language().traits == {"linear", "matmul", "resizable", "samplewise"}
 
     def attention(x: Tensor) -> Tensor:
