@@ -150,6 +150,4 @@ def _children() -> dict[int, str]:
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             children[child.pid] = " ".join(child.cmdline())
-    return {
-        pid: words for pid, words in children.items() if alive(pid) and not any(word in words for word in END_WITH_US)
-    }
+    return {pid: words for pid, words in children.items() if alive(pid) and not any(w in words for w in END_WITH_US)}

@@ -103,9 +103,7 @@ def test_type_checkers_see_the_names_that_are_resolved() -> None:
     (typed,) = (
         node for node in tree.body if isinstance(node, ast.If) and any(isinstance(n, ast.ImportFrom) for n in node.body)
     )
-    seen = {
-        (node.module, alias.name) for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    seen = {(n.module, alias.name) for n in typed.body if isinstance(n, ast.ImportFrom) for alias in n.names}
     assert seen == {(module, name) for module, names in api._MODULES.items() for name in names}
     assert sorted(api.__all__) == sorted(name for _, name in seen)
 

@@ -226,9 +226,7 @@ def identifiers() -> set[tuple[str, str]]:
         place = path.relative_to(PACKAGE).as_posix()
         names |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
         with path.open("rb") as file:
-            names |= {
-                (place, token.string) for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME
-            }
+            names |= {(place, t.string) for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
     return names
 
 

@@ -221,9 +221,7 @@ def compared(requirement: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         archive = fetched(requirement, Path(folder))
         read = partial(source, archive)
-        signatures = dict(
-            pair for path, names in PACKAGES[requirement].items() for pair in extracted(read, path, names)
-        )
+        signatures = dict(p for path, names in PACKAGES[requirement].items() for p in extracted(read, path, names))
     return {"version": archive.name.split("-")[1].removesuffix(".tar.gz"), "signatures": signatures}
 
 

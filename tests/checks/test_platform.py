@@ -214,9 +214,7 @@ def test_extensions_operators_must_be_right(added: float, faults: list[str], mon
         make: Any = torch.library.Library
         made = make(library, "FRAGMENT")
         made.define("multiply_add(Tensor one, Tensor two) -> Tensor")
-        made.impl(
-            "multiply_add", lambda one, two: torch.add(torch.mul(one, two), one) + added, "CompositeImplicitAutograd"
-        )
+        made.impl("multiply_add", lambda a, b: torch.add(torch.mul(a, b), a) + added, "CompositeImplicitAutograd")
         kept.append(made)
 
     kept: list[Any] = []

@@ -89,9 +89,7 @@ PAIRED = speed._Measuring._paired
 @pytest.fixture
 def drawing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """A `trial` with blocks of calls of which one is drawn."""
-    monkeypatch.setattr(
-        speed._Measuring, "_paired", lambda self, base, candidate, *_: PAIRED(self, base, candidate, (0.001,))
-    )
+    monkeypatch.setattr(speed._Measuring, "_paired", lambda self, base, c, *_: PAIRED(self, base, c, (0.001,)))
     return trial
 
 
@@ -136,9 +134,7 @@ def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
 )
 def test_wrong_metadata_after_timing_is_a_fault(late: Callable[[Tensor], Any], view: str, trial: Trial) -> None:
     finding = speed.verify(replace(trial, technique=Acting(lambda call, out: late(out) if call > 20 else out)))
-    assert ("after timing", FaultKind.METADATA, view) in {
-        (fault.draw, fault.kind, fault.view) for fault in finding.faults
-    }
+    assert ("after timing", FaultKind.METADATA, view) in {(f.draw, f.kind, f.view) for f in finding.faults}
 
 
 class Lazy(Technique):

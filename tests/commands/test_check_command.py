@@ -157,9 +157,7 @@ def test_remarks_of_torchao_and_pytree_are_in_no_output_of_a_check(tmp_path: Pat
     cases = pasted(tmp_path, ["pytest", "-s", "--pyargs", "accelcheck.suite.test_numerics", *words])
     assert cases.returncode == 0, cases.stdout + cases.stderr
     printed = [*(done.stdout + done.stderr + cases.stdout + cases.stderr).splitlines()]
-    assert [
-        line for line in printed if re.search("_pytree|Enum sub|Failed to load|cpp ext|is deprecated, use", line)
-    ] == []
+    assert [s for s in printed if re.search("_pytree|Enum sub|Failed to load|cpp ext|is deprecated, use", s)] == []
 
 
 @pytest.mark.slow

@@ -157,9 +157,7 @@ def test_error_messages_that_a_page_quotes_are_those_of_the_source() -> None:
     assert len(quoted) >= 12
     known = [re.compile(rf"(?:.*: )?{pattern}") for pattern in patterns()]
     told = set(map(str, FAULTS))
-    assert [
-        line for line in quoted if line not in told and not any(known_as.fullmatch(line) for known_as in known)
-    ] == []
+    assert [s for s in quoted if s not in told and not any(known_as.fullmatch(s) for known_as in known)] == []
 
 
 def test_a_message_that_the_source_does_not_have_is_found() -> None:

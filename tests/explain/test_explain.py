@@ -70,9 +70,7 @@ def larger(func: Any, *args: Any, **kwargs: Any) -> Any:
 def benched(store: Store, name: str, *techniques: Named, device: Device | None = None) -> Bench:
     """A bench of several techniques, all of them right but for what is planted."""
     chosen = bench(store, techniques[-1], built_in()[name], device)
-    return replace(
-        chosen, matrix=Matrix({technique.name: technique for technique in techniques}, chosen.matrix.workloads)
-    )
+    return replace(chosen, matrix=Matrix({t.name: t for t in techniques}, chosen.matrix.workloads))
 
 
 def explained(
@@ -97,9 +95,7 @@ WRONG = kernels(mm=larger, addmm=larger)
 )
 def test_the_first_layer_that_is_wrong_is_blamed(fresh: Store, wrong: set[str], compiles: bool, blamed: str) -> None:
     names = ("eager", "compile-aot-eager", "planted")
-    techniques = [
-        Named(name, WRONG if name in wrong else nothing, compiles=compiles and name == "planted") for name in names
-    ]
+    techniques = [Named(n, WRONG if n in wrong else nothing, compiles=compiles and n == "planted") for n in names]
     there = benched(fresh, "matmul", *techniques)
     chosen = layers.layers(there, case(built_in()["matmul"]), [FIRST])
     assert layers.blamed(chosen) == blamed

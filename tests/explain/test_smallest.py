@@ -216,9 +216,7 @@ def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path
 
 def test_what_is_never_written_shows_though_the_last_call_has_left_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        smallest_module, "_poison", lambda results: poisoned.extend(tuple(result.shape) for result in results)
-    )
+    monkeypatch.setattr(smallest_module, "_poison", lambda r: poisoned.extend(tuple(result.shape) for result in r))
 
     def unwritten(func: Any, a: Tensor, b: Tensor) -> Any:
         out = func(a, b)

@@ -317,8 +317,6 @@ for number in range(25):
     Baselines(Path(sys.argv[1])).write(Baseline(case, "0123abcd", place, Sample(0.0, 0.01, 10)), replace=True)
 """
     with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(started([sys.executable, "-c", first, store.root, name])) for name in ("a", "b", "c")
-        ]
+        writers = [stack.enter_context(started([sys.executable, "-c", first, store.root, n])) for n in ("a", "b", "c")]
         assert [writer.wait(PATIENT) for writer in writers] == [0, 0, 0]
     assert len(store.read(PLACE)) == 75

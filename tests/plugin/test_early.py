@@ -43,9 +43,7 @@ def run(folder: Path, conftest: str, backend: str | None, *arguments: str) -> su
     )
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.slow) if name == "hangs" else name for name in BACKENDS]
-)
+@pytest.mark.parametrize("backend", [pytest.param(n, marks=pytest.mark.slow) if n == "hangs" else n for n in BACKENDS])
 def test_a_backend_that_breaks_torch_does_not_end_a_run_whose_conftest_imports_it(tmp_path: Path, backend: str) -> None:
     limit = "--accel-probe-timeout=4" if backend == "hangs" else "--accel-probe-timeout=60"
     ran = run(tmp_path, "import torch\n", BACKENDS[backend], "--accel-device=cpu", limit)

@@ -95,9 +95,7 @@ def test_expected_failures_of_older_journals_are_grouped_by_all_their_reasons() 
     explained_by = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
     cases = [record.case.id for cause in explained_by for _, record in cause.cases]
     assert len(cases) == len(set(cases)) == 28
-    assert any(
-        cause.title.startswith("batch norm stores the biased variance in running_var: ") for cause in explained_by
-    )
+    assert any(c.title.startswith("batch norm stores the biased variance in running_var: ") for c in explained_by)
 
 
 def test_a_green_run_has_no_causes() -> None:
@@ -307,9 +305,7 @@ def test_wrong_values_belong_to_what_all_wrong_cases_share(
 ) -> None:
     techniques = ["fused", "eager", "static", *(f"t{i}" for i in range(9 if len(wrong) > 3 else 0))]
     pairs = [(technique, workload) for technique in techniques for workload in ("mlp", "cnn", "norm")]
-    records = [
-        failing(view(path), technique=pair[0], workload=pair[1]) if pair in wrong else passing(*pair) for pair in pairs
-    ]
+    records = [failing(view(path), technique=p[0], workload=p[1]) if p in wrong else passing(*p) for p in pairs]
     assert titles(*records) == expected
 
 

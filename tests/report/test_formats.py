@@ -245,9 +245,7 @@ def test_ocptv_has_a_diagnosis_for_each_case_that_ran(paths: tuple[Path, ...]) -
 def test_ocptv_validates_against_the_published_schemas(paths: tuple[Path, ...]) -> None:
     folder = Path(os.environ["ACCELCHECK_OCPTV_SCHEMAS"])
     schemas = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    registry: Any = Registry().with_resources(
-        (schema["$id"], DRAFT202012.create_resource(schema)) for schema in schemas
-    )
+    registry: Any = Registry().with_resources((s["$id"], DRAFT202012.create_resource(s)) for s in schemas)
     (root,) = (schema for schema in schemas if schema["$id"].endswith("/output"))
     validator = jsonschema.Draft202012Validator(root, registry=registry, format_checker=jsonschema.FormatChecker())
     for line in ocptv.document(load(paths)).splitlines():
@@ -263,9 +261,7 @@ def test_ocptv_measures_figures_beyond_their_budgets_and_times() -> None:
     )
     times = (Measurement("latency", 2.0, "s", 1.5, 2.5), Measurement("peak-memory", None, "B"))
     lines = read_ocptv(ocptv.document([run(record(verdict=Verdict.FAIL, figures=figures, measurements=times))]))
-    steps = [
-        line["testStepArtifact"]["measurement"] for line in lines if "measurement" in line.get("testStepArtifact", {})
-    ]
+    steps = [s["testStepArtifact"]["measurement"] for s in lines if "measurement" in s.get("testStepArtifact", {})]
     names = [step["name"].partition(": ")[2] for step in steps]
     assert names == ["out: row", "out: column", "latency"]
     assert (steps[0]["value"], steps[0]["validators"]) == (

@@ -240,9 +240,7 @@ def test_every_case_of_stored_journals_is_in_the_report_with_its_figures() -> No
         assert texts[row[0]] == record.reason
         assert row[5] == record.compared
         shown = [(texts[row[9][n]], texts[row[9][n + 1]], float(row[9][n + 2])) for n in range(0, len(row[9]), 6)]
-        wanted: list[Any] = [
-            (figure.path, figure.view, pytest.approx(figure.measured, rel=1e-3)) for figure in record.figures
-        ]
+        wanted: list[Any] = [(f.path, f.view, pytest.approx(f.measured, rel=1e-3)) for f in record.figures]
         assert shown == wanted
         named = {texts[row[12][n]]: row[12][n + 1] for n in range(0, len(row[12]), 6)}
         assert named == {

@@ -134,8 +134,6 @@ def test_an_error_in_a_later_header_names_its_line(facts: dict[str, Any], said: 
 
 
 def test_a_run_that_was_cut_off_is_known_by_its_journal(tmp_path: Path) -> None:
-    whole, part = (
-        journal(tmp_path / f"{end}.jsonl", record("eager"), record("amp-bf16"), end=end) for end in (True, False)
-    )
+    whole, part = (journal(tmp_path / f"{e}.jsonl", record("eager"), record("amp-bf16"), end=e) for e in (True, False))
     assert [run.cut_off for run in load([whole])] == [()]
     assert [run.cut_off for run in load([whole, part])] == [(str(part),)]

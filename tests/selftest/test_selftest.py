@@ -143,9 +143,7 @@ def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
 
 
 def test_views_of_all_draws_get_one_closer_look_alone(store: Store) -> None:
-    chosen = next(
-        row for row in rows() if (row.plant, row.workload, row.dtype) == ("last-k-dropped", "matmul-long", "float16")
-    )
+    chosen = next(r for r in rows() if (r.plant, r.workload, r.dtype) == ("last-k-dropped", "matmul-long", "float16"))
     outcome = attempted(chosen, store, seed=4)  # 1.3 times the budget: a second look's samples would allow it
     assert outcome.views == ("gain in all draws",), outcome
 
@@ -170,9 +168,7 @@ def test_a_correct_variant_passes(name: str, store: Store) -> None:
 
 
 CELL = Cell("matmul", dtypes=("float32",))
-LOUD = PlantedFault(
-    "loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,)
-)
+LOUD = PlantedFault("loud", "One percent too much.", (CELL,), lambda s: replacing(out=scaled(1 + s)), (0.01,))
 SILENT = PlantedFault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
 HARMLESS = Variant("harmless", "Eager.", (CELL,), lambda: nothing)
 ALARMING = Variant("alarming", "Wrong, in truth.", (CELL,), lambda: replacing(out=scaled(1.01)))
@@ -227,9 +223,7 @@ def test_a_fault_acts_from_before_the_technique_prepares_until_it_is_finished(st
 
 
 def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = PlantedFault(
-        "idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain())
-    )
+    idle = PlantedFault("idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda p: p()))
     monkeypatch.setattr(runner, "faults", lambda: {"idle": idle})
     outcome = attempted(row("idle"), store)
     assert outcome.verdict is Verdict.ERROR

@@ -133,9 +133,7 @@ def test_signals_are_handled_after_its_models_are_gone() -> None:
 
 def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[str, ...] = ("f32",)) -> Any:
     """An inference request with these model properties, which executed kernels of these types."""
-    ports = [
-        SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda kind=kind: kind)) for kind in inputs
-    ]
+    ports = [SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda k=k: k)) for k in inputs]
     properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
     nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
     nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))

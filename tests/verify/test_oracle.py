@@ -44,9 +44,7 @@ PLAIN = Planted(nothing)
 
 def made(function: Callable[[Tensor], Any]) -> Workload:
     """A workload of a function of one 8x8 tensor."""
-    return Workload(
-        "made", "Made.", lambda generator, _: Problem(Calls(function), (torch.randn(8, 8, generator=generator),))
-    )
+    return Workload("made", "Made.", lambda g, _: Problem(Calls(function), (torch.randn(8, 8, generator=g),)))
 
 
 def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Reference:
@@ -236,9 +234,7 @@ def test_an_oracle_that_cannot_be_trusted_is_an_error(function: Callable[[Tensor
 
 def large(function: Callable[[Tensor], Any]) -> Workload:
     """A workload of a function of one 512x512 tensor."""
-    return Workload(
-        "large", "Large.", lambda generator, _: Problem(Calls(function), (torch.randn(512, 512, generator=generator),))
-    )
+    return Workload("large", "Large.", lambda g, _: Problem(Calls(function), (torch.randn(512, 512, generator=g),)))
 
 
 def wrong_by(share: float) -> Workload:
@@ -346,9 +342,7 @@ def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sample_budgets, "beyond", lambda *_: "")
     workload = seeded("mlp")
     chosen = case(workload)
-    few, more = (
-        compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode, careful=careful) for careful in (0, 1)
-    )
+    few, more = (compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode, careful=c) for c in (0, 1))
     assert max(few.alone["out"].values()) > 1e-9 >= max(more.alone["out"].values())
 
 

@@ -169,9 +169,7 @@ def test_a_write_to_an_input_that_is_lost_fails(store: Store) -> None:
 
     def lose(program: Program) -> None:
         module: Any = program.module
-        steps = tuple(
-            replace(step, function=lambda x: x + 1, writes=False) if step.writes else step for step in module.steps
-        )
+        steps = tuple(replace(s, function=lambda x: x + 1, writes=False) if s.writes else s for s in module.steps)
         program.call = RandomProgram(steps, module.results)
 
     record = failed(store, Planted(lose), program(number))
