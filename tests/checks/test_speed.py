@@ -233,9 +233,7 @@ def test_what_promises_to_fuse_must_launch_less(trial: Trial) -> None:
     none = Fusing(lambda _, out: out)
     # A linear layer is one launch: nothing to fuse.
     assert not speed.verify(replace(trial, technique=none)).faults
-    twice = replace(
-        WORKLOAD, name="two-launches", make=lambda generator, extent: replace(linear(generator, extent), module=_Relu())
-    )
+    twice = replace(WORKLOAD, name="two-launches", make=lambda g, extent: replace(linear(g, extent), module=_Relu()))
     case = replace(CASE, workload=twice.name)  # references are kept by name
     (fault,) = speed.verify(replace(trial, case=case, technique=none, workload=twice)).faults
     assert str(fault) == "launches: not fused: expected fewer than 2, as many as eager has, got 2"

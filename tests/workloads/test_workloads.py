@@ -65,9 +65,7 @@ def widened(name: str, dtype: torch.dtype) -> Program:
     """FP64 arithmetic on numbers rounded to `dtype`: the true result for a run in `dtype`."""
     made = program(name, dtype)
     made.module.double()
-    made.inputs = tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in made.inputs
-    )
+    made.inputs = tuple(v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in made.inputs)
     return made
 
 
