@@ -16,6 +16,8 @@ from accelcheck.plugin.options import SELECTING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from plugin_harness import Suite
+
     from accelcheck.verify.oracle import Store
 
 pytest_plugins = ["pytester"]
@@ -75,8 +77,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the number of
-    # threads, because it judges devices as they are.
+    # Operators in tests are tiny, and the threads of several workers would wait for each other. The suite keeps the
+    # number of threads, because it judges devices as they are.
     if TESTS not in request.path.parents:
         yield
         return
@@ -115,3 +117,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     from accelcheck.verify.oracle import Store
 
     return Store(tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Store:
+    """References of one test, whose workloads have names that others of its module have too."""
+    from accelcheck.verify.oracle import Store
+
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Runs of the suite in an empty folder."""
+    from plugin_harness import Suite
+
+    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
+    return Suite(pytester, monkeypatch)

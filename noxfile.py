@@ -1,14 +1,14 @@
 """One session per backend, and those for accelcheck itself. Start with ``nox -s cpu``; ``nox -l`` lists all sessions.
 
-Nox skips a backend whose hardware is absent before it installs anything, and prints the reason. Arguments after ``--`` go to
-pytest. Environment variables:
+Nox skips a backend whose hardware is absent before it installs anything, and prints the reason. Arguments after ``--``
+go to pytest. Environment variables:
 
 * ``ACCELCHECK_LEVEL``: level of the suite, 1 to 4. The default, 1, answers within minutes.
-* ``ACCELCHECK_WORKERS``: number of pytest-xdist workers. The default is one per core for the CPU and for XLA on it, and one per
-  chip otherwise.
+* ``ACCELCHECK_WORKERS``: number of pytest-xdist workers. The default is one per core for the CPU and for XLA on it, and
+  one per chip otherwise.
 * ``ACCELCHECK_BASELINE``: what is done with stored baselines: check (default), update, new-only or off.
-* ``ACCELCHECK_INDEX``: address of the wheel index that this session's torch is installed from, such as a vendor's. When it
-  does not answer within a few seconds, the default index is used.
+* ``ACCELCHECK_INDEX``: address of the wheel index that this session's torch is installed from, such as a vendor's. When
+  it does not answer within a few seconds, the default index is used.
 
 ``nox --no-venv -s rocm`` installs nothing and runs in the environment at hand: for vendors' containers.
 """
@@ -49,7 +49,7 @@ PINS = {
     "tpu": ("torch==2.15.0", "torch-tpu==0.2.0"),
     "vulkan": ("torch==2.13.0", "torchvulkan==0.2.1"),
 }
-"""What each session installs: the one place where torch is pinned."""
+"""Packages that each session installs: the one place where torch is pinned."""
 EXTRAS = {
     "cpu": "[accuracy,torchao,onnx,openvino,extensions]",
     "cuda": "[accuracy,torchao,extensions,cuda13]",
@@ -61,12 +61,12 @@ EXTRAS = {
 IMPORTS = {"vulkan": ("--accel-import=torchvulkan",)}
 """Options of sessions whose backend no entry point loads."""
 CUDA_13_DRIVER = 580
-"""First major version of NVIDIA's driver that runs CUDA 13, which torch is built with from 2.11 on; 525 and later run CUDA 12.
+"""First major version of NVIDIA's driver for CUDA 13, as in torch 2.11 and later; 525 and later run CUDA 12.
 https://docs.nvidia.com/deploy/cuda-compatibility."""
 CUDA_12 = (("torch==2.10.0",), "[accuracy,torchao,extensions,cuda12]")
-"""What the session `cuda` installs for an older driver: the last torch whose build in the default index has CUDA 12, and extras."""
+"""Packages of the session `cuda` for an older driver: the last torch in the default index with CUDA 12."""
 WHEELS = {"cuda": (("flash-attn",), ("--pre", "flash-attn-4"))}
-"""What a session installs where a wheel exists, and goes on without where none does: built from source they take an hour."""
+"""Packages that a session installs only where a wheel exists: building them takes an hour."""
 BENCHMARKS = (
     ("benchmarks/plugin_cost.py",),
     (
@@ -76,14 +76,14 @@ BENCHMARKS = (
     ("benchmarks/speed_gates.py", "--table", "baselines/cpu/speed_gates.jsonl"),
     ("benchmarks/baseline_checks.py", "--level", "2", "--folder", "baselines/cpu/baseline_checks", "--table"),
 )
-"""The benchmarks that finish within a minute. Each exits with 1 where a limit that the documentation promises is exceeded."""
+"""Benchmarks of less than a minute; each exits with 1 where a documented limit is exceeded."""
 REPORTS = "reports"
 """Folder of the journals and the report of each session, in a folder of the device's name."""
 REPORT = "report.html"
 INDEX_TIMEOUT = 5.0
 """Seconds to wait for a wheel index to answer."""
 FUZZERS = ("benchmarks/fuzz_package.py", "benchmarks/fuzz_readers.py")
-"""What tries mutated input of strangers on readers; each prints its counts, and exits with 1 where one crashes or sees nothing."""
+"""Scripts that feed mutated untrusted input to readers; each exits with 1 where one crashes or sees nothing."""
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["cpu"]
@@ -92,15 +92,15 @@ nox.options.error_on_missing_interpreters = True
 
 
 def _rocm() -> Capability:
-    found = hardware.amd().capability
-    if found.ok and not os.environ.get("ACCELCHECK_INDEX") and not _no_venv():
+    capability = hardware.amd().capability
+    if capability.ok and not os.environ.get("ACCELCHECK_INDEX") and not _no_venv():
         return unavailable(
             Code.WRONG_BUILD,
             "the default index has no ROCm build of torch",
             "set ACCELCHECK_INDEX to the ROCm wheel index that pytorch.org names for your driver, "
             "or use --no-venv in an environment that has one",
         )
-    return found
+    return capability
 
 
 def _no_venv() -> bool:
@@ -143,9 +143,9 @@ def _index(session: nox.Session) -> list[str]:
 
 def _driver() -> str:
     """Version of NVIDIA's driver, such as 580.159.04; empty where neither /proc nor nvidia-smi tells."""
-    found = hardware.nvidia().driver
-    if found or shutil.which("nvidia-smi") is None:
-        return found
+    card = hardware.nvidia().driver
+    if card or shutil.which("nvidia-smi") is None:
+        return card
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         lines = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.splitlines()  # noqa: S603 - fixed words
@@ -159,28 +159,29 @@ def _needs(session: nox.Session, device: str) -> tuple[tuple[str, ...], str]:
     if major.isdecimal() and int(major) < CUDA_13_DRIVER:
         pins, extras = CUDA_12
         session.warn(
-            f"driver {_driver()} runs CUDA 12: {', '.join(pins)} instead of {', '.join(PINS[device])}, which needs {CUDA_13_DRIVER}"
+            f"driver {_driver()} runs CUDA 12: {', '.join(pins)} instead of {', '.join(PINS[device])}, "
+            f"which needs {CUDA_13_DRIVER}"
         )
         return pins, extras
     return PINS[device], EXTRAS[device]
 
 
 def _session(device: str, posargs: Sequence[str], chosen: Sequence[str] = (), command: str = "") -> Session:
-    """A session whose journals and report are in the folder of its device, without those of an earlier one, unless the user names a journal.
+    """Makes a session with journals and report in its device's folder, emptied unless the user names a journal.
 
     Args:
         device: Its name.
         posargs: Arguments that the user gives to pytest.
         chosen: Options for both halves.
-        command: As of `Session`.
+        command: Command, see `Session`.
     """
     folder = Path(REPORTS) / device
-    found = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
-    if found.journals[0] == found.journal:
+    session = Session(device, folder / "journal.jsonl", chosen, joined(posargs), command)
+    if session.journals[0] == session.journal:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (*found.journals, folder / REPORT):
+        for old in (*session.journals, folder / REPORT):
             old.unlink(missing_ok=True)  # what this session does not write is not shown as its own
-    return found
+    return session
 
 
 def _report(session: nox.Session, journals: Sequence[Path]) -> None:
@@ -287,7 +288,7 @@ def tests(session: nox.Session) -> None:
     session.install(
         "-e", ".[accuracy,torchao,plot,sign]", *nox.project.dependency_groups(nox.project.load_toml(), "tests")
     )
-    # Many tests wait for processes that they started, so that one more worker than cores has work; each computes with one thread.
+    # Many tests wait for processes that they started: one more worker than cores has work, each with one thread.
     more = str(int(workers("cpu")) + 1)
     # Bytecode is kept, whatever the shell says: hundreds of processes would compile accelcheck anew.
     environ = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
@@ -296,7 +297,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The HTML report in a real browser, and the pictures of it in docs/. Needs Debian's chromium and chromium-driver."""
+    """Tests the HTML report in a real browser and makes its pictures. Needs Debian's chromium and chromium-driver."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             session.skip(f"{program} is not installed: apt-get install chromium chromium-driver")
@@ -377,7 +378,7 @@ def _without_slurm() -> list[str]:
 def _cases(journal: Path) -> list[str]:
     """Ids of the cases of a journal; none where there is no such file."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
-    return [found["case"]["id"] for line in lines if (found := json.loads(line)).get("kind") == "case"]
+    return [document["case"]["id"] for line in lines if (document := json.loads(line)).get("kind") == "case"]
 
 
 @nox.session(venv_backend="none" if _without_slurm() else "virtualenv")
@@ -403,7 +404,7 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """What the documentation promises about speed: the short scripts of benchmarks/, one after the other."""
+    """Checks what the documentation promises about speed, with the short scripts of benchmarks/."""
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     for words in BENCHMARKS:
@@ -412,7 +413,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def regenerate(session: nox.Session) -> None:
-    """Every file that is derived from the source: tables of the documentation, stored cases, must-pass lists, ceilings."""
+    """Writes every derived file: tables of the documentation, stored cases, must-pass lists, ceilings."""
     session.install(*PINS["cpu"], *_index(session))
     session.install("-e", ".[accuracy,torchao]", *nox.project.dependency_groups(nox.project.load_toml(), "tests"))
     session.run("python", "benchmarks/regenerate.py", *session.posargs)
@@ -420,7 +421,7 @@ def regenerate(session: nox.Session) -> None:
 
 @nox.session
 def templates(session: nox.Session) -> None:
-    """Linters of examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
+    """Lints examples/ci: schemas of GitHub's workflows and of Kubernetes, zizmor, shellcheck. None needs a network."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml(), "templates"))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
     session.run("zizmor", "--offline", "--no-progress", *WORKFLOWS)

@@ -7,11 +7,13 @@
 
 The programs stand in `back_test_programs.py`. For each of them the table says
 
-- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or against a right one, without accelcheck;
-- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is fail, and pass under eager, unless
-  the bug is eager's;
-- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype, strides,
-  shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is printed to be read.
+- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or
+  against a right one, without accelcheck;
+- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is
+  fail, and pass under eager, unless the bug is eager's;
+- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype,
+  strides, shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is
+  printed to be read.
 
 Each program runs in processes of its own: some end their process.
 """
@@ -55,7 +57,7 @@ KINDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("func-jacfwd", "func-jvp"), "forward mode"),
 }
-"""Techniques that share decompositions and lowerings, or formulas of derivatives: a bug in one is found where another is red."""
+"""Techniques that share decompositions, lowerings or derivatives: a bug in one is found where another is red."""
 RED = frozenset({Verdict.FAIL, Verdict.XFAIL})
 OTHER = frozenset({FaultKind.RAISED, FaultKind.EVIDENCE, FaultKind.STATE})
 """Kinds of faults that are not silent, or no wrong result."""
@@ -99,14 +101,14 @@ class Row:
         name: Name of its program.
         technique: Under which it is wrong.
         blamed: Its operators, or the sentence that describes it.
-        present: Whether the installed packages have it; None where that could not be seen.
+        present: True where the installed packages have it; None where that could not be seen.
         said: The difference, or why it could not be seen.
         verdict: Accelcheck's, where the program is a user's own model; ``not applicable`` where that is no case.
-        caught: Whether this verdict says that the result is wrong.
+        caught: True where this verdict says that the result is wrong.
         why: The first line of its reason.
         seen: The case of the suite; None where there is none.
         note: Why none, as far as that is known.
-        searched: Whether the journals have cases of such a technique; None without journals.
+        searched: True where the journals have cases of such a technique; None without journals.
         faults: The first ones of the verdict on a user's file.
     """
 
@@ -155,7 +157,7 @@ def kind(technique: str) -> str:
 
 @functools.cache
 def owners(workload: str) -> Mapping[int, str]:
-    """The operator that each input of a workload belongs to, by its place; empty of workloads without operators of OpInfo."""
+    """Operators of a workload's inputs, by place; empty of workloads without operators of OpInfo."""
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.operator_calls import Calls, Hole
 
@@ -192,7 +194,7 @@ def symptom(fault: Fault) -> str:
 
 
 def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
-    """The fault of a red record at one of the bug's operators or labels, under a technique of its kind, with its symptom.
+    """The fault of a red record that has a bug's symptom at its operators or labels, under a technique of its kind.
 
     Args:
         bug: Bug to look for.
@@ -215,12 +217,12 @@ def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
 
 def first_seen(bug: Bug, records: Iterable[Record], said: str = "") -> Seen | None:
     """The first case that shows a bug, by level and then in the order of the records."""
-    found = [
+    issues = [
         Seen(record.case.id, record.case.level, sum(record.seconds.values()), str(fault))
         for record in records
         if (fault := blamed(bug, record, said)) is not None
     ]
-    return min(found, key=lambda seen: seen.level, default=None)
+    return min(issues, key=lambda seen: seen.level, default=None)
 
 
 def searched(journals: Sequence[Path]) -> tuple[list[Record], set[str]]:
@@ -265,8 +267,8 @@ def child(name: str, question: str, folder: Path) -> dict[str, Any]:
     if not answer.is_file():
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         return {"error": f"expected an answer, got exit status {done.returncode}: {last[0]}"}
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return document
 
 
 def tried(name: str, row: Row, folder: Path) -> None:
@@ -300,9 +302,13 @@ def counted(found: Mapping[str, Any]) -> str:
     share, more = found["share of the suite"], "more" if found["suite"] else "of them"
     suite = f"the suite by itself: {NOTHING}"
     if share is not None:
-        suite = f"the suite by itself finds {found['suite']} of the {found['searched']} whose techniques the journals have ({share:.0%})"
+        suite = (
+            f"the suite by itself finds {found['suite']} of the {found['searched']} whose techniques the journals have "
+            f"({share:.0%})"
+        )
     return (
-        f"Of {found['programs']} bugs the installed packages have {found['installed']}: {suite}; a user's file finds {found[USER]} {more}, "
+        f"Of {found['programs']} bugs the installed packages have {found['installed']}: {suite}; "
+        f"a user's file finds {found[USER]} {more}, "
         f"nothing finds {found['nothing']}. The verdict on a user's file is error for {found['errors']} of the last."
     )
 

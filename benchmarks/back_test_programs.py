@@ -1,7 +1,8 @@
-"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`: each function is named after its issue.
+"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`; named after issues.
 
-All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO 2026.4.1 or torchao on a CPU. Reported
-from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has these: `accelcheck` takes no others.
+All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO
+2026.4.1 or torchao on a CPU. Reported from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has
+these: `accelcheck` takes no others.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Bug:
     Attributes:
         function: The program: a function of tensors, or a module.
         inputs: Its positional arguments.
-        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd`` maps over columns.
-        backward: Whether its gradients are wrong, and not its results.
+        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd``
+            maps over columns.
+        backward: True where its gradients are wrong, and not its results.
         right: Gives the right result where eager's is not right; None where eager's is.
-        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a derivative.
+        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a
+            derivative.
         labels: Regular expression of whole paths of faults, for what the families of accelcheck call.
         workloads: Regular expression of the names of the workloads with these paths.
         note: Why no case of the suite finds it, where none does.
@@ -262,7 +265,7 @@ def pytorch_194347() -> Bug:
 
 
 def pytorch_186875() -> Bug:
-    """Inductor does not round the Python number 1.7 to bfloat16 before it computes a `remainder`, which is then off by a period."""
+    """Inductor computes a `remainder` before it rounds 1.7 to bfloat16: the result is off by a period."""
     return Bug(
         lambda x: torch.remainder(x.bfloat16(), 1.7),
         (torch.tensor([-1.703125, 3.5]),),
@@ -375,7 +378,7 @@ def pytorch_198094() -> Bug:
 
 
 def pytorch_197829() -> Bug:
-    """Inductor copies rows of an input one row down over memory that it has yet to read, although the source is cloned."""
+    """Inductor copies rows one row down over memory that it has yet to read, although the source is cloned."""
 
     def function(x: Tensor) -> Tensor:
         x[1:] = x[:-1].clone()
@@ -492,8 +495,8 @@ def pytorch_196682() -> Bug:
     """Forward mode gives a wrong tangent of `cholesky_inverse`."""
 
     def function(t: Tensor) -> Tensor:
-        zero, one = torch.zeros_like(t), torch.ones_like(t)
-        return torch.cholesky_inverse(torch.stack([t * t + 1, zero, t - 2, 3 * one]).reshape(2, 2))
+        zero, ones = torch.zeros_like(t), torch.ones_like(t)
+        return torch.cholesky_inverse(torch.stack([t * t + 1, zero, t - 2, 3 * ones]).reshape(2, 2))
 
     return Bug(
         function,
@@ -508,8 +511,8 @@ def pytorch_196694() -> Bug:
     """Forward mode gives a wrong tangent of `cholesky_solve` where the right-hand side is broadcast."""
 
     def function(t: Tensor) -> Tensor:
-        zero, one = torch.zeros_like(t), torch.ones_like(t)
-        factor = torch.stack([one, zero, t, 2 * one, 2 * one, zero, -t, one]).reshape(2, 2, 2)
+        zero, ones = torch.zeros_like(t), torch.ones_like(t)
+        factor = torch.stack([ones, zero, t, 2 * ones, 2 * ones, zero, -t, ones]).reshape(2, 2, 2)
         return torch.cholesky_solve(torch.tensor([[1.0, 5.0], [3.0, 4.0]], dtype=t.dtype), factor)
 
     return Bug(
@@ -522,12 +525,12 @@ def pytorch_196694() -> Bug:
 
 
 def pytorch_192540() -> Bug:
-    """Forward mode gives a wrong second derivative of `linalg.solve`, and of `det` and `slogdet`, which keep a factorisation."""
+    """Forward mode gives a wrong second derivative of `linalg.solve`, and of `det` and `slogdet`, which factorise."""
 
     def function(t: Tensor) -> Tensor:
-        one = torch.ones_like(t)
-        matrix = torch.stack([t + 2, one, one, t * t + 1]).reshape(2, 2)
-        solution: Tensor = torch.linalg.solve(matrix, torch.stack([one, 2 * one]))
+        ones = torch.ones_like(t)
+        matrix = torch.stack([t + 2, ones, ones, t * t + 1]).reshape(2, 2)
+        solution: Tensor = torch.linalg.solve(matrix, torch.stack([ones, 2 * ones]))
         return solution
 
     return Bug(_slope(function), (torch.tensor(0.6),), "func-jvp", note=SECOND)
@@ -710,7 +713,7 @@ def onnxruntime_24819() -> Bug:
 
 
 def onnxruntime_24711() -> Bug:
-    """ONNX Runtime fuses a convolution between quantized tensors to integer sums that saturate on a processor without VNNI."""
+    """ONNX Runtime fuses a quantized convolution to integer sums that saturate on a processor without VNNI."""
     import torch.ao.quantization.fx._decomposed  # registers the operators
 
     quantized: Any = torch.ops.quantized_decomposed
@@ -726,10 +729,7 @@ def onnxruntime_24711() -> Bug:
         return rounded(functional.conv2d(rounded(x, 1 / 255), kernel), 0.3)
 
     return Bug(
-        function,
-        (_numbers(1, 8, 6, 6, low=0.8),),
-        "onnxruntime",
-        note="no quantized network is exported to ONNX",
+        function, (_numbers(1, 8, 6, 6, low=0.8),), "onnxruntime", note="no quantized network is exported to ONNX"
     )
 
 
@@ -917,7 +917,7 @@ def pytorch_195075() -> Bug:
 
 
 class _FastPath(nn.Module):
-    """A layer in evaluation mode, with or without torch's fast path for it, which a call of `forward` takes by default."""
+    """A layer in evaluation mode, with or without torch's fast path, which `forward` takes by default."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

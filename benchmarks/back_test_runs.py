@@ -1,4 +1,4 @@
-"""Runs one program of `back_test_programs.py` in this process, and writes what came of it as JSON. `back_test.py` starts it.
+"""Runs one program of `back_test_programs.py` in this process, and writes the outcome as JSON.
 
 python benchmarks/back_test_runs.py PROGRAM plainly|judged ANSWER.json
 """
@@ -184,30 +184,33 @@ CANDIDATES: Mapping[str, Callable[[Bug], list[Tensor]]] = {
 
 
 def difference(right: Tensor, got: Tensor, *, strides: bool, loose: bool) -> str:
-    """How two tensors differ by more than rounding, in words; empty where they do not."""
-    for what, expected, found in (
+    """Words for a difference of two tensors beyond rounding errors; empty where there is none."""
+    for what, expected, actual in (
         ("dtype", right.dtype, got.dtype),
         ("shape", tuple(right.shape), tuple(got.shape)),
         *((("strides", right.stride(), got.stride()),) if strides else ()),
     ):
-        if expected != found:
-            return f"{what}: expected {expected}, got {found}"
+        if expected != actual:
+            return f"{what}: expected {expected}, got {actual}"
     allowed = LOOSE if loose else RELATIVE.get(right.dtype, ELSE)
-    one, other = (x if x.dtype == torch.int64 else x.double() for x in (right, got))
-    wrong = ~((one == other) | (one.isnan() & other.isnan()))
+    first, other = (x if x.dtype == torch.int64 else x.double() for x in (right, got))
+    wrong = ~((first == other) | (first.isnan() & other.isnan()))
     if right.is_floating_point():
-        scale = one[one.isfinite()].abs().max() if one.isfinite().any() else torch.tensor(0.0)
+        scale = first[first.isfinite()].abs().max() if first.isfinite().any() else torch.tensor(0.0)
         least = (LOOSE if loose else ABSOLUTE) * scale
-        bound = allowed * torch.maximum(one.abs(), other.abs()) + least
-        wrong &= ~(one.isfinite() & other.isfinite() & ((one - other).abs() <= bound))
+        bound = allowed * torch.maximum(first.abs(), other.abs()) + least
+        wrong &= ~(first.isfinite() & other.isfinite() & ((first - other).abs() <= bound))
     if not wrong.any():
         return ""
     place = tuple(wrong.nonzero()[0].tolist())
-    return f"{int(wrong.sum())} of {wrong.numel()} numbers, first at {list(place)}: expected {right[place].item():.9g}, got {got[place].item():.9g}"
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} numbers, first at {list(place)}: expected {right[place].item():.9g}, "
+        f"got {got[place].item():.9g}"
+    )
 
 
 def plainly(name: str) -> dict[str, Any]:
-    """Whether the installed packages have a bug."""
+    """Returns True where the installed packages have a bug."""
     bug = programs()[name]()
     try:
         right, got = eager(bug), CANDIDATES[bug.technique](bug)
@@ -217,12 +220,12 @@ def plainly(name: str) -> dict[str, Any]:
     right = right[: len(got)]
     got = got[: len(right)]
     strides, loose = bug.technique.startswith("compile"), bug.technique.startswith("int8")
-    said = [
+    lines = [
         f"out[{place}]: {text}"
         for place, pair in enumerate(zip(right, got, strict=True))
         if (text := difference(*pair, strides=strides, loose=loose))
     ]
-    return {"present": bool(said), "said": "; ".join(said)[:REASON]}
+    return {"present": bool(lines), "said": "; ".join(lines)[:REASON]}
 
 
 # With accelcheck: the program as somebody's own model.
@@ -295,8 +298,8 @@ def main(words: Sequence[str]) -> None:
     name, question, path = words
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # exporters print
-        found = QUESTIONS[question](name)
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+        outcome = QUESTIONS[question](name)
+    Path(path).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

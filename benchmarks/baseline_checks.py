@@ -1,14 +1,15 @@
-"""Checks against a stored baseline: in how many a regression was reported with nothing changed, and in how many a planted one was.
+"""Counts checks against a stored baseline that report a regression: with nothing changed, and with planted slowdowns.
 
     python benchmarks/baseline_checks.py                        # level 1: stores a baseline, 20 checks, 20 with slowdowns: 1 h
     python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
     python benchmarks/baseline_checks.py --table                # only the table
 
-A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, ten more processes the
-cases that these report as slower, and the mean is compared with the stored one. A slowdown of 1.5 times the smallest that earlier checks
-stated as detectable is planted in every fifth case, in each check in other cases (planted_slowdown.py). Baselines that are stored, and checks
-that the folder holds for the same device and level, are not measured again. All checks use one baseline, so they are not independent of each
-other. The exit status is 1 where a regression is reported with nothing changed, or too few planted ones are.
+A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, ten
+more processes the cases that these report as slower, and the mean is compared with the stored one. A slowdown of 1.5
+times the smallest that earlier checks stated as detectable is planted in every fifth case, in each check in other cases
+(planted_slowdown.py). Baselines that are stored, and checks that the folder holds for the same device and level, are
+not measured again. All checks use one baseline, so they are not independent of each other. The exit status is 1 where a
+regression is reported with nothing changed, or too few planted ones are.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def check(
     """One check, with these slowdowns planted."""
     start = time.perf_counter()
     plugin = ["-p", "planted_slowdown"] if parts else []
-    stored = {case: found.ratio for case, found in store.read(place).items()}
+    stored = {case: baseline.ratio for case, baseline in store.read(place).items()}
     told: list[Mapping[str, timing_processes.Timed]] = []
     with tempfile.TemporaryDirectory() as name:
         if parts:
@@ -96,25 +97,25 @@ def check(
     return {
         "parts": dict(parts),
         "stored": {case: asdict(sample) for case, sample in stored.items()},
-        "ratios": {case: found.ratios for case, found in gate.timed.items()},
-        "waited": {case: found.waited for case, found in gate.timed.items()},
+        "ratios": {case: timing.ratios for case, timing in gate.timed.items()},
+        "waited": {case: timing.waited for case, timing in gate.timed.items()},
         "first": {case: told[0][case].ratios for case in (told[1] if len(told) > 1 else ())},
         "seconds": time.perf_counter() - start,
     }
 
 
 def changes(line: Line) -> dict[str, Change]:
-    """What a check says of each case that enough of its processes measured."""
+    """Judges each case that enough of a check's processes measured."""
 
     def held(case: str, ratios: Sequence[float]) -> Change:
         return change(Sample(**line["stored"][case]), Sample.of(ratios), len(line["stored"]))
 
-    found = {case: held(case, ratios) for case, ratios in line["ratios"].items() if len(ratios) > 1}
+    judgement = {case: held(case, ratios) for case, ratios in line["ratios"].items() if len(ratios) > 1}
     for case, few in line["first"].items():  # they must name it before more are asked
-        if case in found:
-            smallest = max(found[case].smallest, held(case, few).smallest)
-            found[case] = replace(found[case], smallest=smallest)
-    return found
+        if case in judgement:
+            smallest = max(judgement[case].smallest, held(case, few).smallest)
+            judgement[case] = replace(judgement[case], smallest=smallest)
+    return judgement
 
 
 def _case(case: str, level: int) -> Case:
@@ -133,12 +134,12 @@ def planted(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def show(lines: Sequence[Line]) -> int:
-    """Print what came of them; 1 where something was named that did not change, a planted slowdown was not, or a case is missing."""
+    """Print the outcome; 1 where a false regression is named, a planted slowdown is missed, or a case is missing."""
     healthy = [changes(line) for line in lines if not line["parts"]]
     slowed = [(line["parts"], changes(line)) for line in lines if line["parts"]]
-    false = [(case, held) for found in healthy for case, held in found.items() if held.regression]
-    false += [(c, h) for parts, found in slowed for c, h in found.items() if h.regression and c not in parts]
-    clean = sum(not any(held.regression for held in found.values()) for found in healthy)
+    false = [(case, held) for process in healthy for case, held in process.items() if held.regression]
+    false += [(c, h) for parts, process in slowed for c, h in process.items() if h.regression and c not in parts]
+    clean = sum(not any(held.regression for held in process.values()) for process in healthy)
     again = sum(len(line["first"]) for line in lines if not line["parts"])
     print(
         f"nothing planted: no regression in {clean} of {len(healthy)} checks; {again} times more processes were asked"
@@ -148,15 +149,15 @@ def show(lines: Sequence[Line]) -> int:
     missing = [case for line in lines for case in line["stored"].keys() - changes(line).keys()]
     if missing:
         print(f"  {len(missing)} times too few processes measured a case: {', '.join(sorted(set(missing)))}")
-    stated = sorted(held.smallest for found in healthy for held in found.values())
+    stated = sorted(held.smallest for process in healthy for held in process.values())
     if stated:
-        cases = len({case for found in healthy for case in found})
+        cases = len({case for process in healthy for case in process})
         print(f"  {cases} cases; smallest slowdown found, as stated: {_spread([s - 1 for s in stated])}")
     asked, named = Counter[str](), Counter[str]()
-    for parts, found in slowed:
-        for case in parts.keys() & found.keys():
+    for parts, changed in slowed:
+        for case in parts.keys() & changed.keys():
             asked[case] += 1
-            named[case] += found[case].regression
+            named[case] += changed[case].regression
     missed = {case: f"{named[case]} of {count}" for case, count in asked.items() if named[case] < count}
     few = bool(asked) and named.total() < NAMED * asked.total()
     if asked:
@@ -208,7 +209,7 @@ def main() -> int:
             lines.append(line)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, sort_keys=True) + "\n")
-            named = [case for case, found in changes(line).items() if found.regression]
+            named = [case for case, judgement in changes(line).items() if judgement.regression]
             what = "slowdowns planted" if slowed else "nothing planted"
             print(f"check {number + 1} of {wanted}, {what}: {len(named)} named in {line['seconds']:.0f} s", flush=True)
     return show(lines)

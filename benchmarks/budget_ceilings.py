@@ -5,10 +5,10 @@
     python benchmarks/budget_ceilings.py --raise               # where budgets have to be larger: say why in CHANGELOG.md
     python benchmarks/budget_ceilings.py --seeds 20            # the first draw of other seeds; nothing is stored
 
-Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no technique
-runs. Ceilings only go down: the smaller of the stored and the measured one is kept, unless ``--raise`` is given. The exit
-status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and stays there, or
-where a workload has no reference with one of the seeds.
+Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no
+technique runs. Ceilings only go down: the smaller of the stored and the measured one is kept, unless ``--raise`` is
+given. The exit status is 1 where a budget is above its ceiling (`accelcheck.expectations.ceilings.HEADROOM` times) and
+stays there, or where a workload has no reference with one of the seeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LEVEL = 2
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
-"""Of the cases that have budgets by view."""
+"""Modes of the cases that have budgets by view."""
 
 
 def references(workloads: Sequence[str] = ()) -> Iterator[tuple[str, Case, Technique, Workload]]:
@@ -58,7 +58,7 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
         without: Keys that are left out.
     """
     torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float]] = {}
     seen: set[tuple[str, str]] = set()
     for name, case, technique, workload in references(workloads):
         for draw in () if name in without else draws(workload, case.mode, technique.admits):
@@ -68,11 +68,11 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
             reference = compute(workload, technique, case.seed, case.dtype, case.mode, draw)
             for view, (budget, _) in ceilings.largest(reference.budgets).items():
                 if view in GATES:
-                    views = found.setdefault(name, {})
+                    views = table.setdefault(name, {})
                     views[view] = max(views.get(view, 0.0), float(f"{budget * 1.005:.2e}"))
         if sys.stderr.isatty():
             print(f"{len(seen)} references, {name}", end="\033[K\r", file=sys.stderr, flush=True)
-    return found
+    return table
 
 
 def refused(workloads: Sequence[str], seeds: int) -> Iterator[str]:

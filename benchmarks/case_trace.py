@@ -6,12 +6,14 @@
 Runs the suite with this case alone, and counts in three parts:
 
 * before: pytest's process until the case begins: options, devices, registry, collection;
-* case: from there until pytest has its report, in pytest's process and in those that are forked for it, which begin within that time;
+* case: from there until pytest has its report, in pytest's process and in those that are forked for it, which begin
+  within that time;
 * after: the rest of pytest's process: summary.
 
-Whatever runs while a module is imported (its body, decorators, what registers techniques) is counted apart, as imports. Counted are functions that are
-written in files of accelcheck: comprehensions and lambdas belong to theirs, what a library generates, such as `__init__` of a dataclass, to
-none. Processes that are started as programs of their own, such as those that probe devices, are not followed.
+Whatever runs while a module is imported (its body, decorators, what registers techniques) is counted apart, as imports.
+Counted are functions that are written in files of accelcheck: comprehensions and lambdas belong to theirs, what a
+library generates, such as `__init__` of a dataclass, to none. Processes that are started as programs of their own, such
+as those that probe devices, are not followed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ ROOT = Path(accelcheck.__file__).parent
 CASE = "eager/mlp/cpu/float32/forward"
 BEFORE, DURING, AFTER, IMPORTS = "before", "case", "after", "imports"
 PYTEST, CASES, REFERENCES, FORKS = "pytest", "cases", "references", "forks"
-"""Processes: pytest's own, the one in which cases run, the one that computes references, and those that only fork these."""
+"""Processes: pytest's own, those of cases and of references, and those that only fork these."""
 _BEGINS, _ENDS = "Controller.pytest_runtest_logstart", "Controller.pytest_runtest_logfinish"
 
 

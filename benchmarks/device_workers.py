@@ -1,12 +1,15 @@
-"""How much faster a run is with a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
+"""Measures the gain of a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
 
-Runs a level of the suite on the four devices that PJRT's CPU client makes with ``CPU_NUM_DEVICES=4``, once with one worker and once with several, each pinned to a
-device of its own. Prints the seconds of both and their ratio, and checks that every case has the same verdict.
+Runs a level of the suite on the four devices that PJRT's CPU client makes with ``CPU_NUM_DEVICES=4``, once with one
+worker and once with several, each pinned to a device of its own. Prints the seconds of both and their ratio, and checks
+that every case has the same verdict.
 
-On 2 cores it cannot reach `RATIO`: level 2 took 932 s with one worker and 689 s with two (1.35 times as fast, 2,741 cases), because one worker alone keeps 1.7 cores
-busy: XLA's compiler and client compute with threads of their own. Two processes of torch on the CPU scale 1.9 times on the same machine.
+On 2 cores it cannot reach `RATIO`: level 2 took 932 s with one worker and 689 s with two (1.35 times as fast, 2,741
+cases), because one worker alone keeps 1.7 cores busy: XLA's compiler and client compute with threads of their own. Two
+processes of torch on the CPU scale 1.9 times on the same machine.
 
-Exit status: 0, or 1 where the ratio is below `RATIO` or a verdict differs; 2 where the machine is too busy to tell, by its load average.
+Exit status: 0, or 1 where the ratio is below `RATIO` or a verdict differs; 2 where the machine is too busy to tell, by
+its load average.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def main() -> int:
         )
     ratio = times[0] / times[1]
     print(
-        f"1 worker {times[0]:.0f} s, {given.workers} workers {times[1]:.0f} s: {ratio:.2f} times as fast, {len(verdicts[0])} cases"
+        f"1 worker {times[0]:.0f} s, {given.workers} workers {times[1]:.0f} s: {ratio:.2f} times as fast, "
+        f"{len(verdicts[0])} cases"
     )
     differ = sorted(
         case for case in verdicts[0].keys() | verdicts[1].keys() if verdicts[0].get(case) != verdicts[1].get(case)
@@ -74,8 +78,8 @@ def _run(folder: Path, level: str, workers: int, more: list[str]) -> tuple[float
         stdout=subprocess.DEVNULL,
     )
     seconds = time.perf_counter() - begun
-    found = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    return seconds, {one["case"]["id"]: one["verdict"] for one in found if one.get("kind") == "case"}
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    return seconds, {line["case"]["id"]: line["verdict"] for line in lines if line.get("kind") == "case"}
 
 
 if __name__ == "__main__":

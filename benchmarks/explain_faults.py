@@ -3,11 +3,12 @@
     python benchmarks/explain_faults.py
     python benchmarks/explain_faults.py --fault 'split-k-*' --dtype float32 --scripts 5
 
-A fault counts as one of an operator where its plant replaces kernels: which ones it changed is seen while it runs, so that no list says
-what must be named. Faults of the functions that a technique puts in place of an operator (`FUNCTIONS`) are counted by themselves: each of
-their operators is right, and the operator of eager that they replace must be named. No operator of a correct variant may be named. Each
-script is run alone in a fresh process with the plant imported, and must exit with 1. Exits with 1 where less than 95 % of the
-operators are named, where an operator of a variant is, or where a script does not fail.
+A fault counts as one of an operator where its plant replaces kernels: which ones it changed is seen while it runs, so
+that no list says what must be named. Faults of the functions that a technique puts in place of an operator
+(`FUNCTIONS`) are counted by themselves: each of their operators is right, and the operator of eager that they replace
+must be named. No operator of a correct variant may be named. Each script is run alone in a fresh process with the plant
+imported, and must exit with 1. Exits with 1 where less than 95 % of the operators are named, where an operator of a
+variant is, or where a script does not fail.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ NOT_ALONE = frozenset({"flash-stale-row-sums"})
 
 @dataclass
 class Count:
-    """What was seen of one kind of fault."""
+    """Counts of one kind of fault."""
 
     named: int = 0
     not_named: int = 0
@@ -116,8 +117,8 @@ def install(name: str, strength: float) -> None:
     program.run = run  # type: ignore[method-assign]  # on this instance alone
     runner.faults()[name].plant(strength)(program)
     program.run(Mode.FORWARD)
-    for one in seen:
-        one.__enter__()
+    for call in seen:
+        call.__enter__()
 
 
 def cases(bench: Bench, rows: Sequence[PlantedRow]) -> Iterator[tuple[PlantedRow, Bench, Case]]:
@@ -157,7 +158,7 @@ def fails_alone(found: Any, row: PlantedRow, folder: Path) -> str:
 
 
 def expected(row: PlantedRow) -> str:
-    """How the name of the operator begins whose work a planted function does; empty for other faults."""
+    """Beginning of the name of the operator whose work a planted function does; empty for other faults."""
     return next((name for pattern, name in FUNCTIONS.items() if fnmatch.fnmatchcase(row.plant, pattern)), "")
 
 
@@ -182,43 +183,46 @@ class Counting:
         """Look for an operator in a correct variant, whatever its verdict: none may be named."""
         trial = bench.trial(case)
         random = [draw for draw in draws(trial.workload, case.mode, trial.technique.admits) if not draw.probe]
-        one = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
-        one = one or runs.in_turn(trial, random)
+        match = next((culprit for draw in random for culprit in runs.traced(trial, draw).culprits), None)
+        match = match or runs.in_turn(trial, random)
         self.variants += 1
-        if one is not None:
+        if match is not None:
             self.false += 1
-            print(f"FALSE: {row}: {one.operator}: {one.faults[0]}", flush=True)
+            print(f"FALSE: {row}: {match.operator}: {match.faults[0]}", flush=True)
 
     def fault(self, row: PlantedRow, bench: Bench, case: Case) -> None:
         """Explain a fault, and see whether the operator is named that it is planted in."""
         self.acted.names.clear()
-        found = explain(bench, case, with_layers=False)
+        explanation = explain(bench, case, with_layers=False)
         function = expected(row)
         kind = "functions" if function else "operators"
         wanted = {function} if function else set(self.acted.names)
-        names = [name.partition(".")[0].partition("::")[2] for name in text.all_named(found)]
-        right = any(name.startswith(one) if function else name == one for one in wanted for name in names)
+        names = [name.partition(".")[0].partition("::")[2] for name in text.all_named(explanation)]
+        right = any(name.startswith(item) if function else name == item for item in wanted for name in names)
         name, count = ", ".join(names), self.counts[kind]
-        if not found.record.verdict.executed:
+        if not explanation.record.verdict.executed:
             return
-        if not found.failed:
+        if not explanation.failed:
             count.missed += 1
         else:
             # Rows that share an oracle with an earlier one take a tenth of the time that a case takes by itself.
-            if found.record.seconds.get("oracle", 0.0) > found.seconds[0] / 4:
-                self.ratios.append(found.seconds[1] / max(1e-3, found.seconds[0]))
+            if explanation.record.seconds.get("oracle", 0.0) > explanation.seconds[0] / 4:
+                self.ratios.append(explanation.seconds[1] / max(1e-3, explanation.seconds[0]))
                 if self.ratios[-1] > SLOW:
-                    print(f"slow: {row}: {found.seconds[1]:.1f} s for a case of {found.seconds[0]:.1f} s", flush=True)
+                    print(
+                        f"slow: {row}: {explanation.seconds[1]:.1f} s for a case of {explanation.seconds[0]:.1f} s",
+                        flush=True,
+                    )
             count.named += right
             count.wrongly += bool(name) and not right
             count.not_named += not name
-        if not found.failed or not right:
+        if not explanation.failed or not right:
             print(
-                f"{kind}: {row}: {found.record.verdict}, named {name or 'nothing'}, planted in {sorted(wanted)}",
+                f"{kind}: {row}: {explanation.record.verdict}, named {name or 'nothing'}, planted in {sorted(wanted)}",
                 flush=True,
             )
         elif not function:
-            self.script(found, row)
+            self.script(explanation, row)
 
     def script(self, found: Explanation, row: PlantedRow) -> None:
         """Run the script of a named operator alone."""
@@ -237,7 +241,8 @@ class Counting:
         """Print the counts; the exit code."""
         for kind, count in self.counts.items():
             print(
-                f"{kind}: {count.named} named, {count.not_named} not named, {count.wrongly} wrongly named ({count.part:.1%}); "
+                f"{kind}: {count.named} named, {count.not_named} not named, "
+                f"{count.wrongly} wrongly named ({count.part:.1%}); "
                 f"{count.missed} cases passed"
             )
         print(f"correct variants: {self.variants}, {self.false} with a named operator")
@@ -248,7 +253,8 @@ class Counting:
         if self.ratios:
             middle = sorted(self.ratios)[len(self.ratios) // 2]
             print(
-                f"an explanation without layers took {max(self.ratios):.2f} times the case at most, {middle:.2f} in the median ({len(self.ratios)} cases)"
+                f"an explanation without layers took {max(self.ratios):.2f} times the case at most, "
+                f"{middle:.2f} in the median ({len(self.ratios)} cases)"
             )
         few = self.counts["operators"].part < LEAST and bool(self.ratios)
         return int(few or self.false > 0 or self.scripts[False] > 0)
@@ -288,7 +294,7 @@ def main() -> int:
 
 
 def _kernels(row: PlantedRow) -> bool:
-    """Whether a fault's plant replaces kernels."""
+    """Returns True where a fault's plant replaces kernels."""
     made = getattr(runner.faults()[row.plant].plant(row.strength), "__qualname__", "")
     return made.startswith(("within.", "backward_kernels."))
 

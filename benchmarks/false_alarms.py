@@ -1,11 +1,13 @@
-"""Estimates how often each rule fails a correct result, by simulation: ``python benchmarks/false_alarms.py``, about a minute.
+"""Estimates by simulation how often each rule fails a correct result: ``python benchmarks/false_alarms.py``, 1 min.
 
-A correct result and the samples have errors of the same distribution here: independent, uniform within a unit roundoff of bfloat16. Each view is
-read by the code that judges cases. `first` is the probability that a view exceeds its budget from so many samples, so that a closer look is taken;
-`all` that it still does after all looks, which fails the case. Where fewer than `COUNTED` of the drawn results exceed, the probability is that of a normal
-distribution: of the logarithm of measured / allowed for norms, of the ratio itself for single numbers. In closer looks single numbers are held to the
-quantile of Student's t for `few.RARE`, which is then their probability; the script sees that a quantile for 1 in 1,000 holds. The last line adds up a case of
-`TENSORS` tensors and `DRAWS` draws. Its exit status is 1 where that is above `LIMIT`.
+A correct result and the samples have errors of the same distribution here: independent, uniform within a unit roundoff
+of bfloat16. Each view is read by the code that judges cases. `first` is the probability that a view exceeds its budget
+from so many samples, so that a closer look is taken; `all` that it still does after all looks, which fails the case.
+Where fewer than `COUNTED` of the drawn results exceed, the probability is that of a normal distribution: of the
+logarithm of measured / allowed for norms, of the ratio itself for single numbers. In closer looks single numbers are
+held to the quantile of Student's t for `few.RARE`, which is then their probability; the script sees that a quantile for
+1 in 1,000 holds. The last line adds up a case of `TENSORS` tensors and `DRAWS` draws. Its exit status is 1 where that
+is above `LIMIT`.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def of_view(view: str, values: Any, count: int, random: Any) -> Any:
 
 
 def held(values: Any, random: Any) -> bool:
-    """Whether at most 1.5 in 1,000 single numbers exceed the quantile for 1 in 1,000."""
+    """Returns True where at most 1.5 in 1,000 single numbers exceed the quantile for 1 in 1,000."""
     samples = values[random.integers(len(values), size=(DRAWN // 4, CAREFUL[0]))]
     quantile = float(stats.t.ppf(1 - 1e-3 / 2, CAREFUL[0])) * np.sqrt((samples**2).mean(1))
     return bool((values[random.integers(len(values), size=DRAWN // 4)] > quantile).mean() <= 1.5e-3)
@@ -90,7 +92,7 @@ def of_own(view: str, stick: Yardstick, read: Sequence[Reading], count: int, ran
     for _ in range(TRIALS):
         chosen = random.choice(len(read), count + 1, replace=False)
         result, *samples = (read[index].errors for index in chosen)
-        known = own.noise([one for one in samples if one is not None], stick.sizes, UNIT, 0.0)
+        known = own.noise([sample for sample in samples if sample is not None], stick.sizes, UNIT, 0.0)
         if known is not None and result is not None:
             measured, allowed = own.figures(result, known)[view]
             ratios.append(measured / allowed)
@@ -111,7 +113,7 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
     total = 0.0
 
     def line(view: str, first: Sequence[float], failed: float) -> None:
-        cells = (f"{one:.0e}" if one >= SMALLEST else f"<{SMALLEST:.0e}" for one in (*first, failed))
+        cells = (f"{rate:.0e}" if rate >= SMALLEST else f"<{SMALLEST:.0e}" for rate in (*first, failed))
         print(f"| {view} | {name} | {' | '.join(cells)} |", flush=True)
 
     for view in (*VIEWS, *own.OWN):
@@ -125,7 +127,7 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
             ratios = {count: of_view(view, values, count, random) for count in (*COUNTS, *CAREFUL)}
             if single and not held(values, random):
                 raise SystemExit(f"{view} of {name}: a single number is not held by the quantile of Student's t")
-        # Beyond what is looked at again, or beyond both budgets of more samples: the sum is no less than the probability.
+        # Beyond what is looked at again, or both budgets of more samples: the sum is no less than the probability.
         far = 0.0 if view in own.OWN else beyond(ratios[7], CLOSE[0])
         failed = few.RARE if single else far + beyond(ratios[CAREFUL[0]], CLOSE[1]) + beyond(ratios[CAREFUL[1]])
         line(f"`{view}`", [beyond(ratios[count], single=view in SIGNED) for count in COUNTS], failed)
@@ -145,7 +147,8 @@ def main() -> int:
     totals = [table(name, shape, generator, random) for name, shape in SHAPES.items()]
     case = sum(totals) / len(totals) * TENSORS * DRAWS
     print(
-        f"\nA case of {TENSORS} such tensors and {DRAWS} draws fails with a probability of {case:.1e} (limit {LIMIT:g})."
+        f"\nA case of {TENSORS} such tensors and {DRAWS} draws fails with a probability of {case:.1e} (limit "
+        f"{LIMIT:g})."
     )
     return int(case > LIMIT)
 

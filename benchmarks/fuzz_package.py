@@ -1,8 +1,9 @@
 """Does `accelcheck verify` see what was altered in a package, whatever was altered, and never crash?
 
-Each of 1,000 mutations is tried on an unsigned package and on a signed one whose key is given: flipped bits, cut and swapped parts, members
-put in, twice or gone, links, other kinds of archives, edited records with and without recomputed hashes. Every signed package whose
-bytes changed must be found; of the unsigned ones all but those whose hashes were all computed anew, which only a signature shows.
+Each of 1,000 mutations is tried on an unsigned package and on a signed one whose key is given: flipped bits, cut and
+swapped parts, members put in, twice or gone, links, other kinds of archives, edited records with and without recomputed
+hashes. Every signed package whose bytes changed must be found; of the unsigned ones all but those whose hashes were all
+computed anew, which only a signature shows.
 
     python benchmarks/fuzz_package.py [--count 1000] [--seed 0]
 """
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 RECORDS = 20
-"""Of the package's journal: enough for every kind of line, few enough for a thousand readings."""
+"""Records of the package's journal: enough for every kind of line, few enough for a thousand readings."""
 SLOWEST = 5.0
 """Seconds that one reading may take."""
 JOURNAL = "journals/001.jsonl"
@@ -117,14 +118,14 @@ def inserted(package: Package, draw: random.Random) -> bytes:
 
 def swapped(package: Package, draw: random.Random) -> bytes:
     pairs = [*package.members.items()]
-    one, other = draw.sample(range(len(pairs)), 2)
-    pairs[one], pairs[other] = pairs[other], pairs[one]
+    first, other = draw.sample(range(len(pairs)), 2)
+    pairs[first], pairs[other] = pairs[other], pairs[first]
     return package.built(pairs)
 
 
 def exchanged(package: Package, draw: random.Random) -> bytes:
-    one, other = draw.sample([*package.members], 2)
-    return package.built({**package.members, one: package.members[other], other: package.members[one]})
+    first, other = draw.sample([*package.members], 2)
+    return package.built({**package.members, first: package.members[other], other: package.members[first]})
 
 
 def doubled(package: Package, draw: random.Random) -> bytes:
@@ -167,15 +168,15 @@ def foreign(package: Package, draw: random.Random) -> bytes:
 def bomb(package: Package, draw: random.Random) -> bytes:
     """Compressed: as a whole, or a little that would be 64 MiB."""
     much = bytes(1 << 26)
-    found = draw.choice((package.raw, much))
+    content = draw.choice((package.raw, much))
     if draw.random() < 0.3:
         made = io.BytesIO()
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr(manifest.NAME, found)
+            file.writestr(manifest.NAME, content)
         return made.getvalue()
     return draw.choice(
         (lambda raw: gzip.compress(raw, 1), lambda raw: bz2.compress(raw, 1), lambda raw: lzma.compress(raw, preset=0))
-    )(found)
+    )(content)
 
 
 def listed_otherwise(package: Package, draw: random.Random) -> bytes:
@@ -267,7 +268,7 @@ MUTATIONS: tuple[Callable[[Package, random.Random], bytes], ...] = (
     *(listed_otherwise, edited, edited_and_hashed, recomputed, unsigned),
 )
 NEED_A_KEY = frozenset({"recomputed", "unsigned"})
-"""What nobody can find without the signer's public key."""
+"""Mutations that nobody can find without the signer's public key."""
 
 
 def packages(folder: Path) -> tuple[Package, Package]:
@@ -306,7 +307,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
-    tried, found, open_ones = Counter[str](), Counter[str](), Counter[str]()
+    tried, caught, open_ones = Counter[str](), Counter[str](), Counter[str]()
     amiss: list[str] = []
     slowest = 0.0
     with tempfile.TemporaryDirectory(prefix="accelcheck-fuzz-") as name:
@@ -336,15 +337,17 @@ def main(words: list[str]) -> int:
                     amiss.append(f"mutation {index}, {kind}: verify raised {type(error).__name__}: {error}"[:500])
                     continue
                 slowest = max(slowest, time.perf_counter() - started)
-                found[kind] += seen
+                caught[kind] += seen
                 if not seen and (public or mutation.__name__ not in NEED_A_KEY):
                     amiss.append(f"mutation {index}, {kind}: not found")
                 open_ones[kind] += not seen
     for kind in tried:
-        print(f"{kind:32} {found[kind]:5} of {tried[kind]:5} found")
+        print(f"{kind:32} {caught[kind]:5} of {tried[kind]:5} found")
     print(
-        f"{tried.total()} mutated packages: {found.total() + open_ones.total()} got a verdict, {found.total()} were found altered, "
-        f"{open_ones.total()} cannot be told without a signature; the slowest took {slowest:.2f} s (at most {SLOWEST:g})"
+        f"{tried.total()} mutated packages: {caught.total() + open_ones.total()} got a verdict, "
+        f"{caught.total()} were found altered, "
+        f"{open_ones.total()} cannot be told without a signature; "
+        f"the slowest took {slowest:.2f} s (at most {SLOWEST:g})"
     )
     for line in amiss:
         print(line)

@@ -1,7 +1,8 @@
 """Feeds every reader of strangers' files with mutated files, and counts what comes of them.
 
-``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused with its own
-error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer than a second.
+``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused
+with its own error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer
+than a second.
 
 `READERS` is the table: a new reader is one more entry.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_SECONDS = 1.0
-"""That a reader may take for one file."""
+"""Seconds that a reader may take for one file."""
 
 
 class Draw(Protocol):
@@ -43,7 +44,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads files of a kind.
+    """Reader of files of a kind.
 
     Attributes:
         seed: A valid file.
@@ -191,7 +192,7 @@ PIECES: tuple[bytes, ...] = (
     b"schema = 3\n",
     b'"schema": 1,',
 )
-"""What is put into a file: what other readers have broken on."""
+"""Pieces put into a file, on which other readers have broken."""
 VALUES: tuple[bytes, ...] = (
     b'""',
     b'" "',
@@ -231,17 +232,17 @@ VALUES: tuple[bytes, ...] = (
     b"1999-01-01",
     b"0001-01-01T00:00:00",
 )
-"""What a value is replaced with."""
+"""Replacements of a value."""
 _VALUE = re.compile(rb"(?<=[=:] )[^\n]+?(?=,?\n)")
 MOST_CHANGES = 4
 """Changes of one file."""
 
 
 def mutated(seed: bytes, draw: Draw) -> bytes:
-    """A file with a few changes: a part goes, or comes twice, a byte changes, one of `PIECES` is put in, or a value changes."""
+    """Changes a file a few times: drops or doubles a part, changes a byte or a value, inserts one of `PIECES`."""
     content = seed
     for _ in range(draw(1, MOST_CHANGES)):
-        values = [found.span() for found in _VALUE.finditer(content)]
+        values = [match.span() for match in _VALUE.finditer(content)]
         if values and draw(0, 1):
             start, end = values[draw(0, len(values) - 1)]
             content = content[:start] + VALUES[draw(0, len(VALUES) - 1)] + content[end:]
@@ -263,7 +264,7 @@ def mutated(seed: bytes, draw: Draw) -> bytes:
 
 
 def fed(reader: Reader, content: bytes) -> tuple[str, float]:
-    """What comes of one file, and the seconds that it took: read, refused or raised."""
+    """Outcome of one file (read, refused or raised), and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         try:

@@ -1,14 +1,15 @@
-"""Makes the table from sessions of speed_gates.py: what makes a repetition, what counts as found, and which promises are kept.
+"""Makes the table from sessions of speed_gates.py. Defines repetitions, counts and the promises that are kept.
 
-* A gate with a saved run compares a session with the one before it: each session is saved once and checked once. Sessions
-  of different machines or conditions are never compared with each other; their repetitions are added up.
+* A gate with a saved run compares a session with the one before it: each session is saved once and checked once.
+  Sessions of different machines or conditions are never compared with each other; their repetitions are added up.
 * Gate 1 has one repetition a session and cell.
-* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: no process is in two repetitions. Printed
-  beside it is the share in random draws of 10 and 3 processes of all sessions, which do share processes.
-* Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it has an
-  answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
+* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: no process is in two repetitions.
+  Printed beside it is the share in random draws of 10 and 3 processes of all sessions, which do share processes.
+* Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it
+  has an answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
 
-A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is false.
+A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is
+false.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LIMIT = 5
 """Per cent by which a time may differ from the saved one."""
 STORED, CHECKED = regression.STORED, regression.CHECKED
 PROCESSES, PAIRS = STORED + CHECKED, 5
-"""Of a session: a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
+"""Processes of a session that make a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
 ENOUGH = 80
 """Repetitions of a cell from which on a criterion is decided."""
 CHANCE = 0.05
@@ -68,10 +69,10 @@ class Tally:
     """One gate: by condition and slowdown, how many repetitions there were, and in how many it gave alarm.
 
     Attributes:
-        name: As the table says it.
+        name: Name in the table.
         asked, alarms: By condition and column of `COUNTS`; what is stated apart (its own size) has a column of its own.
-        seconds: Of each check.
-        cost: Of a check, where it is not told in seconds.
+        seconds: Seconds of each check.
+        cost: Cost of a check, where it is not told in seconds.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Tally:
 
 
 def column(per_cent: int) -> str:
-    """Of the table, for a slowdown."""
+    """Heading of the column of a slowdown."""
     return f"{per_cent} %" if per_cent else "false"
 
 
@@ -108,9 +109,9 @@ def saved_runs(sessions: Sequence[Session]) -> Iterator[Tally]:
             theirs.note(condition, column(per_cent), rule.fails(current, saved))
             slower = after["timer"][name][key] / before["timer"][name]["0"] - 1
             timer.note(condition, column(per_cent), slower > LIMIT / 100)
-    for one, tally in itertools.product(sessions, (theirs, timer)):
-        spent = one["pytest-benchmark-seconds" if tally is theirs else "timer-seconds"]
-        tally.seconds.append(spent / len(cells(one)))
+    for session, tally in itertools.product(sessions, (theirs, timer)):
+        spent = session["pytest-benchmark-seconds" if tally is theirs else "timer-seconds"]
+        tally.seconds.append(spent / len(cells(session)))
     yield theirs
     yield timer
 
@@ -118,15 +119,15 @@ def saved_runs(sessions: Sequence[Session]) -> Iterator[Tally]:
 def gate_1(sessions: Sequence[Session], kind: str, name: str) -> Tally:
     """In one process; `kind` says whose tensors the candidate had."""
     tally = Tally(name)
-    for one in sessions:
-        for workload, per_cent in cells(one):
-            found = one["gate-1"][kind][workload][str(per_cent)]
+    for session in sessions:
+        for workload, per_cent in cells(session):
+            counts = session["gate-1"][kind][workload][str(per_cent)]
             tally.note(
-                one["condition"],
+                session["condition"],
                 column(per_cent),
-                found["answer"] == "slower" or (not per_cent and found["answer"] in WRONG),
+                counts["answer"] == "slower" or (not per_cent and counts["answer"] in WRONG),
             )
-            tally.seconds.append(found["seconds"])
+            tally.seconds.append(counts["seconds"])
     return tally
 
 
@@ -144,16 +145,16 @@ def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
             continue
         for name, per_cent in cells(after):
             cases = len(after["names"])
-            found = held(stored, checked, name, per_cent, cases)
+            judgement = held(stored, checked, name, per_cent, cases)
             again = held(stored, after["processes"][:STORED], name, per_cent, cases)
-            named = found.regression and again.regression
+            named = judgement.regression and again.regression
             tally.note(after["condition"], column(per_cent), named)
-            if per_cent and found.smallest <= 1 + per_cent / 100:
+            if per_cent and judgement.smallest <= 1 + per_cent / 100:
                 tally.note(after["condition"], "stated, planted", named)
             if not per_cent:
-                sizes[name].append(found.smallest - 1)
-                size = found.smallest
-                both = found.factor * size > found.limit and again.factor * size > again.limit
+                sizes[name].append(judgement.smallest - 1)
+                size = judgement.smallest
+                both = judgement.factor * size > judgement.limit and again.factor * size > again.limit
                 tally.note(after["condition"], "stated", both)
     return tally, sizes
 
@@ -168,7 +169,7 @@ def held(stored: Sequence[Any], checked: Sequence[Any], name: str, per_cent: int
 
 def resampled(group: Sequence[Session]) -> str:
     """Gate 2 on random draws of a group's processes: more repetitions, but they share processes."""
-    condition, pool = group[0]["condition"], [process for one in group for process in one["processes"]]
+    condition, pool = group[0]["condition"], [process for session in group for process in session["processes"]]
     if len(pool) < 2 * (STORED + CHECKED):
         return f"{condition}: too few processes"
     chance, names = random.Random(0), sorted(pool[0])
@@ -176,11 +177,11 @@ def resampled(group: Sequence[Session]) -> str:
     for _ in range(DRAWS):
         drawn = chance.sample(pool, 2 * STORED + CHECKED)
         stored, checked, further = drawn[:STORED], drawn[2 * STORED :], drawn[STORED : 2 * STORED]
-        found = [
+        collected = [
             all(held(stored, those, name, 0, len(names)).regression for those in (checked, further)) for name in names
         ]
-        alarms += sum(found)
-        runs += any(found)
+        alarms += sum(collected)
+        runs += any(collected)
     return f"{condition}: {alarms / DRAWS / len(names):.2%} of checks, {runs / DRAWS:.2%} of runs of {len(names)} cases"
 
 
@@ -189,12 +190,12 @@ def gate_3(sessions: Sequence[Session]) -> Tally:
     tally = Tally("gate 3: pairs of processes in turns")
     used = []
     for those in groups(sessions):
-        pairs = [(first, second) for one in those for first, second in one["pairs"]]
+        pairs = [(first, second) for session in those for first, second in session["pairs"]]
         for name, per_cent in cells(those[0]):
-            for found in duets(pairs, name, per_cent, len(those[0]["names"])):
-                wrong = not per_cent and found.answer in WRONG
-                tally.note(those[0]["condition"], column(per_cent), found.answer == "slower" or wrong)
-                used.append(found.pairs)
+            for judgement in duets(pairs, name, per_cent, len(those[0]["names"])):
+                wrong = not per_cent and judgement.answer in WRONG
+                tally.note(those[0]["condition"], column(per_cent), judgement.answer == "slower" or wrong)
+                used.append(judgement.pairs)
     tally.cost = f"{statistics.fmean(used):.1f} pairs" if used else "-"
     return tally
 
@@ -205,18 +206,24 @@ def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int
     for a, b in pairs:
         ratios.append(b[name][str(per_cent)]["seconds"] / a[name]["0"]["seconds"])
         if len(ratios) in duet.LOOKS:
-            found = duet.judge(ratios, cases)
-            if found.answer != "undecided" or len(ratios) == duet.LOOKS[-1]:
-                yield found
+            judgement = duet.judge(ratios, cases)
+            if judgement.answer != "undecided" or len(ratios) == duet.LOOKS[-1]:
+                yield judgement
                 ratios = []
 
 
 def groups(sessions: Sequence[Session]) -> Iterator[list[Session]]:
-    """Those that may be held against each other: of one machine and condition."""
-    for calibration, condition in itertools.product(dict.fromkeys(one["calibration"] for one in sessions), CONDITIONS):
-        found = [one for one in sessions if (one["calibration"], one["condition"]) == (calibration, condition)]
-        if found:
-            yield found
+    """Groups sessions that may be compared: of one machine and condition."""
+    for calibration, condition in itertools.product(
+        dict.fromkeys(session["calibration"] for session in sessions), CONDITIONS
+    ):
+        chosen = [
+            session
+            for session in sessions
+            if (session["calibration"], session["condition"]) == (calibration, condition)
+        ]
+        if chosen:
+            yield chosen
 
 
 def consecutive(sessions: Sequence[Session]) -> Iterator[tuple[Session, Session]]:
@@ -231,23 +238,27 @@ def cells(one: Session) -> list[tuple[str, int]]:
 
 
 def planted(sessions: Sequence[Session]) -> dict[tuple[str, int], list[float]]:
-    """What was truly planted: by workload and slowdown, the part in each process."""
-    processes = [process for one in sessions for process in one["processes"]]
+    """Truly planted part of the time in each process, by workload and slowdown."""
+    processes = [process for session in sessions for process in session["processes"]]
     return {
-        (name, per_cent): [one[name][str(per_cent)]["seconds"] / one[name]["0"]["seconds"] - 1 for one in processes]
+        (name, per_cent): [
+            process[name][str(per_cent)]["seconds"] / process[name]["0"]["seconds"] - 1 for process in processes
+        ]
         for name, per_cent in cells(sessions[0])
     }
 
 
 def of_workloads(sessions: Sequence[Session], parts: dict[tuple[str, int], list[float]]) -> Iterator[str]:
-    """What was truly planted, with quartiles, and how processes differ."""
+    """Truly planted slowdowns with quartiles, and the spread of processes."""
     yield "| workload | planted 3 % | 5 % | 10 % | spread between processes: ratio | time |"
     yield "|---|---:|---:|---:|---:|---:|"
-    processes = [process for one in sessions for process in one["processes"]]
+    processes = [process for session in sessions for process in session["processes"]]
     for name in sessions[0]["names"]:
         quarters = [statistics.quantiles(parts[name, per_cent], n=4, method="inclusive") for per_cent in SLOWDOWNS[1:]]
         seen = [f"{middle:.1%} ({low:.1%} to {high:.1%})" for low, middle, high in quarters]
-        spreads = [statistics.stdev(math.log(one[name]["0"][key]) for one in processes) for key in ("ratio", "seconds")]
+        spreads = [
+            statistics.stdev(math.log(process[name]["0"][key]) for process in processes) for key in ("ratio", "seconds")
+        ]
         yield f"| {name} | {' | '.join(seen)} | {' | '.join(f'{spread:.1%}' for spread in spreads)} |"
 
 
@@ -262,29 +273,29 @@ def show(lines: Sequence[dict[str, Any]]) -> int:
         machines = {calibration["id"]: calibration["machine"] for calibration in calibrations}
         sessions = [line for line in lines if line["kind"] == "session" and line["calibration"] in machines]
         if sessions:
-            used = dict.fromkeys(machines[one["calibration"]] for one in sessions)
+            used = dict.fromkeys(machines[session["calibration"]] for session in sessions)
             print(f"\n{' and '.join(used)}, torch {torch}, {threads} thread(s)")
             red |= _shown(sessions)
     return red
 
 
 def spreads(sessions: Sequence[Session]) -> dict[str, tuple[float, float]]:
-    """By workload the standard deviation of log ratios where nothing was planted: of pairs in turns, and of processes one after the other."""
+    """Standard deviations of log ratios without a planted slowdown, by workload: of pairs in turns, and in sequence."""
 
     def spread(pairs: Sequence[tuple[Any, Any]], name: str) -> float:
         return statistics.stdev(math.log(b[name]["0"]["seconds"] / a[name]["0"]["seconds"]) for a, b in pairs)
 
-    in_turns = [(a, b) for one in sessions for a, b in one["pairs"]]
-    in_sequence = [two for one in sessions for two in itertools.pairwise(one["processes"])]
+    in_turns = [(a, b) for session in sessions for a, b in session["pairs"]]
+    in_sequence = [two for session in sessions for two in itertools.pairwise(session["processes"])]
     return {name: (spread(in_turns, name), spread(in_sequence, name)) for name in sessions[0]["names"]}
 
 
 def gates(sessions: Sequence[Session]) -> tuple[tuple[Tally, Tally, Tally, Tally], dict[str, list[float]]]:
     """The tallies of accelcheck's gates, and the sizes that gate 2 states by workload."""
-    one = gate_1(sessions, "shared", "gate 1: paired in one process, tensors shared")
+    first = gate_1(sessions, "shared", "gate 1: paired in one process, tensors shared")
     own = gate_1(sessions, "own", "gate 1: the same, the candidate's tensors its own")
     two, sizes = gate_2(sessions)
-    return (one, own, two, gate_3(sessions)), sizes
+    return (first, own, two, gate_3(sessions)), sizes
 
 
 def rows(tallies: Sequence[Tally]) -> Iterator[str]:
@@ -297,32 +308,32 @@ def rows(tallies: Sequence[Tally]) -> Iterator[str]:
 
 def _shown(sessions: Sequence[Session]) -> int:
     quick = sessions[0]["quick"]
-    counted = [f"{sum(one['condition'] == condition for one in sessions)} {condition}" for condition in CONDITIONS]
-    spent = statistics.fmean(one["seconds"] for one in sessions)
+    counted = [
+        f"{sum(session['condition'] == condition for session in sessions)} {condition}" for condition in CONDITIONS
+    ]
+    spent = statistics.fmean(session["seconds"] for session in sessions)
     print(
         f"Sessions: {', '.join(counted)}; {spent:.0f} s each{'; short ones, which decide nothing' if quick else ''}\n"
     )
-    (one, own, two, three), sizes = gates(sessions)
+    (first, own, two, three), sizes = gates(sessions)
     print("\n".join([HEADER, "|---|---:|" + "---:|" * len(COUNTS) * len(CONDITIONS)]))
-    print("\n".join(rows([*saved_runs(sessions), one, own, two, three])))
+    print("\n".join(rows([*saved_runs(sessions), first, own, two, three])))
     print("\nNo process is in two repetitions of a cell; those of different slowdowns share processes.\n")
     parts = planted(sessions)
     print("\n".join(of_workloads(sessions, parts)))
-    off = max(
-        abs(statistics.median(found) / (per_cent / 100) - 1) for (_, per_cent), found in parts.items() if per_cent
-    )
-    stated = ", ".join(f"{name} {statistics.median(found):.1%}" for name, found in sizes.items())
+    off = max(abs(statistics.median(part) / (per_cent / 100) - 1) for (_, per_cent), part in parts.items() if per_cent)
+    stated = ", ".join(f"{name} {statistics.median(size):.1%}" for name, size in sizes.items())
     print(f"\ngate 2 states that it finds, in the median: {stated or 'nothing yet'}")
-    found, asked = two.sums("stated, planted")
-    print(f"gate 2, planted changes of at least the stated size: {found} of {asked} found")
+    result, asked = two.sums("stated, planted")
+    print(f"gate 2, planted changes of at least the stated size: {result} of {asked} found")
     print("gate 2, random draws that share processes, false: " + "; ".join(map(resampled, groups(sessions))))
     both = ", ".join(f"{name} {turns:.1%} and {apart:.1%}" for name, (turns, apart) in spreads(sessions).items())
     print(f"spread of log ratios, nothing planted, of pairs in turns and of processes one after the other: {both}")
     calls = statistics.median(s["empty"]["ours"] / s["empty"]["theirs"] for s in sessions)
     print(f"an empty call: {calls:.3f} of torch.utils.benchmark's median\n")
     good = [
-        Criterion("gate 1 finds 3 %", *one.sums("3 %"), at_least=0.99),
-        Criterion("gate 1, false alarms", *one.sums("false"), at_most=0.005),
+        Criterion("gate 1 finds 3 %", *first.sums("3 %"), at_least=0.99),
+        Criterion("gate 1, false alarms", *first.sums("false"), at_most=0.005),
         Criterion("gate 2, false alarms", *two.sums("false"), at_most=0.01),
         Criterion("gate 2 finds what it states", *two.sums("stated"), at_least=0.95),
         Criterion("gate 3 finds 5 %", *three.sums("5 %"), at_least=0.95),
@@ -333,7 +344,7 @@ def _shown(sessions: Sequence[Session]) -> int:
         print(criterion)
     enough = not quick and len(sessions) * len(sessions[0]["names"]) >= ENOUGH
     for what, value, limit in (
-        ("gate 1, mean seconds of a check", statistics.fmean(one.seconds), 0.5),
+        ("gate 1, mean seconds of a check", statistics.fmean(first.seconds), 0.5),
         ("an empty call, part that it is off", abs(calls - 1), 0.1),
         ("planted slowdowns, part that one is off", off, 0.15),
     ):
@@ -354,7 +365,7 @@ class Criterion:
 
     @property
     def answer(self) -> str:
-        """``met``, ``not met``; ``too few`` repetitions to say; ``undecided`` where chance may explain what was counted."""
+        """Returns ``met``, ``not met``, ``too few`` repetitions, or ``undecided`` where chance may explain it."""
         if self.asked < ENOUGH:
             return "too few"
         if self.at_least <= self.alarms / self.asked <= self.at_most:

@@ -1,12 +1,13 @@
-"""What to run first on a GPU, in this order, within half an hour: each step has a share of the time, and keeps what it found.
+"""Runs the first half hour on a GPU: steps in order, each with a share of the time; results are kept.
 
     PYTHONPATH=. python benchmarks/gpu.py --out results            # all steps, 30 minutes
     PYTHONPATH=. python benchmarks/gpu.py --out "$OUT" --minutes 9 --steps list level1 selftest
 
-Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck imports. A step that
-fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files in one folder: a journal of each run of
-the suite, the figures of the commands, `log.txt` with all output, and `summary.json`, which is also printed: what was found, what is
-left, and the command that goes on there. Exit status 1 where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
+Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck
+imports. A step that fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files
+in one folder: a journal of each run of the suite, the figures of the commands, `log.txt` with all output, and
+`summary.json`, which is also printed: what was found, what is left, and the command that goes on there. Exit status 1
+where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GRACE = 20.0
 LEAST = 30.0
 """Fewer seconds are not worth the start of a step."""
 SLICES = ("[ab]*", "[cd]*", "[e-h]*", "[i-m]*", "[n-r]*", "s*", "[t-z]*")
-"""The faults of `accelcheck selftest` in parts: it prints its table when it is over, and a part that is over is not lost."""
+"""Faults of `accelcheck selftest` in parts, because a table is printed at the end of a part."""
 LARGE = 8 << 20
 """Bytes from which on a journal is compressed."""
 SHOWN = 40
@@ -54,9 +55,9 @@ class Plan:
 
     Attributes:
         name: Its name on the command line.
-        share: Of the time, in parts.
+        share: Share of the time, in parts.
         words: ``words(given)`` gives the arguments of Python, for each process that the step runs.
-        journal: Whether it writes a journal of its name.
+        journal: True where it writes a journal of its name.
     """
 
     name: str
@@ -67,12 +68,13 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of a step.
+    """Result of a step.
 
     Attributes:
         name: Its name.
-        state: ``done``, ``stopped`` (its time was over), ``failed`` (an exit status that it should not have) or ``not begun``.
-        seconds: How long it ran.
+        state: ``done``, ``stopped`` (its time was over), ``failed`` (an exit status that it should not have) or ``not
+            begun``.
+        seconds: Seconds that it ran.
         statuses: Exit statuses of its processes; negative numbers are signals.
         verdicts: Cases by verdict.
         cases: Cases with a verdict.
@@ -146,7 +148,7 @@ def run(plan: Plan, outcome: Outcome, budget: float, given: argparse.Namespace, 
 
 
 def process(words: Sequence[str], limit: float, log: Any) -> tuple[int, bool]:
-    """Run Python; its exit status, and whether it had to be stopped: first by an interrupt, so that it writes its report."""
+    """Run Python; return its exit status, and whether it had to be stopped, first by an interrupt."""
     environ = dict(os.environ)
     if not installed():
         # Without an installation nothing tells pytest of the plugin.
@@ -181,12 +183,12 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def installed() -> bool:
-    """Whether pytest finds the plugin by itself."""
+    """Returns True where pytest finds the plugin by itself."""
     return any(point.value == PLUGIN for point in metadata.entry_points(group="pytest11"))
 
 
 def judged(path: Path, outcome: Outcome) -> None:
-    """What a journal holds; a large one is compressed."""
+    """Reads a journal; a large one is compressed."""
     try:
         _, records = read(path)
     except (JournalError, OSError) as error:
@@ -204,9 +206,9 @@ def judged(path: Path, outcome: Outcome) -> None:
 
 
 def selected(log: Path) -> int:
-    """How many cases the last run of the suite was to judge, from what the plugin prints first; 0 where it did not come so far."""
-    found = re.findall(r"^accelcheck: level \d+: (\d+) cases on ", log.read_text(errors="replace"), re.MULTILINE)
-    return int(found[-1]) if found else 0
+    """Reads the number of cases of the last run of the suite from the plugin's first lines; 0 where it is missing."""
+    matches = re.findall(r"^accelcheck: level \d+: (\d+) cases on ", log.read_text(errors="replace"), re.MULTILINE)
+    return int(matches[-1]) if matches else 0
 
 
 def write(given: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
@@ -297,7 +299,7 @@ PLANS = (
     Plan("curve", 2, command("curve", "--counts", "1,5,20", json_file="curve.json")),
     Plan("claims", 2, command("claims", json_file="claims.json")),
 )
-"""In this order: what the device can do, whether it is right, whether the verdicts see what is wrong there, more of it, how fast it is."""
+"""Steps in order: what the device can do, correctness, planted faults, more cases, speed."""
 
 
 if __name__ == "__main__":

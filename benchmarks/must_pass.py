@@ -1,8 +1,8 @@
 """Makes the must-pass lists, for regenerate.py.
 
-A list has what the devices of its class declare to support and what no shipped ledger expects to fail. Journals of whole runs on a
-device of a class take out what they found `unsupported` by trying, add what is new and passed, and say how many elements are
-compared. A changed list gets the next version.
+A list has what the devices of its class declare to support and what no shipped ledger expects to fail. Journals of
+whole runs on a device of a class take out what they found `unsupported` by trying, add what is new and passed, and say
+how many elements are compared. A changed list gets the next version.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ LACKING = {kind: frozenset({Code.NO_PACKAGE, Code.WRONG_BUILD}) for kind in ("cu
 
 @dataclass
 class Seen:
-    """What whole runs of a class show.
+    """Results of the whole runs of a class.
 
     Attributes:
         level: The highest that was run.
-        refused: Cases that did not run: not supported, found by trying, or without a package that the session of the class installs.
+        refused: Cases that did not run: not supported, found by trying, or without a package that the session of the
+            class installs.
         elements: Compared, by key.
         passed: Cases that passed; for `OTHERS`, on any device without a list of its own.
     """
@@ -96,7 +97,7 @@ def required(kind: str, device: Device, matrix: Matrix, seen: Seen, old: MustPas
 
 
 def declared(kind: str, device: Device, matrix: Matrix, case: Case) -> bool:
-    """Whether the device declares to support a case that needs no package besides torch and torchao."""
+    """Returns True where the device declares to support a case that needs no package besides torch and torchao."""
     technique = matrix.techniques[case.technique]
     if case.dtype not in device.dtypes or technique.packages:
         return False

@@ -1,4 +1,4 @@
-"""Plants faults in single operators, drawn at random from a seed, and counts which of them bundles and families of operators catch.
+"""Plants faults in random single operators, and counts those that bundles and families of operators catch.
 
     python benchmarks/operator_faults.py --count=120 --seed=1        # about 5 s a fault on one core
     python benchmarks/operator_faults.py --json=baselines/cpu/operator_faults.json
@@ -11,8 +11,8 @@ Each fault is one of an operator of ATen that some bundle or family reaches, in 
 - option: an option is ignored: the operator takes the default of its schema
 - integer: integers of more than 8 bits saturate at 127
 
-Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught` where a case fails,
-and `not reached` where no call met its condition.
+Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught`
+where a case fails, and `not reached` where no call met its condition.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Fault:
     Attributes:
         operator: Its overload.
         kind: One of `KINDS`.
-        binade: Of the results that are too large.
-        rest: What a row's length leaves beside vectors of 8.
+        binade: Binade of the results that are too large.
+        rest: Remainder of a row's length beside vectors of 8.
         length: Least length of a row.
         option: Place of the option among the arguments of the schema.
         hits: Calls that met the condition.
@@ -237,9 +237,9 @@ def caught(fault: Fault, labels: Mapping[str, Sequence[str]], matrix: Matrix) ->
         every = divided(workload.problem(1).module).labels
         reduced = workload.without(frozenset(every) - frozenset(labels[name][:MOST_LABELS]))
         with tempfile.TemporaryDirectory() as folder:
-            found = replace(matrix, techniques={technique.name: technique}, workloads={reduced.name: reduced})
+            reduced_matrix = replace(matrix, techniques={technique.name: technique}, workloads={reduced.name: reduced})
             case = Case(technique.name, reduced.name, "cpu", "float32", Mode.FORWARD, 2)
-            record = bench(Cpu(), found, Store(Path(folder))).run(case)
+            record = bench(Cpu(), reduced_matrix, Store(Path(folder))).run(case)
         if record.verdict is Verdict.FAIL:
             return name, workload.levels.get("eager", 2), str(record.faults[0])
     return "", 0, ""

@@ -1,10 +1,11 @@
 """Stores what journals say of each operator of torch under each technique: baselines/DEVICE/operators.json.
 
-    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl -n 2
+    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl
     python benchmarks/operator_table.py ops.jsonl     # prints counts by technique, and stores the table
 
-A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``, ``wrong`` with what was found, or
-``refused`` with what the technique raised; an operator that no journal has is ``not tried``, with the reason where it is left out.
+A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``,
+``wrong`` with what was found, or ``refused`` with what the technique raised; an operator that no journal has is ``not
+tried``, with the reason where it is left out.
 """
 
 from __future__ import annotations
@@ -97,8 +98,10 @@ def stored(table: Mapping[str, tuple[set[str], Cells, Cells]], operators: Mappin
 
 def _absence(entry: Mapping[str, Any]) -> str:
     parts: Sequence[Mapping[str, str]] = [entry[part] for part in ("floating", "further") if part in entry]
-    said = [f"{part.get('left') or part.get('apart')}" for part in parts if part.keys() & {"left", "apart"}]
-    return "; ".join(dict.fromkeys(said)) or ("has none of the dtypes that are tried" if not parts else "in no journal")
+    lines = [f"{part.get('left') or part.get('apart')}" for part in parts if part.keys() & {"left", "apart"}]
+    return "; ".join(dict.fromkeys(lines)) or (
+        "has none of the dtypes that are tried" if not parts else "in no journal"
+    )
 
 
 def main() -> int:
@@ -106,13 +109,13 @@ def main() -> int:
     parser.add_argument("journals", nargs="+", type=Path, help="journals of runs on one device")
     parser.add_argument("--out", type=Path, help="file to write (default: baselines/DEVICE/operators.json)")
     arguments = parser.parse_args()
-    found = [*records(arguments.journals)]
-    devices = {record.case.device for record in found}
+    rows = [*records(arguments.journals)]
+    devices = {record.case.device for record in rows}
     if len(devices) != 1:
         parser.error(
             f"expected journals of one device with cases of operators, got {', '.join(sorted(devices)) or 'none'}"
         )
-    table = stored(cells(found, Matrix.load().workloads), json.loads(FILE.read_text(encoding="utf-8")))
+    table = stored(cells(rows, Matrix.load().workloads), json.loads(FILE.read_text(encoding="utf-8")))
     path = arguments.out or Path("baselines", devices.pop(), "operators.json")
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{'technique':20} tried  right  wrong  refused")

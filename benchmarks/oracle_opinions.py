@@ -1,12 +1,13 @@
-"""Asks for a second opinion on the FP64 oracle of each operator of torch, and stores what differs: baselines/cpu/oracle.json.
+"""Compares the FP64 oracle of each operator with second opinions, and stores differences: baselines/cpu/oracle.json.
 
     python benchmarks/oracle_opinions.py          # half an hour; prints counts and differences
     python benchmarks/oracle_opinions.py erf sum  # some operators, nothing stored
 
-The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know better: the
-reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the FP64 kernel along a
-random direction for its derivatives, where the differences to both sides agree. Both see the samples of the suite, with special
-values and other sizes too. The script fails where an operator differs for a reason that `REASONS` does not have.
+The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know
+better: the reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the
+FP64 kernel along a random direction for its derivatives, where the differences to both sides agree. Both see the
+samples of the suite, with special values and other sizes too. The script fails where an operator differs for a reason
+that `REASONS` does not have.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ if TYPE_CHECKING:
 TARGET = Path(__file__).parent.parent / "baselines" / "cpu" / "oracle.json"
 PARTS_SEEN = ("floating", "edges", "resized", "strided")
 RELATIVE, ABSOLUTE = 1e-7, 1e-10
-"""Tolerances of values: what float32 could show. Two correct FP64 computations agree to 1e-12, but some references are less exact."""
+"""Tolerances of values, by what float32 can show: some references are less exact than FP64's 1e-12."""
 LARGEST = 2**13
 """Most elements of a sample's inputs for finite differences."""
 STEP = 1e-6
-"""Length of a finite difference, as a multiple of a normally distributed direction, which grows with numbers above 1."""
+"""Length of a finite difference, as a multiple of a normal direction, which grows with numbers above 1."""
 
 _FINDING = "wrong in FP64 too: docs/findings.md"
-_NO_FRACTION = "the largest numbers have no fraction, so that a step moves the result as far; torch has the derivative of other numbers"
+_NO_FRACTION = (
+    "the largest numbers have no fraction, so that a step moves the result as far; "
+    "torch has the derivative of other numbers"
+)
 _CONVENTION = "torch and NumPy define it differently"
 _DUPLICATES = "the sample writes several times to one place: which write wins is undefined"
 _MAX_NORM = (
@@ -103,10 +107,10 @@ def by_reference(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> str:
     except Exception:  # noqa: BLE001 - references take fewer arguments, and raise anything
         return "-"
     got = call(torch.ones(1, dtype=torch.float64), tensors)
-    for one, other in zip(got, expected, strict=False):
-        if one.shape != other.shape:
+    for a, other in zip(got, expected, strict=False):
+        if a.shape != other.shape:
             return "-"  # a reference that keeps no dimensions, or other ones
-        wide, known = one.double(), other.to(torch.float64) if not other.is_complex() else other
+        wide, known = a.double(), other.to(torch.float64) if not other.is_complex() else other
         if known.is_complex():
             return "-"
         if not torch.allclose(wide, known, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):

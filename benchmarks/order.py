@@ -1,7 +1,7 @@
-"""Do two cases change each other's figures? Runs random pairs in either order and each case alone, in processes of their own.
+"""Checks that cases leave each other's figures alone: random pairs in either order, and each case by itself.
 
-Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the same,
-bit for bit; each process computes its own references.
+Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the
+same, bit for bit; each process computes its own references.
 
     python benchmarks/order.py [--pairs 100] [--level 1] [--seed 0] [--jobs 2]
 """
@@ -57,9 +57,9 @@ def leaking(eager: Technique, name: str, leak: Callable[[], object]) -> Techniqu
 @functools.cache
 def matrix() -> Matrix:
     """All techniques, and the leaking ones."""
-    found = Matrix.load()
-    leaks = [leaking(found.techniques["eager"], name, leak) for name, leak in LEAKS.items()]
-    return Matrix({**found.techniques, **{technique.name: technique for technique in leaks}}, found.workloads)
+    result = Matrix.load()
+    leaks = [leaking(result.techniques["eager"], name, leak) for name, leak in LEAKS.items()]
+    return Matrix({**result.techniques, **{technique.name: technique for technique in leaks}}, result.workloads)
 
 
 def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
@@ -84,14 +84,15 @@ def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
 
 def told(record: Record) -> dict[str, Any]:
     """All that a record says, but times."""
-    said = record.as_json()
+    answer = record.as_json()
     return {
-        name: said[name] for name in ("verdict", "reason", "faults", "evidence", "figures", "compared", "eager_excess")
+        name: answer[name]
+        for name in ("verdict", "reason", "faults", "evidence", "figures", "compared", "eager_excess")
     }
 
 
 def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """What the records of these cases say, run one after the other in this process, which has run none."""
+    """Returns the records of these cases, run one after the other in this process, which has run none."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="accelcheck-order-") as folder:
         clean = clean_process(matrix().parts())
@@ -111,23 +112,24 @@ def main() -> int:
     chosen = pairs(given.pairs, given.level, given.seed)
     single = list(dict.fromkeys(case for pair in chosen for case in pair))
     tasks: list[tuple[Case, ...]] = [(case,) for case in single]
-    tasks += [order for one, other in chosen for order in ((one, other), (other, one))]
+    tasks += [order for first, other in chosen for order in ((first, other), (other, first))]
     started = time.monotonic()
     # A fork for each task: torch is imported already, and nothing has run.
     with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
         records = pool.map(ran, tasks, chunksize=1)
-    alone = {case: said for (case,), (said,) in zip(tasks[: len(single)], records[: len(single)], strict=True)}
+    alone = {case: task for (case,), (task,) in zip(tasks[: len(single)], records[: len(single)], strict=True)}
     differing = [
-        f"{case.id} in {' then '.join(one.id for one in order)}: {name} is {said[name]!r}, alone {alone[case][name]!r}"
-        for order, found in zip(tasks[len(single) :], records[len(single) :], strict=True)
-        for case, said in zip(order, found, strict=True)
-        for name in said
-        if said[name] != alone[case][name]
+        f"{case.id} in {' then '.join(item.id for item in order)}: {name} is {answer[name]!r}, "
+        f"alone {alone[case][name]!r}"
+        for order, answers in zip(tasks[len(single) :], records[len(single) :], strict=True)
+        for case, answer in zip(order, answers, strict=True)
+        for name in answer
+        if answer[name] != alone[case][name]
     ]
     for line in differing:
         print(line[:2000])
-    verdicts = [said["verdict"] for found in records for said in found]
-    leaks = sum(one.technique.startswith("leaves-") for one, _ in chosen)
+    verdicts = [answer["verdict"] for answers in records for answer in answers]
+    leaks = sum(first.technique.startswith("leaves-") for first, _ in chosen)
     counted = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted(set(verdicts)))
     print(
         f"{given.pairs} pairs ({leaks} with a leaking technique) in either order, {len(single)} cases alone: "

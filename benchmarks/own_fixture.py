@@ -1,9 +1,10 @@
-"""What the fixture `accel` costs beside running reference and candidate by hand.
+"""Measures the cost of the fixture `accel` against running reference and candidate by hand.
 
-By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which give the budgets;
-the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The fixture does that and the rest: it looks
-at the model, runs in a process of its own, checks that nothing is mutated or left changed, runs again, judges every view. Both are timed in turns, and
-the median of the ratios is held to 1.05. What the fixture takes of its own, some 0.4 s, weighs more in a smaller check: ``--length=64``.
+By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which
+give the budgets; the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The
+fixture does that and the rest: it looks at the model, runs in a process of its own, checks that nothing is mutated or
+left changed, runs again, judges every view. Both are timed in turns, and the median of the ratios is held to 1.05. What
+the fixture takes of its own, some 0.4 s, weighs more in a smaller check: ``--length=64``.
 
     $ python benchmarks/own_fixture.py
 """
@@ -33,7 +34,7 @@ from accelcheck.workloads.probes import DRAWS, Draw
 LIMIT = 1.05
 """The most that the fixture may take, as a multiple of the time by hand."""
 TOLERANCE = 0.1
-"""Of `assert_close`, as a part of the largest element: what bfloat16 errs in single gradients of this model."""
+"""Tolerance of `assert_close`, relative to the largest element: errors of single gradients in bfloat16."""
 WIDTH, SEQUENCES, LENGTH = 384, 4, 256
 
 TEST = """
@@ -55,7 +56,7 @@ def test_it(accel):
 
 
 def made(length: int = LENGTH) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A transformer encoder with some two million parameters, and inputs of so many positions, ``(SEQUENCES, length, WIDTH)``."""
+    """A transformer encoder with some two million parameters, and inputs ``(SEQUENCES, length, WIDTH)``."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 6, 2 * WIDTH, dropout=0.0, activation="gelu", batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -65,7 +66,7 @@ def made(length: int = LENGTH) -> tuple[nn.Module, tuple[Any, ...]]:
 def by_hand(model: nn.Module, inputs: tuple[Any, ...]) -> int:
     """References and candidates of all draws, forward and backward; the number of tensors that were compared."""
     workload = workload_of(model, inputs, name="hand")
-    technique = next(one for one in TECHNIQUES if one.name == "amp-bf16")
+    technique = next(candidate for candidate in TECHNIQUES if candidate.name == "amp-bf16")
     device, compared = Cpu(), 0
     for mode in (Mode.FORWARD, Mode.BACKWARD):
         case = Case("amp-bf16", "hand", "cpu", "float32", mode, 1)
@@ -112,9 +113,9 @@ def main() -> int:
     for hand, fixture in turns:
         print(f"by hand {hand:.2f} s, fixture {fixture:.2f} s: {fixture / hand:.3f}")
     ratios = [fixture / hand for hand, fixture in turns]
-    found = statistics.median(ratios)
-    print(f"median {found:.3f}, limit {LIMIT:g}")
-    return int(found > LIMIT)
+    ratio = statistics.median(ratios)
+    print(f"median {ratio:.3f}, limit {LIMIT:g}")
+    return int(ratio > LIMIT)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What it takes to check a vision model with 25 million parameters under five techniques, forward and training: time and memory.
+"""Measures time and memory of checks of a vision model: 25 million parameters, five techniques, forward and training.
 
     pip install transformers                                            # the model's source; no weights are downloaded
     python benchmarks/own_model_size.py                                 # on an otherwise idle machine; 3 min with 2 cores
     python benchmarks/own_model_size.py --effort=full                   # the same without regard to size: more than half an hour
     python benchmarks/own_model_size.py --technique=eager --mode=forward
 
-Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the proportional set sizes (PSS,
-/proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s: pages that processes share count once. The time is that of the wall; beside
-it stands the processors' time of all these processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all
-cases together take longer than the limit, or the peak is above it.
+Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the
+proportional set sizes (PSS, /proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s:
+pages that processes share count once. The time is that of the wall; beside it stands the processors' time of all these
+processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all cases
+together take longer than the limit, or the peak is above it.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ class Watch:
         return [own, *own.children(recursive=True)]
 
     def _times(self) -> dict[int, float]:
-        found = {}
+        sizes = {}
         for process in self._processes():
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            found[process.pid] = times.user + times.system
-        return found
+            sizes[process.pid] = times.user + times.system
+        return sizes
 
     def _sample(self) -> None:
         while not self._ended:
@@ -129,20 +130,21 @@ def of_logits(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tuple[Record, float, Watch]]:
-    found = []
+    collected = []
     for case in bench.matrix.cases(selection, modes):
         start = time.monotonic()
         with Watch() as watch:
             record = bench.run(case)
-        found.append((record, time.monotonic() - start, watch))
+        collected.append((record, time.monotonic() - start, watch))
         seconds = record.seconds.get("oracle", 0.0)
         print(
-            f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {found[-1][1]:8.1f} {seconds:8.1f} {watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
+            f"{case.technique:15s} {case.mode!s:8s} {record.verdict!s:6s} {collected[-1][1]:8.1f} {seconds:8.1f} "
+            f"{watch.busy:8.1f} {watch.peak / 1e9:8.2f}",
             flush=True,
         )
         if why := record.why:
             print("\n".join(f"    {line}" for line in why.splitlines()[:5]), flush=True)
-    return found
+    return collected
 
 
 def main() -> int:
@@ -160,7 +162,8 @@ def main() -> int:
     modes = tuple(Mode(word) for word in given.mode or MODES)
     start = time.monotonic()
     print(
-        f"{own.name}: {own.summary} {torch.get_num_threads()} threads, {os.cpu_count()} processors, torch {torch.__version__}"
+        f"{own.name}: {own.summary} {torch.get_num_threads()} threads, {os.cpu_count()} processors, "
+        f"torch {torch.__version__}"
     )
     print(f"{'technique':15s} {'mode':8s} {'':6s} {'seconds':>8s} {'oracle':>8s} {'busy':>8s} {'peak GB':>8s}")
     with tempfile.TemporaryDirectory(prefix="accelcheck-size-") as folder:
@@ -168,19 +171,20 @@ def main() -> int:
         try:
             store = Store(Path(folder), clean, given.effort)
             bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, store)
-            found = run(bench, Selection(("cpu",), dtypes=("float32",), level=4), modes)
+            result = run(bench, Selection(("cpu",), dtypes=("float32",), level=4), modes)
         finally:
             clean.close()
-    seconds, peak = time.monotonic() - start, max((watch.peak for *_, watch in found), default=0)
-    busy = sum(watch.busy for *_, watch in found)
-    for line in dict.fromkeys(str(e.observed) for record, *_ in found for e in record.evidence if e.claim == REDUCED):
+    seconds, peak = time.monotonic() - start, max((watch.peak for *_, watch in result), default=0)
+    busy = sum(watch.busy for *_, watch in result)
+    for line in dict.fromkeys(str(e.observed) for record, *_ in result for e in record.evidence if e.claim == REDUCED):
         print(line)
-    wrong = [record.case.id for record, *_ in found if not record.verdict.green]
+    wrong = [record.case.id for record, *_ in result if not record.verdict.green]
     print(
-        f"{len(found)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), processors busy for {busy:.0f} s, "
+        f"{len(result)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), "
+        f"processors busy for {busy:.0f} s, "
         f"peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
     )
-    return int(bool(wrong) or not found or seconds > given.seconds or peak > given.bytes)
+    return int(bool(wrong) or not result or seconds > given.seconds or peak > given.bytes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""pytest plugin that makes cases slower by a known part of what they take. Used by baseline_checks.py, in timing processes only.
+"""pytest plugin that slows cases by a known part of their time. For timing processes of baseline_checks.py only.
 
-After each call of a candidate it waits for a part of the time that the call took. For devices whose calls return when they are done.
+After each call of a candidate it waits for a part of the time that the call took. For devices whose calls return when
+they are done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Four CPU workloads, and an operation that makes each of them slower by a known part. Used by speed_gates.py.
 
-The planted operation is the inverse error function of a few thousand elements: about 7 ns each, hardly any memory, and a time proportional
-to their number. `calibrated` finds how many elements make 3, 5 or 10 %, from blocks of the workload with and without the operation, in
-turns. The table shows the slowdowns that were measured in the sessions themselves.
+The planted operation is the inverse error function of a few thousand elements: about 7 ns each, hardly any memory, and
+a time proportional to their number. `calibrated` finds how many elements make 3, 5 or 10 %, from blocks of the workload
+with and without the operation, in turns. The table shows the slowdowns that were measured in the sessions themselves.
 """
 
 from __future__ import annotations
@@ -101,20 +101,20 @@ def slowed(call: Call, elements: int) -> Call:
 def timed(calls: Sequence[Call]) -> list[Callable[[], float]]:
     """Blocks of each, warm."""
     blocks = [block(_CPU, call) for call in calls]
-    for one in blocks:
-        settle(one)
+    for item in blocks:
+        settle(item)
     return blocks
 
 
 def in_turns(blocks: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
     """Times of each block in s, round by round, every other round in the opposite order."""
-    found: list[list[float]] = [[] for _ in blocks]
+    seconds: list[list[float]] = [[] for _ in blocks]
     with undisturbed():
         for number in range(rounds):
             order = range(len(blocks)) if number % 2 == 0 else range(len(blocks) - 1, -1, -1)
             for which in order:
-                found[which].append(blocks[which]())
-    return found
+                seconds[which].append(blocks[which]())
+    return seconds
 
 
 def part(base: Sequence[float], other: Sequence[float]) -> float:
@@ -123,13 +123,13 @@ def part(base: Sequence[float], other: Sequence[float]) -> float:
 
 
 def calibrated(name: str, rounds: int) -> tuple[dict[int, int], dict[int, float]]:
-    """How many elements make a workload slower by each of `SLOWDOWNS`, and the slowdown that was then measured with them.
+    """Finds the number of elements for each of `SLOWDOWNS`, and measures the slowdown with them.
 
     Time is linear in the number of elements. The line is fitted to large slowdowns, where disturbances matter least.
 
     Args:
-        name: Of the workload.
-        rounds: Of blocks of each number of elements; twice as many in the second measurement.
+        name: Name of the workload.
+        rounds: Rounds of blocks of each number of elements; twice as many in the second measurement.
     """
     call = WORKLOADS[name]()
     alone, each = (statistics.median(times) for times in in_turns(timed([call, slowed(lambda: None, PROBED)]), WINDOW))

@@ -1,17 +1,18 @@
-"""What the plugin costs a pytest run: start-up where nobody asks for it, and the collection of 10,000 cases.
+"""Measures the plugin's cost: start-up of an unrelated pytest run, and the collection of 10,000 cases.
 
     python benchmarks/plugin_cost.py        # exit status 1 where a limit is exceeded; 40 s
 
 Start-up: pytest on one empty test, without the plugin and with it. Limit: 1.1 times the CPU time.
 
-Collection: 100 techniques x 100 workloads, registered by a conftest.py, against `pytest.mark.parametrize` with as many ids
-of the same length, in a file that does not import torch. Counted is the CPU time of pytest's process from the start of the session to
-the exit of the interpreter: making the cases, their items, sorting them, and garbage collection. The same of one
-case is subtracted. Limit: 1.2 times. What a run pays once, whatever the number of cases, is printed beside it: importing torch,
-techniques and workloads in this process. The probe of the devices runs in child processes and is not part of these figures.
+Collection: 100 techniques x 100 workloads, registered by a conftest.py, against `pytest.mark.parametrize` with as many
+ids of the same length, in a file that does not import torch. Counted is the CPU time of pytest's process from the start
+of the session to the exit of the interpreter: making the cases, their items, sorting them, and garbage collection. The
+same of one case is subtracted. Limit: 1.2 times. What a run pays once, whatever the number of cases, is printed beside
+it: importing torch, techniques and workloads in this process. The probe of the devices runs in child processes and is
+not part of these figures.
 
-CPU time, because other work on the machine changes it less than the clock's. Of each side the smallest of several fresh processes,
-run in turns, counts: other work only ever adds. Where a limit is exceeded, everything is measured once more.
+CPU time, because other work on the machine changes it less than the clock's. Of each side the smallest of several fresh
+processes, run in turns, counts: other work only ever adds. Where a limit is exceeded, everything is measured once more.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def kept(folder: Path, rounds: int, side: int) -> bool:
     once = one_case.process - one_plain.process
     print(
         f"collect {number} cases: {theirs:.2f} s as plain parametrize, {ours:.2f} s as cases: "
-        f"ratio {ours / theirs:.2f} (limit {COLLECT_LIMIT}); besides, once a run, {once:.1f} s for torch and the registry"
+        f"ratio {ours / theirs:.2f} (limit {COLLECT_LIMIT}); besides, once a run, "
+        f"{once:.1f} s for torch and the registry"
     )
     return start <= START_LIMIT and ours / theirs <= COLLECT_LIMIT
 

@@ -4,8 +4,8 @@
     python benchmarks/regenerate.py --check           # name what is stale; exit status 1 where anything is
     python benchmarks/regenerate.py cuda.jsonl        # with the journal of a whole run, which confirms a must-pass list
 
-`derived` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command, and is not
-written here. A must-pass list takes up a case only after a run has passed it.
+`derived` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command,
+and is not written here. A must-pass list takes up a case only after a run has passed it.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def verdicts(page: str) -> str:
     """The tables of two stored results."""
     rules, cost = stored("verdict_rules.json")["rules"], stored("verdict_speed.json")
     parts = [key for key in ("caught", "caught-with-hidden", "failed", "failed-without-int8") if key in rules[0]]
-    page = tabled(page, "| rule |", (row(one["rule"], *(f"{one[key]:.1%}" for key in parts)) for one in rules))
+    page = tabled(page, "| rule |", (row(rule["rule"], *(f"{rule[key]:.1%}" for key in parts)) for rule in rules))
     times = (
         row(
-            f"2^{one['exponent']}",
-            str(one["threads"]),
-            verdict_speed.human(one["verdict"]),
-            verdict_speed.human(one["assert_close"]),
-            f"{one['ratio']:.2f}",
-            f"{one['low']:.2f} to {one['high']:.2f}",
+            f"2^{time['exponent']}",
+            str(time["threads"]),
+            verdict_speed.human(time["verdict"]),
+            verdict_speed.human(time["assert_close"]),
+            f"{time['ratio']:.2f}",
+            f"{time['low']:.2f} to {time['high']:.2f}",
         )
-        for one in cost["times"]
+        for time in cost["times"]
     )
     page = tabled(page, "| elements | threads |", times)
-    memory = (row(f"2^{one['exponent']}", f"{one['bytes'] / 2**20:.2f} MiB") for one in cost["memory"])
+    memory = (row(f"2^{size['exponent']}", f"{size['bytes'] / 2**20:.2f} MiB") for size in cost["memory"])
     return tabled(page, "| elements | memory beyond the inputs |", memory)
 
 
@@ -81,7 +81,8 @@ def cases(before: str) -> str:
     every = there["everything"]()
     if gone := sorted(set(there["parsed"](before)) - there["facts"](every)):
         raise SystemExit(
-            f"{len(gone)} stored cases are gone or have another level or seed, such as {gone[0]}: ledgers, baselines and journals name them. "
+            f"{len(gone)} stored cases are gone or have another level or seed, such as {gone[0]}: ledgers, "
+            "baselines and journals name them. "
             "If that is meant, remove tests/cases.txt, run this again, and say why in CHANGELOG.md"
         )
     return str(there["written"](every))
@@ -90,16 +91,16 @@ def cases(before: str) -> str:
 def limits(text: str) -> str:
     """Ceilings of the references that there are: the stored ones, and measured ones of those that have none."""
     kept, names = ceilings.parsed(text), {name for name, *_ in budget_ceilings.references()}
-    found = budget_ceilings.measured(without=kept) if names - kept.keys() else {}
-    return ceilings.written({name: views for name, views in {**kept, **found}.items() if name in names})
+    comparison = budget_ceilings.measured(without=kept) if names - kept.keys() else {}
+    return ceilings.written({name: views for name, views in {**kept, **comparison}.items() if name in names})
 
 
 def versions(text: str, journals: Sequence[Path] = ()) -> str:
     """Hashes of all versions of must-pass lists that there ever were."""
     known = dict(line.rsplit(" ", 1) for line in text.splitlines())
     for kind, content in lists(tuple(journals)).items():
-        one = parsed(kind, content)
-        known.setdefault(f"{kind} {one.version}", one.digest)
+        stored_list = parsed(kind, content)
+        known.setdefault(f"{kind} {stored_list.version}", stored_list.digest)
     return "".join(f"{name} {digest}\n" for name, digest in sorted(known.items()))
 
 
@@ -110,7 +111,7 @@ def lists(journals: tuple[Path, ...]) -> dict[str, str]:
 
 
 def derived(journals: Sequence[Path] = ()) -> dict[str, Callable[[str], str]]:
-    """The writer of each derived file, by path: from the stored text, empty where there is none, it makes what there should be."""
+    """Writer of each derived file, by path: makes the text from the stored one, which is empty where there is none."""
     folder = must_pass.TARGET.relative_to(ROOT)
 
     def written(text: str) -> Callable[[str], str]:

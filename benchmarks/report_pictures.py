@@ -1,6 +1,7 @@
-"""The pictures of docs/report.md: a report of stored journals and planted faults, and the page of a check, in chromium. ``nox -s browser`` runs it.
+"""Makes the pictures of docs/report.md in chromium: a report of stored journals and planted faults, and a check's page.
 
-The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes to show.
+The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes
+to show.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ SHOTS = (
 OF_A_CHECK = (("report-model", "", 1400, 1330, False, None), ("report-model-phone", "", 400, 1130, False, None))
 """The same of the page of a check."""
 MODEL = "examples/language/test_language.py:make"
-TRIED = "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only optimizer-fused sdpa-flash"
+TRIED = (
+    "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only "
+    "optimizer-fused sdpa-flash"
+)
 COLOURS = 256
-"""Of a picture's palette."""
+"""Colours of a picture's palette."""
 
 
 def main() -> int:
@@ -74,7 +78,7 @@ def main() -> int:
         journal = given.journal or _planted(folder)
         report = folder / "report.html"
         stored = ("cpu/level1.jsonl", "cpu/level1-speed.jsonl", "xla/level1.jsonl")
-        words = [*(str(STORED / one) for one in stored), str(journal)]
+        words = [*(str(STORED / journal_name) for journal_name in stored), str(journal)]
         for option in ("curve", "claims"):
             words += [f"--{option}={STORED / device / option}.json" for device in ("cpu", "xla")]
         subprocess.run(
@@ -135,7 +139,10 @@ def _taken(
     shown.get("about:blank")
     shown.get(f"{report.as_uri()}{address}")
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script("return document.documentElement.dataset.ready"))
-    find = "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); if (found) found.scrollIntoView();"
+    find = (
+        "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); "
+        "if (found) found.scrollIntoView();"
+    )
     shown.execute_script(f"document.activeElement.blur(); {find}", heading)
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script(
         "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => one.firstChild || one.getBoundingClientRect().top > innerHeight)"

@@ -1,10 +1,12 @@
-"""What an HTML report of many cases costs: seconds, bytes, and the browser's first paint.
+"""Measures the cost of an HTML report of many cases: seconds, bytes, and the browser's first paint.
 
-20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored record under another
-workload and device, with its figures times a random factor, so that no two are the same. One in 40 fails.
+20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored
+record under another workload and device, with its figures times a random factor, so that no two are the same. One in 40
+fails.
 
-``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made by one thread), 8 MiB, or 2 s to the first paint. The paint is not
-measured where there is no chromium or no selenium (dependency group ``browser``), and the script says so.
+``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made
+by one thread), 8 MiB, or 2 s to the first paint. The paint is not measured where there is no chromium or no selenium
+(dependency group ``browser``), and the script says so.
 """
 
 from __future__ import annotations
@@ -73,17 +75,17 @@ def _varied(record: dict[str, Any], device: str, copy: int, chance: random.Rando
     case = {**record["case"], "device": device, "workload": f"{record['case']['workload']}-{copy}"}
     case["id"] = "/".join(str(case[name]) for name in ("technique", "workload", "device", "dtype", "mode"))
     figures = [
-        {**one, **{name: float(one[name]) * chance.uniform(0.5, 1.5) for name in ("measured", "allowed")}}
-        for one in record["figures"]
+        {**figure, **{name: float(figure[name]) * chance.uniform(0.5, 1.5) for name in ("measured", "allowed")}}
+        for figure in record["figures"]
     ]
-    found = {
+    changes = {
         **record,
         "case": case,
         "figures": figures,
         "seconds": {phase: spent * chance.uniform(0.5, 1.5) for phase, spent in record["seconds"].items()},
         "measurements": [
-            {**one, **{name: float(one[name]) * chance.uniform(0.9, 1.1) for name in ("value", "low", "high") if one[name] is not None}}
-            for one in record["measurements"]
+            {**measurement, **{name: float(measurement[name]) * chance.uniform(0.9, 1.1) for name in ("value", "low", "high") if measurement[name] is not None}}
+            for measurement in record["measurements"]
         ],
         "times": [spent * chance.uniform(0.9, 1.1) for spent in record["times"]],
     }  # fmt: skip
@@ -94,8 +96,8 @@ def _varied(record: dict[str, Any], device: str, copy: int, chance: random.Rando
             "place": worst["where"],
             **{name: worst[name] for name in ("path", "view", "measured", "allowed")},
         }
-        found |= {"verdict": "fail", "faults": [fault], "figures": [worst, *figures[1:]]}
-    return found
+        changes |= {"verdict": "fail", "faults": [fault], "figures": [worst, *figures[1:]]}
+    return changes
 
 
 def paint(path: Path) -> float | str:
@@ -115,8 +117,8 @@ def paint(path: Path) -> float | str:
         shown.get(path.as_uri())
         query = "return performance.getEntriesByName('first-contentful-paint').map((one) => one.startTime)"
         for _ in range(100):
-            if found := shown.execute_script(query):
-                return float(found[0]) / 1e3
+            if milliseconds := shown.execute_script(query):
+                return float(milliseconds[0]) / 1e3
             time.sleep(0.1)
     return "the browser said nothing of a first paint"
 
@@ -140,16 +142,17 @@ def main() -> int:
         wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         size = report.stat().st_size
-        found = paint(report.resolve())
+        painted = paint(report.resolve())
     print(
-        f"{given.cases:,} cases: {seconds:.1f} s of CPU time (at most {MOST_SECONDS:.0f}), {wall:.1f} s by the clock, {size / (1 << 20):.2f} MiB (at most {MOST_BYTES >> 20})"
+        f"{given.cases:,} cases: {seconds:.1f} s of CPU time (at most {MOST_SECONDS:.0f}), {wall:.1f} s by the clock, "
+        f"{size / (1 << 20):.2f} MiB (at most {MOST_BYTES >> 20})"
     )
     print(
-        f"first paint: not measured: {found}"
-        if isinstance(found, str)
-        else f"first paint: {found:.2f} s (at most {MOST_PAINT:.0f})"
+        f"first paint: not measured: {painted}"
+        if isinstance(painted, str)
+        else f"first paint: {painted:.2f} s (at most {MOST_PAINT:.0f})"
     )
-    late = not isinstance(found, str) and found > MOST_PAINT
+    late = not isinstance(painted, str) and painted > MOST_PAINT
     return int(seconds > MOST_SECONDS or size > MOST_BYTES or late)
 
 

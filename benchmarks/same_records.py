@@ -1,6 +1,7 @@
-"""Compares two journals of the same selection: verdict, figures, evidence and compared elements of every case must be equal.
+"""Compares two journals of a selection: verdicts, figures, evidence and compared elements must be equal.
 
-Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal alone.
+Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal
+alone.
 
     python benchmarks/same_records.py BEFORE.jsonl AFTER.jsonl
 """
@@ -28,9 +29,10 @@ def facts(record: Record) -> dict[str, Any]:
     """Every field of a record that a second run on the same machine repeats, by name; figures by path and view."""
     told: dict[str, Any] = {"verdict": str(record.verdict), "compared": record.compared}
     told["eager_excess"] = record.eager_excess
-    told |= {f"evidence {one.claim}": (one.observed, one.engaged) for one in record.evidence}
+    told |= {f"evidence {entry.claim}": (entry.observed, entry.engaged) for entry in record.evidence}
     told |= {
-        f"figure {one.path} {one.view}": (one.measured, one.allowed, one.where, one.gates) for one in record.figures
+        f"figure {figure.path} {figure.view}": (figure.measured, figure.allowed, figure.where, figure.gates)
+        for figure in record.figures
     }
     return told
 

@@ -1,16 +1,18 @@
-"""What each gate finds, and its false alarms: accelcheck's gates beside pytest-benchmark's and torch.utils.benchmark's, by planted slowdowns.
+"""Measures detections and false alarms of accelcheck's gates, pytest-benchmark and torch.utils.benchmark.
 
     python benchmarks/speed_gates.py                      # 32 sessions quiet and 32 with a busy neighbour, about 3 min each
     python benchmarks/speed_gates.py --sessions 4 --json part.jsonl        # some of them; another run adds further ones
     python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl       # only the table of stored sessions; 10 s
     python benchmarks/speed_gates.py --quick              # a few minutes in all, to see that it works; decides nothing
 
-Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once with
-every gate, each tool in a process of its own; 13 short processes are the samples of gate 2, and 5 pairs of them, which run in
-turns, those of gate 3. A gate that reads a saved run reads that of the session before. Which processes make a repetition, and what
-is counted, is in gate_table.py, which also has the limits: the exit status is 1 where one is not met.
+Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once
+with every gate, each tool in a process of its own; 13 short processes are the samples of gate 2, and 5 pairs of them,
+which run in turns, those of gate 3. A gate that reads a saved run reads that of the session before. Which processes
+make a repetition, and what is counted, is in gate_table.py, which also has the limits: the exit status is 1 where one
+is not met.
 
-Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks and not every call.
+Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks and not
+every call.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 SECONDS = 1.0
-"""That pytest-benchmark and torch.utils.benchmark measure a cell: what the first does unless it is told otherwise."""
+"""Seconds that pytest-benchmark and torch.utils.benchmark measure a cell: the default of the first."""
 CALIBRATIONS = 5
 """Processes that say how much is to be planted; the median counts."""
 ROUNDS = 300
-"""Of blocks, of a calibration."""
+"""Rounds of blocks of a calibration."""
 SAMPLED = 80
 """Rounds of a process that is a sample: 80 blocks of each of five times, half a second a workload."""
 TURNS = 10
-"""That these are divided into where two such processes run in turns."""
+"""Blocks into which these are divided where two such processes run in turns."""
 SILENCE = 300.0
 """Seconds after which such a process counts as hanging."""
 TEST = """
@@ -77,10 +79,11 @@ def test_speed(benchmark, name, per_cent):
 
 
 def calibrate(job: dict[str, Any]) -> dict[str, Any]:
-    """How many elements make each workload slower by how much."""
-    found = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
+    """Calibrates the elements that make each workload slower by each part."""
+    calibrated = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
     return {
-        name: {str(per_cent): count for per_cent, count in elements.items()} for name, (elements, _) in found.items()
+        name: {str(per_cent): count for per_cent, count in elements.items()}
+        for name, (elements, _) in calibrated.items()
     }
 
 
@@ -109,12 +112,12 @@ def gate_1(base: planted_work.Call, candidate: planted_work.Call) -> dict[str, A
     start = time.perf_counter()
     with undisturbed():
         first, second = timed([base, candidate])
-        found = compare(first, second)
+        comparison = compare(first, second)
     return {
-        "answer": found.answer,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
+        "answer": comparison.answer,
+        "ratio": comparison.ratio,
+        "low": comparison.low,
+        "high": comparison.high,
         "seconds": time.perf_counter() - start,
     }
 
@@ -138,7 +141,7 @@ def empty(seconds: float) -> dict[str, float]:
 
 
 def sample(job: dict[str, Any]) -> dict[str, Any]:
-    """One process: of each workload the time of each slowdown, in s, and its ratio to another instance's, nothing planted."""
+    """Measures in one process the time of each slowdown, in s, by workload, and a ratio with nothing planted."""
     return {name: sampled(job, name, lambda: None) for name in some_order(job)}
 
 
@@ -153,7 +156,7 @@ def half(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampled(job: dict[str, Any], name: str, hand_over: Callable[[], None]) -> dict[str, dict[str, float]]:
-    """Of one workload."""
+    """Measures one workload."""
     base, own = WORKLOADS[name](), WORKLOADS[name]()
     calls = [slowed(own, job["elements"][name][str(per_cent)]) for per_cent in SLOWDOWNS]
     blocks = timed([base, *calls])
@@ -198,7 +201,7 @@ ROLES = {"calibrate": calibrate, "tools": tools, "sample": sample, "half": half,
 
 
 def ask(role: str, job: dict[str, Any]) -> Any:
-    """What a fresh process answers."""
+    """Returns the answer of a fresh process."""
     run = subprocess.run(
         [sys.executable, str(Path(__file__)), "--role", role, "--job", json.dumps(job)],
         stdout=subprocess.PIPE,
@@ -211,7 +214,7 @@ def ask(role: str, job: dict[str, Any]) -> Any:
 
 
 def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    """What two processes that run in turns measure."""
+    """Returns the measurements of two processes that run in turns."""
     arguments = [str(Path(__file__)), "--role", "half", "--job", json.dumps(job)]
     with contextlib.ExitStack() as stack:
         both = [stack.enter_context(Process(DuetSide(name, sys.executable), arguments, SILENCE)) for name in "AB"]
@@ -255,10 +258,10 @@ def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if run.returncode:
             raise SystemExit(f"pytest ended with {run.returncode}:\n{run.stdout}{run.stderr}")
         saved = json.loads((folder / "saved.json").read_text())
-    found: dict[str, dict[str, Any]] = {name: {} for name in job["names"]}
-    for one in saved["benchmarks"]:
-        found[one["params"]["name"]][str(one["params"]["per_cent"])] = {"mean": one["stats"]["mean"]}
-    return found
+    times: dict[str, dict[str, Any]] = {name: {} for name in job["names"]}
+    for benchmark in saved["benchmarks"]:
+        times[benchmark["params"]["name"]][str(benchmark["params"]["per_cent"])] = {"mean": benchmark["stats"]["mean"]}
+    return times
 
 
 def session(
@@ -270,7 +273,7 @@ def session(
     with neighbour(seed) if condition == "busy" else contextlib.nullcontext():
         saved = pytest_benchmark(job)
         spent = time.perf_counter() - start
-        found = ask("tools", job)
+        answer = ask("tools", job)
         samples = [ask("sample", {**job, "seed": seed + number}) for number in range(processes)]
         duets = [pair({**job, "seed": seed + number}, number) for number in range(pairs)]
     return {
@@ -282,7 +285,7 @@ def session(
         "quick": calibration["quick"],
         "pytest-benchmark": saved,
         "pytest-benchmark-seconds": spent,
-        **found,
+        **answer,
         "processes": samples,
         "pairs": duets,
         "seconds": time.perf_counter() - start,
@@ -302,9 +305,12 @@ def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -
         if line["kind"] == "calibration" and all(line[key] == value for key, value in here.items()):
             return line
     print(f"calibrating in {CALIBRATIONS} processes", flush=True)
-    found = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
+    calibrations = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
     elements = {
-        name: {str(p): round(statistics.median(one[name][str(p)] for one in found)) for p in SLOWDOWNS}
+        name: {
+            str(p): round(statistics.median(calibration[name][str(p)] for calibration in calibrations))
+            for p in SLOWDOWNS
+        }
         for name in names
     }
     known = {"kind": "calibration", **here, "elements": elements}
@@ -353,9 +359,9 @@ def main() -> int:
     seed = options.seed if options.seed is not None else int(time.time())
     for number in range(sessions):
         for condition in options.condition or gate_table.CONDITIONS:
-            found = session(calibration, condition, seed + 1000 * number, processes, pairs, seconds)
-            append(options.json, found)
-            print(f"{condition} session {number + 1} of {sessions}: {found['seconds']:.0f} s", flush=True)
+            line = session(calibration, condition, seed + 1000 * number, processes, pairs, seconds)
+            append(options.json, line)
+            print(f"{condition} session {number + 1} of {sessions}: {line['seconds']:.0f} s", flush=True)
     return gate_table.show(gate_table.read([options.json]))
 
 

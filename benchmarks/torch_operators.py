@@ -4,8 +4,9 @@
     python benchmarks/torch_operators.py --parts edges strided
     python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
 
-Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in float32. An operator
-that has none is left out, with the reason. `accelcheck.workloads.torch_operators` makes a workload of each other one.
+Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in
+float32. An operator that has none is left out, with the reason. `accelcheck.workloads.torch_operators` makes a workload
+of each other one.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ APART: Mapping[str, str] = MappingProxyType(
         "torch 2.13 does not compile a sample of it",
     )
 )
-"""Why operators are in no bundle, beside those whose results have a shape that depends on values: one graph holds all of it."""
+"""Why operators are in no bundle, beside those whose results' shape depends on values: one graph holds all of it."""
 LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -108,7 +109,7 @@ LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
 
 
 def described(parts: Mapping[str, SamplePart]) -> dict[str, dict[str, Any]]:
-    """Describe each operator of this torch for some of `PARTS`: its dtypes, whether it has gradients, why it is left out."""
+    """Describe each operator of this torch for some of `PARTS`: dtypes, gradients, why it is left out."""
     entries = dict[str, dict[str, Any]]()
     for name, info in sorted(database().items()):
         entry: dict[str, Any] = {"family": family_of(name, info)}
@@ -144,7 +145,7 @@ _FAMILIES = {
         nn.functional.pad""",
     "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
 }
-"""How the names of a family's operators begin."""
+"""Beginnings of the names of a family's operators."""
 
 
 def family_of(name: str, info: Any) -> str:
@@ -172,7 +173,7 @@ def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict
     for mode, dtype in itertools.product((Mode.FORWARD, Mode.BACKWARD), PARTS[part].cases):
         if mode in workload.modes:
             try:
-                found = compute(workload, Eager(), stable_seed(workload.name), dtype, mode)
+                reference = compute(workload, Eager(), stable_seed(workload.name), dtype, mode)
             except OracleError as error:
                 reason = " ".join(str(error).removeprefix(f"{workload.name} (draw 0): ").split())[:LONGEST]
                 refused = entry.get("left_variants", {})
@@ -186,7 +187,7 @@ def referenced(name: str, part: str, entry: dict[str, Any], family: str) -> dict
                 if mode is Mode.FORWARD:
                     return {"dtypes": entry["dtypes"], "left": reason}
                 return entry | {"gradients": False, "left_gradients": reason}
-            if mode is Mode.BACKWARD and not any(path.startswith("grad:") for path in found.budgets):
+            if mode is Mode.BACKWARD and not any(path.startswith("grad:") for path in reference.budgets):
                 return entry | {"gradients": False, "left_gradients": "rounding errors alone decide every gradient"}
     return entry
 
@@ -210,11 +211,11 @@ class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
 
 def unsteady(workload: Workload, entry: dict[str, Any], reason: str) -> bool:
-    """Whether LAPACK computes, or the bits of a result are others with copies of the inputs elsewhere in memory.
+    """Returns True where LAPACK computes, or where bits of a result depend on the inputs' place in memory.
 
     Args:
-        workload: Of a part of an operator.
-        entry: Of that part: gets the reason why the operator is in no bundle.
+        workload: Workload of a part of an operator.
+        entry: Entry of that part: gets the reason why the operator is in no bundle.
         reason: If there is one already.
     """
     program = Program.of(workload.problem(1))

@@ -2,8 +2,9 @@
 
     python benchmarks/vendor_faults.py > docs/vendor_faults.md
 
-Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The first case that is not
-right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the operator is not named that it is in.
+Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The
+first case that is not right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the
+operator is not named that it is in.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class Planted:
     """A fault.
 
     Attributes:
-        name: What `VARIABLE` is set to; a number after a colon says from which kernel on, or how often.
-        does: What the hardware does then.
+        name: Value of `VARIABLE`; a number after a colon is the first kernel, or the count of faults.
+        does: Effect on the hardware.
         selection: Options that choose the cases.
-        operators: Which operators it is in, of which `accelcheck explain` must name one; none where it strikes whatever runs.
+        operators: Faulty operators, of which `accelcheck explain` must name one; none where the fault strikes whatever
+            runs.
     """
 
     name: str
@@ -76,12 +78,12 @@ FAULTS = (
     Planted("hang:40", "the 40th kernel never ends", SHORT),
     Planted("crash:40", "the 40th kernel ends the process with SIGSEGV", SHORT),
 )
-"""What `examples/vendor-device/csrc` can be told to do."""
+"""Faults of `examples/vendor-device/csrc`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a run under a fault gave, and what `accelcheck explain` said of the first case that is not right."""
+    """Result of a run under a fault, and the answer of `accelcheck explain` for the first case that is not right."""
 
     planted: Planted
     records: tuple[Record, ...]
@@ -94,7 +96,7 @@ class Row:
 
     @property
     def missed(self) -> str:
-        """What was not seen; empty where all was."""
+        """Expectation that was not met; empty where all were."""
         if not self.caught:
             return f"{self.planted.name}: no case failed"
         if self.planted.operators and not set(self.planted.operators) & set(self.named):
@@ -142,7 +144,7 @@ def run(fault: str, selection: Sequence[str], folder: Path) -> tuple[Record, ...
 
 
 def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
-    """A row for each fault. First the same cases without a fault, which must all be right: else they would show nothing.
+    """Makes a row for each fault, after the same cases without a fault, which must all be right.
 
     Raises:
         RuntimeError: A case is not right without a fault.
@@ -150,29 +152,29 @@ def rows(faults: Sequence[Planted], folder: Path) -> Iterator[Row]:
     for selection in dict.fromkeys(planted.selection for planted in faults):
         healthy = Row(Planted("", "", selection), run("", selection, folder))
         if healthy.caught:
-            raise RuntimeError(f"not right without a fault: {', '.join(one.case.id for one in healthy.caught)}")
+            raise RuntimeError(f"not right without a fault: {', '.join(fault.case.id for fault in healthy.caught)}")
     for planted in faults:
         row = Row(planted, run(planted.name, planted.selection, folder))
         yield replace(row, explained=explain(planted.name, row.caught[0].case.id, folder)) if row.caught else row
 
 
 def explain(fault: str, case: str, folder: Path) -> dict[str, Any]:
-    """What `accelcheck explain` says of a case under a fault."""
+    """Returns the answer of `accelcheck explain` for a case under a fault."""
     done = under(fault, ["-m", "accelcheck.cli", "explain", case, "--json", "--timeout=20"], folder)
     if done.returncode != 1:
         return {}  # it passes this time: a fault that strikes now and then
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def explanation(row: Row) -> str:
     """The layer that is to blame, the operator, and how its script ends, for a cell of a table."""
-    found = row.explained
-    if not found:
+    row_text = row.explained
+    if not row_text:
         return "passes this time"
     named = ", ".join(f"`{name}`" for name in row.named[:2]) or "no operator"
-    ended = re.search(r"run alone, it (.+?)(?: \(|$)", found["alone"] or "")
-    return f"{found['blamed'] or 'no layer alone'}: {named}" + (f"; its script {ended[1]}" if ended else "")
+    ended = re.search(r"run alone, it (.+?)(?: \(|$)", row_text["alone"] or "")
+    return f"{row_text['blamed'] or 'no layer alone'}: {named}" + (f"; its script {ended[1]}" if ended else "")
 
 
 def said(record: Record) -> str:
@@ -198,7 +200,8 @@ def table(found: Sequence[Row]) -> str:
         )
         executed = sum(record.verdict.executed for record in row.records)
         lines.append(
-            f"| `{row.planted.name}` | {row.planted.does} | {len(caught)} of {executed} | {verdicts} | {first} | {explanation(row)} |"
+            f"| `{row.planted.name}` | {row.planted.does} | {len(caught)} of {executed} | {verdicts} | {first} | "
+            f"{explanation(row)} |"
         )
     return "\n".join(lines)
 
@@ -227,16 +230,19 @@ def main() -> int:
         if name not in legal:
             parser.error(f"unknown fault {name!r}. Legal values: {', '.join(legal)}")
     with tempfile.TemporaryDirectory(prefix="vendor-faults-") as folder:
-        found = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
-    shown = table(found)
-    within = [row for row in found if row.planted.operators]
-    counted = f"Of {len(within)} faults in one kind of operator, `accelcheck explain` names the operator in {sum(not row.missed for row in within)}."
+        measured_rows = list(rows([legal[name] for name in given.faults] or FAULTS, Path(folder)))
+    shown = table(measured_rows)
+    within = [row for row in measured_rows if row.planted.operators]
+    counted = (
+        f"Of {len(within)} faults in one kind of operator, `accelcheck explain` names the operator in "
+        f"{sum(not row.missed for row in within)}."
+    )
     versions = {"torch": metadata.version("torch").partition("+")[0], "package": metadata.version("acme-npu")}
     print(
         shown if given.faults else PAGE.format(table=shown, counted=counted, **versions),
         end="\n" if given.faults else "",
     )
-    missed = [row.missed for row in found if row.missed]
+    missed = [row.missed for row in measured_rows if row.missed]
     if missed:
         print(*missed, sep="\n", file=sys.stderr)
     return 1 if missed else 0

@@ -1,25 +1,25 @@
-"""How often decision rules catch a fault, and how often they fail a correct kernel: accelcheck's and other projects', in one run.
+"""Counts faults caught and correct kernels failed by decision rules: accelcheck's and other projects', in one run.
 
     python benchmarks/verdict_rules.py --json baselines/cpu/verdict_rules.json
     python benchmarks/verdict_rules.py --faults all --seeds 3
 
-Plants faults and correct kernels of `accelcheck.selftest.faults` in eager and int8 programs on the CPU and prints a Markdown table. A
-trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs. Every rule of other projects
-judges the output of the case's own random inputs, by the reference that its authors use:
+Plants faults and correct kernels of `accelcheck.selftest.faults` in eager and int8 programs on the CPU and prints a
+Markdown table. A trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs.
+Every rule of other projects judges the output of the case's own random inputs, by the reference that its authors use:
 
 - eager in the storage dtype for `assert_close`, KernelBench, BackendBench, aiter and dynamo;
-- a wider computation from the same rounded parameters and inputs (FP32 for half precision, FP64 for FP32) for FlashAttention's
-  rule, rows and columns, SQNR and cosine.
+- a wider computation from the same rounded parameters and inputs (FP32 for half precision, FP64 for FP32) for
+  FlashAttention's rule, rows and columns, SQNR and cosine.
 
-dynamo's `same` is the one of the torch that is installed, with the options of its benchmarks: a tolerance of 1e-4 for FP32 and
-bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, inference), and `--cosine`, which replaces both
-the tolerance and the comparison with FP64.
+dynamo's `same` is the one of the torch that is installed, with the options of its benchmarks: a tolerance of 1e-4 for
+FP32 and bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, inference), and `--cosine`, which
+replaces both the tolerance and the comparison with FP64.
 
-accelcheck's verdict is the engine's, as it is in a run of the suite: further random inputs, structured inputs (probes), a
-rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of exactly the tensors that the other rules
-get. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have no
-such reference, so the last column leaves it out. A column counts the cells too that the catalogue declares as hidden, since no
-rule that passes correct kernels can tell these faults from rounding.
+accelcheck's verdict is the engine's, as it is in a run of the suite: further random inputs, structured inputs (probes),
+a rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of exactly the tensors that
+the other rules get. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have
+no such reference, so the last column leaves it out. A column counts the cells too that the catalogue declares as
+hidden, since no rule that passes correct kernels can tell these faults from rounding.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ FAULTS = frozenset(
         ("gain", 0.01, "mlp"),
     }
 )
-"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as hidden, below
-its documented detectability, are counted in a column of their own. All of the others change the output of random inputs, so that rules are compared and not inputs."""
+"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as
+hidden, below its documented detectability, are counted in a column of their own. All of the others change the output
+of random inputs, so that rules are compared and not inputs."""
 INT8 = "correct-int8-anywhere-7"
 CORRECT = frozenset(
     {
@@ -94,7 +95,7 @@ CORRECT = frozenset(
         ("sum-split-k", 1.0, "matmul"),
     }
 )
-"""Five correct kernels: int8, another order of summation, half precision accumulated in FP32, online softmax, split K."""
+"""Five correct kernels: int8, other order of summation, half precision accumulated in FP32, online softmax, split K."""
 OURS, FIRST_DRAW = "**accelcheck**", "accelcheck, first draw alone"
 
 
@@ -104,7 +105,7 @@ class Output:
 
     Attributes:
         got: The candidate's.
-        eager: Of the storage dtype.
+        eager: Eager's, in the storage dtype.
         wide: FP32 for half precision, FP64 for FP32.
         exact: FP64.
     """
@@ -117,7 +118,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Trialled:
-    """What the rules made of one trial: which of them failed it, and what the engine said."""
+    """Outcome of one trial: the rules that failed it, and the engine's verdict."""
 
     row: PlantedRow
     seed: int
@@ -211,7 +212,7 @@ RULES: Mapping[str, Callable[[Output], bool]] = {
 
 
 def passes(rule: Callable[[Output], bool], outputs: list[Output]) -> bool:
-    """Whether a rule passes all tensors. What it cannot compare, because of a shape or a device, it does not pass."""
+    """Returns True where a rule passes all tensors; it fails those whose shape or device it cannot compare."""
     try:
         return all(rule(output) for output in outputs)
     except (AssertionError, NotImplementedError, RuntimeError):
@@ -271,7 +272,7 @@ def attempt(row: PlantedRow, seed: int, bench: Bench) -> Trialled | None:
 
 
 def ours_alone(trial: Trial, got: Result) -> bool:
-    """Whether accelcheck's judgement of these tensors alone is that they are wrong."""
+    """Returns True where accelcheck judges from these tensors alone that they are wrong."""
     case, technique, device = trial.case, trial.technique, trial.device
     expected = trial.store.get(case, technique, trial.workload)
     dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
@@ -288,18 +289,18 @@ def group(rows: list[PlantedRow], seed: int, folder: str) -> list[Trialled]:
 
 
 def chosen(which: str) -> list[PlantedRow]:
-    """Rows of the kill table, hidden ones too: the 24 of this page, or all of forward mode that take no process or compilation."""
+    """Rows of the kill table, with hidden ones: the 24 of this page, or all of forward mode in this process."""
     forward = [row for row in runner.rows() if row.mode is Mode.FORWARD and not row.seeds]
     if which == "all":
         return forward
-    found = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]
-    if missing := (FAULTS | CORRECT) - {(row.plant, row.strength, row.workload) for row in found}:
+    result = [row for row in forward if (row.plant, row.strength, row.workload) in FAULTS | CORRECT]
+    if missing := (FAULTS | CORRECT) - {(row.plant, row.strength, row.workload) for row in result}:
         raise SystemExit(f"the catalogue of faults no longer has {sorted(missing)}: choose others")
-    return found
+    return result
 
 
 def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
-    """Of each rule the parts of the trials that it fails: most faults caught first, then fewest correct kernels failed."""
+    """Shares of trials that each rule fails: most faults caught first, then fewest correct kernels failed."""
     faulty = [trial for trial in trials if not trial.row.correct]
     faults = [trial for trial in faulty if not trial.row.hidden]
     correct = [trial for trial in trials if trial.row.correct]
@@ -308,7 +309,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
     def share(name: str, among: list[Trialled]) -> float:
         return sum(name in trial.failing for trial in among) / max(1, len(among))
 
-    found = [
+    rates = [
         {
             "rule": name,
             "caught": share(name, faults),
@@ -318,7 +319,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
         }
         for name in (OURS, FIRST_DRAW, *RULES)
     ]
-    return sorted(found, key=lambda rule: (-rule["caught"], rule["failed"]))
+    return sorted(rates, key=lambda rule: (-rule["caught"], rule["failed"]))
 
 
 def table(rules: list[dict[str, Any]]) -> str:
@@ -342,7 +343,7 @@ def wrong(trials: list[Trialled], name: str) -> list[str]:
         if trial.row.correct == (name in trial.failing) and not trial.row.hidden:
             kind = "fails" if trial.row.correct else "misses"
             seeds.setdefault(f"{kind} {trial.row}", []).append(trial.seed)
-    return [f"{line}: seeds {', '.join(map(str, sorted(found)))}" for line, found in sorted(seeds.items())]
+    return [f"{line}: seeds {', '.join(map(str, sorted(seed)))}" for line, seed in sorted(seeds.items())]
 
 
 def main() -> int:
@@ -360,10 +361,7 @@ def main() -> int:
         groups.setdefault((row.workload, row.dtype), []).append(row)
     trials: list[Trialled] = []
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         ordered = sorted(groups.values(), key=len, reverse=True)  # so that no process ends long after the others
         waiting = [pool.submit(group, rows, seed, folder) for rows in ordered for seed in range(options.seeds)]
         for done in as_completed(waiting):
@@ -373,7 +371,8 @@ def main() -> int:
     hidden = sum(bool(trial.row.hidden) for trial in trials)
     print(
         f"{plants[False]} faults and {plants[True]} correct kernels, {options.seeds} seeds, each in its dtypes: "
-        f"{of_faults} and {len(trials) - of_faults - hidden} trials, and {hidden} of hidden cells; torch {torch.__version__} on the CPU, "
+        f"{of_faults} and {len(trials) - of_faults - hidden} trials, and {hidden} of hidden cells; "
+        f"torch {torch.__version__} on the CPU, "
         f"{time.perf_counter() - start:.0f} s with {options.jobs} processes\n"
     )
     rules = shares(trials)
@@ -395,9 +394,9 @@ def main() -> int:
         print("\nThe first draw has eager's own bits, so no rule can see anything in it:")
         print("\n".join(f"- {row}: {count} of {options.seeds} seeds" for row, count in sorted(same_bits.items())))
     for name in [OURS, FIRST_DRAW, *RULES] if options.missed else [OURS]:
-        found = wrong(trials, name)
-        print(f"\n{name}: {'nothing missed, nothing failed that is correct' if not found else ''}")
-        print("\n".join(f"- {line}" for line in found))
+        wrong_names = wrong(trials, name)
+        print(f"\n{name}: {'nothing missed, nothing failed that is correct' if not wrong_names else ''}")
+        print("\n".join(f"- {line}" for line in wrong_names))
     return int(bool(wrong(trials, OURS)))
 
 

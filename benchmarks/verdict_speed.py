@@ -1,18 +1,19 @@
-"""What the full verdict of one tensor costs, against `torch.testing.assert_close`: time, and memory beyond the inputs.
+"""Measures time and memory of the full verdict of one tensor against `torch.testing.assert_close`.
 
     python benchmarks/verdict_speed.py --json baselines/cpu/verdict_speed.json      # on an otherwise idle machine; 2 min
     python benchmarks/verdict_speed.py --exponents 10 16 20 --memory 10 16 20 24 --blocks 15        # half a minute
 
-The verdict is `accelcheck.verify.judge.judge` of a result of one FP32 tensor against a reference that exists already, as for
-every technique after the first: all views, their budgets, all figures. Both compare a tensor with another that differs by
-rounding. They run in turn in one process (verdict, assert_close, assert_close, verdict), so that a machine that speeds up
-or slows down does so for both; each block gives one ratio of means. Printed are the medians of the blocks, the median
-ratio, and its 95 % interval by order statistics, which assumes nothing about how times are distributed. The limit is a ratio
-of 1: it is exceeded where the whole interval lies above, in two measurements one after the other.
+The verdict is `accelcheck.verify.judge.judge` of a result of one FP32 tensor against a reference that exists already,
+as for every technique after the first: all views, their budgets, all figures. Both compare a tensor with another that
+differs by rounding. They run in turn in one process (verdict, assert_close, assert_close, verdict), so that a machine
+that speeds up or slows down does so for both; each block gives one ratio of means. Printed are the medians of the
+blocks, the median ratio, and its 95 % interval by order statistics, which assumes nothing about how times are
+distributed. The limit is a ratio of 1: it is exceeded where the whole interval lies above, in two measurements one
+after the other.
 
-Memory is the peak of the running sum of the profiler's `[memory]` events, which count torch's allocations to the byte, or
-tracemalloc's peak, which has NumPy's: the larger of the two. The limit is 16 MiB for up to 2^26 elements. The exit status is 1
-where a limit is exceeded.
+Memory is the peak of the running sum of the profiler's `[memory]` events, which count torch's allocations to the byte,
+or tracemalloc's peak, which has NumPy's: the larger of the two. The limit is 16 MiB for up to 2^26 elements. The exit
+status is 1 where a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def reference(exponent: int) -> tuple[Tensor, Reference]:
 
 
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     start = time.perf_counter()
     for _ in range(times):
         call()
@@ -84,11 +85,11 @@ def blocks(ours: Callable[[], object], theirs: Callable[[], object], count: int)
     theirs()
     each = max(seconds(ours, 1), seconds(theirs, 1))
     times = max(1, round(BLOCK / 4 / each))
-    found = []
+    collected = []
     for _ in range(count):
         first, other, again, last = (seconds(call, times) for call in (ours, theirs, theirs, ours))
-        found.append(((first + last) / 2, (other + again) / 2))
-    return found
+        collected.append(((first + last) / 2, (other + again) / 2))
+    return collected
 
 
 def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -105,8 +106,8 @@ def peak(call: Callable[[], object]) -> int:
         call()
     held = most = 0
     # The raw events: `log.events()` has given most of them to the operators that they fell into.
-    found = log.profiler.kineto_results.events() if log.profiler is not None else []
-    for event in sorted((e for e in found if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+    events = log.profiler.kineto_results.events() if log.profiler is not None else []
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
     if not most:
@@ -125,18 +126,18 @@ def human(value: float) -> str:
 
 
 def timed(exponent: int, threads: int, count: int) -> dict[str, Any]:
-    """Seconds of either side, their ratio and its interval; measured once more where the whole interval lies above 1."""
+    """Seconds of either side, their ratio and its interval; measured again where the whole interval lies above 1."""
     candidate, expected = reference(exponent)
     eager = expected.truth[PATH].float()
     result = {PATH: candidate}
     torch.set_num_threads(threads)
     for _ in range(2):
-        found = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
-        ratios = [ours / theirs for ours, theirs in found]
+        judgement = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
+        ratios = [ours / theirs for ours, theirs in judgement]
         low, high = interval(ratios)
         if low <= 1.0:
             break
-    ours, theirs = (statistics.median(times) for times in zip(*found, strict=True))
+    ours, theirs = (statistics.median(times) for times in zip(*judgement, strict=True))
     return {
         "exponent": exponent,
         "threads": threads,
@@ -164,10 +165,11 @@ def main() -> int:
     times = []
     for exponent in options.exponents:
         for number in threads:
-            times.append(one := timed(exponent, number, options.blocks))
+            times.append(row := timed(exponent, number, options.blocks))
             print(
-                f"| 2^{exponent} | {number} | {human(one['verdict'])} | {human(one['assert_close'])} | {one['ratio']:.2f} "
-                f"| {one['low']:.2f} to {one['high']:.2f} |",
+                f"| 2^{exponent} | {number} | {human(row['verdict'])} | {human(row['assert_close'])} | "
+                f"{row['ratio']:.2f} "
+                f"| {row['low']:.2f} to {row['high']:.2f} |",
                 flush=True,
             )
     print("\n| elements | memory beyond the inputs |\n|---:|---:|")
@@ -180,7 +182,7 @@ def main() -> int:
     if options.json:
         stored = {"torch": torch.__version__, "processors": os.cpu_count(), "times": times, "memory": weights}
         options.json.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
-    return int(any(one["low"] > 1.0 for one in times) or any(one["bytes"] > LIMIT for one in weights))
+    return int(any(item["low"] > 1.0 for item in times) or any(weight["bytes"] > LIMIT for weight in weights))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from technique_harness import StubDevice
@@ -12,9 +14,6 @@ from accelcheck.experiments.claims.catalogue import Claim, What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from accelcheck.devices.base import Device
 
 
@@ -32,7 +31,7 @@ def claims() -> tuple[Claim, ...]:
 
 
 def given() -> dict[str, frozenset[What]]:
-    return {name: one.gives for name, one in experiments().items()}
+    return {name: experiment.gives for name, experiment in experiments().items()}
 
 
 def claim(what: What, figure: float, name: str = "a", experiment: str = "one") -> Claim:

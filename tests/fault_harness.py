@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from technique_harness import StubDevice
 
@@ -12,20 +13,15 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import DTYPES, Case, Evidence, Mode, Verdict
 from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.core.registry import discover
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
+from accelcheck.selftest.faults.base import Change
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.observe import Log
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.techniques.observe import Log
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 
 FORWARD, BACKWARD, TRAIN = Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN
 
@@ -64,6 +60,12 @@ class Planted(Technique):
         yield Evidence("the program was changed", 1, engaged=True)
 
 
+class Once(Planted):
+    """Has no gradients of gradients."""
+
+    differentiates_twice = False
+
+
 @functools.cache
 def built_in() -> Mapping[str, Workload]:
     """The suite's workloads by name."""
@@ -99,11 +101,40 @@ def verdict_of(
     return bench(store, technique, workload).run(case(workload, mode, dtype, technique.name))
 
 
+def _ended(
+    verdict: Verdict,
+    store: Store,
+    technique: Technique,
+    workload: Workload,
+    mode: Mode = FORWARD,
+    dtype: str = "float32",
+) -> Record:
+    record = verdict_of(store, technique, workload, mode, dtype)
+    assert record.verdict is verdict, f"{record.verdict}: {record.why}\n{record.traceback}"
+    return record
+
+
+passed = functools.partial(_ended, Verdict.PASS)
+"""The record as of `verdict_of`, after an assertion that it is a pass."""
+
+failed = functools.partial(_ended, Verdict.FAIL)
+"""The record as of `verdict_of`, after an assertion that it is a failure."""
+
+erred = functools.partial(_ended, Verdict.ERROR)
+"""The record as of `verdict_of`, after an assertion that it is an error."""
+
+
+def observed(record: Record, claim: str) -> str:
+    """The observation of the one entry with a claim; empty without one."""
+    (text,) = [str(entry.observed) for entry in record.evidence if entry.claim == claim] or [""]
+    return text
+
+
 def faults(record: Record) -> dict[str, set[str]]:
-    """What was wrong, by path: the views that caught it, or the kind of fault."""
-    found: dict[str, set[str]] = {}
+    """Returns faults by path: the views that caught them, or the kind of fault."""
+    table: dict[str, set[str]] = {}
     if record.verdict is Verdict.FAIL:
         for fault in record.faults:
             path = "not engaged" if fault.kind is FaultKind.EVIDENCE else fault.path
-            found.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
-    return found
+            table.setdefault(path, set()).add(f"view {fault.what}" if fault.kind is FaultKind.VIEW else fault.what)
+    return table

@@ -22,8 +22,8 @@ def journal(path: Path, *records: Record, fingerprint: Fingerprint = EPYC, end: 
     header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
     written = Journal(path)
     written.header(header | {"devices": {fingerprint.device: device}} | facts)
-    for one in records:
-        written.case(one.as_json())
+    for row in records:
+        written.case(row.as_json())
     if end:
         written.end({"exit": 0})
     else:

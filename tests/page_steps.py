@@ -1,15 +1,13 @@
-"""Reads a page that builds a file step by step: each Python block changes what the blocks before it made. Contains no tests."""
+"""Reads a page that builds a file in steps: each Python block changes the file. Contains no tests."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import TypeAlias
 
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -17,7 +15,7 @@ FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Step:
-    """The file as it is after a Python block, and the blocks of other languages until the next one, each with its language."""
+    """File after a Python block, and the blocks of other languages until the next one, with their languages."""
 
     tree: ast.Module
     shown: list[tuple[str, str]]
@@ -29,21 +27,23 @@ class Step:
 
 def steps(page: Path) -> list[Step]:
     """The steps of a page, in their order."""
-    found: list[Step] = []
+    collected: list[Step] = []
     for language, text in FENCED.findall(page.read_text("utf-8")):
         if language == "python":
-            body = [*found[-1].tree.body] if found else []
-            found.append(Step(ast.Module(merged(body, ast.parse(text).body), []), []))
-        elif found:
-            found[-1].shown.append((language, text))
-    return found
+            body = [*collected[-1].tree.body] if collected else []
+            collected.append(Step(ast.Module(merged(body, ast.parse(text).body), []), []))
+        elif collected:
+            collected[-1].shown.append((language, text))
+    return collected
 
 
 def merged(body: list[ast.stmt], changes: list[ast.stmt]) -> list[ast.stmt]:
     """Statements with what `changes` adds and replaces: classes by their members, everything else by its name."""
     body = list(body)
     for change in changes:
-        place = next((place for place, one in enumerate(body) if named(one) == named(change) is not None), None)
+        place = next(
+            (place for place, statement in enumerate(body) if named(statement) == named(change) is not None), None
+        )
         if isinstance(change, (ast.Import, ast.ImportFrom)):
             body.insert(1, change)  # behind `from __future__ import annotations`, which is the first
         elif place is None:
@@ -58,7 +58,7 @@ def merged(body: list[ast.stmt], changes: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def named(statement: ast.stmt) -> str | None:
-    """What a statement defines."""
+    """Returns the name that a statement defines."""
     if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
         return statement.name
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -68,12 +68,14 @@ def named(statement: ast.stmt) -> str | None:
 
 def contents(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
     """Everything that statements define and import, a text each, so that order does not matter."""
-    for one in body:
-        if isinstance(one, ast.ImportFrom):
-            yield from (f"{inside}from {one.module} import {alias.name}" for alias in one.names)
-        elif isinstance(one, ast.ClassDef):
-            yield from contents(one.body, f"{inside}{one.name}({', '.join(map(ast.unparse, one.bases))}) ")
-        elif isinstance(one, ast.If):
-            yield from contents(one.body, f"{inside}if {ast.unparse(one.test)}: ")
+    for statement in body:
+        if isinstance(statement, ast.ImportFrom):
+            yield from (f"{inside}from {statement.module} import {alias.name}" for alias in statement.names)
+        elif isinstance(statement, ast.ClassDef):
+            yield from contents(
+                statement.body, f"{inside}{statement.name}({', '.join(map(ast.unparse, statement.bases))}) "
+            )
+        elif isinstance(statement, ast.If):
+            yield from contents(statement.body, f"{inside}if {ast.unparse(statement.test)}: ")
         else:
-            yield inside + ast.unparse(one)
+            yield inside + ast.unparse(statement)

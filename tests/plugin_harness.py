@@ -1,4 +1,4 @@
-"""Runs pytest with accelcheck inside a test, with a stub of the probe and with techniques that are right, or wrong on purpose.
+"""Runs pytest with accelcheck inside a test, with a stub of the probe and techniques that are right or wrong.
 
 It has no tests of its own.
 """
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
 
-# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice, and functions
-# that are sent to other processes must be those of their modules: import them now.
+# After a run in this process, pytester removes the modules that the run imported, but torch cannot be imported twice,
+# and functions that are sent to other processes must be those of their modules: import them now.
 Matrix.load()
 importlib.import_module("torch._dynamo")
 importlib.import_module("hypothesis")  # its plugin imports it at the end of each run, in half a second
@@ -77,9 +77,9 @@ class Toy(Technique):
     """Runs the module and gives evidence of it; `act` changes what it does.
 
     Args:
-        name: Of the technique.
+        name: Name of the technique.
         act: Called with the program in `prepare`.
-        engaged: Whether its evidence says that it ran; ``None`` gives no evidence.
+        engaged: True where its evidence says that it ran; ``None`` gives no evidence.
     """
 
     family = "toy"
@@ -292,8 +292,8 @@ class Ran:
 
     def record(self, technique: str, workload: str = "tiny") -> Record:
         """The one record of a pair."""
-        (found,) = (r for r in self.records if (r.case.technique, r.case.workload) == (technique, workload))
-        return found
+        (result,) = (r for r in self.records if (r.case.technique, r.case.workload) == (technique, workload))
+        return result
 
     @property
     def cases(self) -> list[dict[str, Any]]:
@@ -319,7 +319,7 @@ class Suite:
         self.answer()
 
     def answer(self, **found: Capability) -> None:
-        """Set what the probe answers in runs in this process: the CPU is present, `found` devices have the given answers."""
+        """Set the probe's answers of runs in this process: the CPU is present, `found` gives those of other devices."""
 
         def probe(
             names: Iterable[str] | None, timeout: float = 0, extra: Iterable[Device] = ()
@@ -334,7 +334,7 @@ class Suite:
 
     @property
     def path(self) -> Path:
-        """Where the runs take place."""
+        """The folder of the runs."""
         return self.pytester.path
 
     def ini(self, **values: str) -> None:
@@ -343,7 +343,7 @@ class Suite:
         self.pytester.makeini("\n".join(["[pytest]", *lines]))
 
     def ledger(self, name: str = "ledger.toml", **fields: Any) -> Path:
-        """Write a ledger of one entry; `fields`, with underscores, replace those of one that expects ``toy-value`` to fail."""
+        """Write a ledger of one entry that expects ``toy-value`` to fail, with other `fields` (_ for hyphens)."""
         entry = {
             "cases": ["toy-value/tiny/*"],
             "verdict": "fail",
@@ -394,13 +394,13 @@ class Suite:
 
 
 def reaches(stat: Path, *states: str) -> bool:
-    """Whether the process of this file in /proc gets into one of these states within 30 s."""
+    """Returns True once the process of this file in /proc is in one of these states, within 30 s."""
     for _ in range(600):
         try:
-            found = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            state = stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
         except OSError:
-            found = "gone"
-        if found in states:
+            state = "gone"
+        if state in states:
             return True
         time.sleep(0.05)
     return False

@@ -1,4 +1,4 @@
-"""Processes that tests start: how they are started and ended, which of them still run, and that none outlives the tests.
+"""Starts, ends and counts the processes of tests; none outlives the tests.
 
 It has no tests of its own.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # it comes without annotations
 
 from accelcheck.core import files
 from accelcheck.core.processes import end_with_parent, kill_tree, polls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PATIENT = 240.0
 """Seconds that a run in a process of its own may take on a busy machine."""
@@ -31,15 +31,39 @@ END_WITH_US = ("multiprocessing.resource_tracker", "torch._inductor.compile_work
 """Parts of the command lines of what is started once for a process, and waits for its end."""
 
 
+def completed(words: Sequence[str | Path], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; its exit status and what it printed."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, **options)
+
+
+def script(path: Path) -> ModuleType:
+    """A script as a module, executed but not as ``__main__``."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder that has modules, beside those of accelcheck and of its tests."""
+    where = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent, folder)))
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return completed([sys.executable, *words], cwd=folder, env={**known, "PYTHONPATH": where, **environ})
+
+
 @contextlib.contextmanager
 def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running program; at the end of the context it is killed, with everything that it has started, and when this process ends.
+    """A running program, killed at the end of the context or of this process, with all that it started.
 
-    An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start ignore it.
+    An interrupt ends it, also where the tests run in the background of a shell, which has them and all that they start
+    ignore it.
 
     Args:
         words: The program and its arguments.
-        **options: Of `subprocess.Popen`.
+        **options: Options of `subprocess.Popen`.
     """
     begin = functools.partial(_begin, os.getpid())
     process = subprocess.Popen(words, text=True, start_new_session=True, preexec_fn=begin, **options)  # noqa: PLW1509 - it takes no lock
@@ -88,7 +112,7 @@ def _run_here(script: Path, output: Path) -> NoReturn:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet waited for does not."""
+    """Returns True where a process runs, and False for one that ended and was not yet waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -96,7 +120,7 @@ def alive(pid: int) -> bool:
 
 
 def left(*pids: int, seconds: float = 5.0) -> list[int]:
-    """Which of the processes still run after that time at most."""
+    """Returns the processes that still run after that time at most."""
     for _ in polls(seconds):
         if not any(map(alive, pids)):
             break
@@ -105,11 +129,11 @@ def left(*pids: int, seconds: float = 5.0) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Everything that a process has started and that still runs."""
-    return [one.pid for one in psutil.Process(pid).children(recursive=True) if alive(one.pid)]
+    return [child.pid for child in psutil.Process(pid).children(recursive=True) if alive(child.pid)]
 
 
 def end_what_is_left() -> list[str]:
-    """Kill what this process, which adopts orphans, has started; what still ran after some seconds, with its command line."""
+    """Kill all processes that this one has started; returns those that still ran after seconds, by command line."""
     if pools := sys.modules.get("accelcheck.techniques.distributed.pool"):
         pools.close_all()  # ranks that it keeps for the next case
     for _ in polls(5.0):
@@ -122,8 +146,8 @@ def end_what_is_left() -> list[str]:
 
 def _children() -> dict[int, str]:
     """Command lines of the children that do not end with this process by themselves, by number."""
-    found = {}
+    children = {}
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            found[child.pid] = " ".join(child.cmdline())
-    return {pid: words for pid, words in found.items() if alive(pid) and not any(one in words for one in END_WITH_US)}
+            children[child.pid] = " ".join(child.cmdline())
+    return {pid: words for pid, words in children.items() if alive(pid) and not any(w in words for w in END_WITH_US)}

@@ -1,17 +1,14 @@
-"""What a test's ranks run, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test by itself."""
+"""Program of a test's ranks, without torch: ``complain`` ends at once, ``stay`` waits to be ended. No test."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.processes import Mailbox
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What tests have the ranks of a pool do, right and wrong. A module of its own: ranks import it. No test by itself."""
+"""Right and wrong strategies for the ranks of a pool, in a module that ranks can import. No test by itself."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ VOID = {"meta", "img", "input", "br", "link"}
 
 
 class Page(html.parser.HTMLParser):
-    """What a parser sees of a report: tags with their attributes, texts outside of scripts, texts of scripts."""
+    """Parsed report: tags with their attributes, texts outside of scripts, texts of scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

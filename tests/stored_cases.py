@@ -1,18 +1,17 @@
 """The list of all cases with their levels and seeds, as `cases.txt` beside this file keeps it.
 
-`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md, since
-ledgers, baselines and journals name cases by their ids.
+`benchmarks/regenerate.py` adds cases to it. One that is in it must never change or go without a line in CHANGELOG.md,
+since ledgers, baselines and journals name cases by their ids.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from accelcheck.core.case import Case
 
 STORED = Path(__file__).with_name("cases.txt")
@@ -24,7 +23,7 @@ Fact = tuple[str, int, int]
 
 
 def facts(cases: Iterable[Case]) -> set[Fact]:
-    """What is kept of cases."""
+    """Kept facts of cases."""
     return {(case.id, case.level, case.seed) for case in cases}
 
 
@@ -51,12 +50,12 @@ def written(cases: Iterable[Case]) -> str:
 
 
 def stored() -> set[Fact]:
-    """What the file says."""
+    """Parses the file."""
     return set(parsed(STORED.read_text(encoding="ascii")))
 
 
 def parsed(text: str) -> Iterator[Fact]:
-    """What a text of `written` says."""
+    """Parses a text of `written`."""
     seeds: dict[str, int] = {}
     for line in text.splitlines():
         kind, *words = line.split()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.base import Device, Fingerprint
-from accelcheck.techniques.observe import Operator, OperatorLog
-from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Result
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import Log, Operator, OperatorLog
+from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 
 class StubDevice(Device):
@@ -60,10 +56,10 @@ class Ran:
 
     @property
     def engaged(self) -> bool:
-        return bool(self.evidence) and all(one.engaged for one in self.evidence)
+        return bool(self.evidence) and all(entry.engaged for entry in self.evidence)
 
     def missing(self) -> list[str]:
-        return [f"{one.claim}: {one.observed}" for one in self.evidence if not one.engaged]
+        return [f"{entry.claim}: {entry.observed}" for entry in self.evidence if not entry.engaged]
 
 
 def run(
@@ -92,14 +88,41 @@ def plain(problem: Problem, mode: Mode = Mode.FORWARD, dtype: torch.dtype = torc
     return Program.of(problem, dtype=dtype).run(mode)
 
 
-def differences(one: Result, other: Result, tolerance: float = 1e-5) -> list[str]:
-    """Paths that only one result has, or whose values differ by more than `tolerance`, relative to the largest value."""
-    unlike = sorted(one.keys() ^ other.keys())
-    for path in sorted(one.keys() & other.keys()):
-        a, b = one[path].double(), other[path].double()
+def differences(left: Result, right: Result, tolerance: float = 1e-5) -> list[str]:
+    """Paths that only one result has, or whose values differ by more than `tolerance` of the largest value."""
+    unlike = sorted(left.keys() ^ right.keys())
+    for path in sorted(left.keys() & right.keys()):
+        a, b = left[path].double(), right[path].double()
         if a.shape != b.shape or not bool(((a - b).abs() <= tolerance * max(1.0, float(b.abs().max()))).all()):
             unlike.append(path)
     return unlike
+
+
+def engaged(
+    technique: Technique,
+    problem: Problem,
+    mode: Mode = Mode.FORWARD,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Ran:
+    """Runs a technique and asserts that nothing is missing in its evidence."""
+    ran = run(technique, problem, mode, device, dtype)
+    assert ran.engaged, ran.missing()
+    return ran
+
+
+def agrees(
+    technique: Technique,
+    make: Callable[[], Problem],
+    mode: Mode = Mode.FORWARD,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 1e-5,
+) -> Ran:
+    """Runs a technique and asserts that it is `engaged`, with the result of the same problem without it."""
+    ran = engaged(technique, make(), mode, device, dtype)
+    assert not differences(ran.result, plain(make(), mode, dtype), tolerance)
+    return ran
 
 
 def named(techniques: Sequence[Technique], name: str) -> Technique:
@@ -151,3 +174,25 @@ def squared(out: Any, target: Tensor) -> Tensor:
     """Mean squared error in FP32, whatever the output's dtype."""
     loss: Tensor = (out.float() - target).square().mean()
     return loss
+
+
+class Attention(nn.Module):
+    """torch's attention, with options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)

@@ -7,11 +7,11 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck import api
@@ -21,7 +21,7 @@ ROOT = Path(accelcheck.__file__).parents[1]
 KINDS = ("device", "model", "quantizer", "technique", "workload")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*/*.py") if path.parent.name in KINDS)
 SHOWN = [path for path in EXAMPLES if path.parent.name != "quantizer"]
-"""Those that docs/extending.md shows; tests/docs/test_quantizer_page.py has the other."""
+"""Examples that docs/extending.md shows; tests/docs/test_quantizer_page.py has the other."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTENDING = ROOT / "docs" / "extending.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -29,52 +29,46 @@ HEADER = re.compile(
     r"^    \$ (?P<command>.+)\n\nIt prints, among other lines:\n\n(?P<output>(?:    .+\n)+)", re.MULTILINE
 )
 STRANGERS = {"torch", "pytest", *sys.stdlib_module_names}
-"""What an example may import besides the public interface."""
+"""Modules that an example may import besides the public interface."""
 
 
 def imports(source: str) -> list[str]:
     """Everything that a program imports, also inside of functions, as ``module`` or ``module.name``."""
-    found: list[str] = []
+    imported: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
-    return found
+            imported += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return imported
 
 
 def internal(source: str) -> list[str]:
-    """What a program imports from accelcheck besides the public interface."""
+    """Imports of a program from accelcheck besides the public interface."""
     ours = [name for name in imports(source) if name.partition(".")[0] == "accelcheck"]
     return [name for name in ours if name.split(".")[:2] != ["accelcheck", "api"]]
 
 
 def foreign(source: str) -> list[str]:
-    """What a program imports besides the public interface, torch, pytest and the standard library."""
+    """Imports of a program besides the public interface, torch, pytest and the standard library."""
     others = [name for name in imports(source) if name.partition(".")[0] not in {"accelcheck", *STRANGERS}]
     return [*internal(source), *others]
 
 
 def blocks(document: Path, language: str) -> list[str]:
     """The fenced blocks of a document in a language."""
-    return [text for found, text in FENCED.findall(document.read_text("utf-8")) if found == language]
+    return [text for kind, text in FENCED.findall(document.read_text("utf-8")) if kind == language]
 
 
 def header(example: Path) -> tuple[str, str]:
     """The command that an example's docstring gives, and the lines that it promises."""
-    found = HEADER.search(f"{ast.get_docstring(ast.parse(example.read_text('utf-8')))}\n")
-    assert found is not None, f"{example}: expected a command after `$` and the lines that it prints"
-    return found["command"], "".join(line.removeprefix("    ") for line in found["output"].splitlines(keepends=True))
+    match = HEADER.search(f"{ast.get_docstring(ast.parse(example.read_text('utf-8')))}\n")
+    assert match is not None, f"{example}: expected a command after `$` and the lines that it prints"
+    return match["command"], "".join(line.removeprefix("    ") for line in match["output"].splitlines(keepends=True))
 
 
 def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = completed([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     return done.stdout.strip()
 
 
@@ -90,7 +84,10 @@ def test_what_a_device_needs_imports_no_torch() -> None:
 
 
 def test_a_technique_can_be_imported_first() -> None:
-    code = "from accelcheck.api import Technique; from accelcheck.techniques.base import Technique as T; print(T is Technique)"
+    code = (
+        "from accelcheck.api import Technique; from accelcheck.techniques.base import Technique as T; "
+        "print(T is Technique)"
+    )
     assert python(code) == "True"
 
 
@@ -106,9 +103,7 @@ def test_type_checkers_see_the_names_that_are_resolved() -> None:
     (typed,) = (
         node for node in tree.body if isinstance(node, ast.If) and any(isinstance(n, ast.ImportFrom) for n in node.body)
     )
-    seen = {
-        (node.module, alias.name) for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    seen = {(n.module, alias.name) for n in typed.body if isinstance(n, ast.ImportFrom) for alias in n.names}
     assert seen == {(module, name) for module, names in api._MODULES.items() for name in names}
     assert sorted(api.__all__) == sorted(name for _, name in seen)
 
@@ -169,14 +164,11 @@ def test_examples_run_and_pass(example: Path, tmp_path: Path) -> None:
     words = shlex.split(command)
     # Without `python -m` the folder is not on the path: -P keeps that.
     program = [sys.executable] if words[0] == "python" else [sys.executable, "-P", "-m", "pytest"]
-    done = subprocess.run(
+    done = completed(
         [*program, *words[1:], "--accel-journal=journal.jsonl"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert output in done.stdout

@@ -1,4 +1,4 @@
-"""Tests of processes in the background of a shell, where interrupts and hang-ups are ignored, beside programs that keep both cores busy."""
+"""Processes in the background of a shell, where interrupts and hang-ups are ignored, on busy cores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from process_harness import started
 
 ROOT = Path(__file__).parents[1]
 FILES = (
-    "tests/benchmarks/test_gpu_steps.py",
-    "tests/commands/test_run_command.py",
-    "tests/core/test_clean_process.py",
-    "tests/core/test_processes.py",
-    "tests/explain/test_explain.py",
-    "tests/plugin/test_survival.py",
-)
+    "tests/benchmarks/test_gpu_steps.py", "tests/commands/test_run_command.py", "tests/core/test_clean_process.py",
+    "tests/core/test_processes.py", "tests/explain/test_explain.py", "tests/plugin/test_survival.py",
+)  # fmt: skip
 CHOSEN = "signal or interrupted or killed or ended or ends or crash or hangs or left"
 BACKGROUND = """trap '' HUP INT; exec "$@" """
-"""What `nohup` and `&` do to a program that a script starts."""
+"""Signals that `nohup` and `&` ignore in a program that a script starts."""
 
 
 @pytest.mark.slow

@@ -9,9 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck import cli
@@ -22,19 +25,13 @@ from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint, Status
 from accelcheck.techniques.matrix import Matrix
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PARSERS = {parser.prog: parser for parser in cli.parser().all_commands()}
 LEAVES = {name: parser for name, parser in PARSERS.items() if not parser.commands()}
 
 
 def program(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own."""
     code = code or "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=120
-    )
+    return completed([sys.executable, "-c", code, *words], timeout=120)
 
 
 def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -66,9 +63,7 @@ def test_each_help_ends_with_examples_that_parse(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_no_line_of_a_help_but_an_example_is_wider_than_the_terminal(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_of_a_help_but_examples_is_wider_than_the_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = PARSERS[name].format_help()
     below = text.partition("\n\n")[2]  # argparse wraps the usage, as far as it can
@@ -83,9 +78,7 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_package_runs_as_the_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "accelcheck", "--version"], capture_output=True, text=True, check=False
-    )
+    done = completed([sys.executable, "-m", "accelcheck", "--version"])
     assert (done.returncode, done.stdout) == (0, f"accelcheck {accelcheck.__version__}\n"), done.stderr
 
 
@@ -112,9 +105,9 @@ def test_a_near_miss_is_answered_with_the_nearest(words: str, said: str, capsys:
 
 
 def test_a_duet_of_nothing_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused("duet", capsys=capsys)
-    assert said.startswith("usage: accelcheck duet")
-    assert "--python, --env-a or --env-b" in said
+    printed = refused("duet", capsys=capsys)
+    assert printed.startswith("usage: accelcheck duet")
+    assert "--python, --env-a or --env-b" in printed
 
 
 @pytest.mark.parametrize(
@@ -146,22 +139,14 @@ def test_declaring_all_commands_imports_neither_torch_nor_numpy() -> None:
     assert program(code=code).stdout.strip() == "[]"
 
 
-def test_without_torch_a_command_says_who_helps(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(Matrix, "load", load)
+def test_without_torch_commands_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Matrix, "load", Mock(side_effect=ModuleNotFoundError("No module named 'torch'", name="torch")))
     assert cli.main(["list", "--markdown"]) == NOTHING
     assert capsys.readouterr().err == "accelcheck: torch is not installed; accelcheck doctor says how to install it\n"
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'other'", name="other")
-
-    monkeypatch.setattr(Matrix, "load", load)
+    monkeypatch.setattr(Matrix, "load", Mock(side_effect=ModuleNotFoundError("No module named 'other'", name="other")))
     with pytest.raises(ModuleNotFoundError):
         cli.main(["list", "--markdown"])
 
@@ -169,9 +154,6 @@ def test_another_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     print_json("test", {"a": [float("nan"), 1.5], "b": {"c": (float("inf"),)}})
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "kind": "test", "a": [None, 1.5], "b": {"c": [None]}}
-
-
-# Lists.
 
 
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -193,14 +175,14 @@ def test_the_list_of_cases_is_that_of_a_run(capsys: pytest.CaptureFixture[str]) 
 def test_the_list_of_workloads_can_be_that_of_a_technique(capsys: pytest.CaptureFixture[str]) -> None:
     known = Matrix.load()
     every = listed(capsys, "--workloads")["workloads"]
-    assert [one["name"] for one in every] == list(known.workloads)
-    some = {one["name"] for one in listed(capsys, "--workloads", "--technique=sdpa-math")["workloads"]}
+    assert [entry["name"] for entry in every] == list(known.workloads)
+    some = {entry["name"] for entry in listed(capsys, "--workloads", "--technique=sdpa-math")["workloads"]}
     cases = known.cases(Selection(("cpu",), techniques=("sdpa-math",), level=4))
     assert some == {case.workload for case in cases} != set(known.workloads)
 
 
 def test_the_list_of_traits_says_who_asks_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    traits = {one["name"]: one for one in listed(capsys, "--traits")["traits"]}
+    traits = {trait["name"]: trait for trait in listed(capsys, "--traits")["traits"]}
     known = Matrix.load()
     assert set(traits) >= {trait for workload in known.workloads.values() for trait in workload.traits}
     assert "sdpa-math" in traits["attention"]["required-by"]
@@ -212,12 +194,12 @@ def test_the_list_of_techniques_has_each_answer_with_its_reason(
 ) -> None:
     here = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, versions={"torch": "2"}))
     monkeypatch.setattr("accelcheck.commands.listing.probe", lambda *_, **__: ({"cpu": here}, None))
-    found = listed(capsys, "--device=cpu", "--technique=checkpoint-xla", "--technique=amp-bf16")
-    amp, checkpoint = sorted(found["techniques"], key=lambda one: str(one["name"]))
+    shown = listed(capsys, "--device=cpu", "--technique=checkpoint-xla", "--technique=amp-bf16")
+    amp, checkpoint = sorted(shown["techniques"], key=lambda one: str(one["name"]))
     assert amp["answers"]["cpu"]["runs"] is True
     assert checkpoint["answers"]["cpu"]["verdict"] == "unsupported"
     assert checkpoint["answers"]["cpu"]["reason"]
-    assert found["devices"]["cpu"]["fingerprint"]["versions"] == {"torch": "2"}
+    assert shown["devices"]["cpu"]["fingerprint"]["versions"] == {"torch": "2"}
 
 
 def test_the_list_of_devices_says_why_one_is_absent(
@@ -228,9 +210,6 @@ def test_the_list_of_devices_says_why_one_is_absent(
     assert cuda["capability"]["code"] == "no-hardware"
     assert cli.main(["list", "--devices", "--device=cdua"]) == USAGE
     assert "Did you mean 'cuda'?" in capsys.readouterr().err
-
-
-# Completion.
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -249,18 +228,17 @@ def test_bash_completes_commands_options_and_paths(tmp_path: Path, capsys: pytes
     (tmp_path / "completion").write_text(capsys.readouterr().out)
     (tmp_path / "store").mkdir()
 
-    def completed(*words: str) -> list[str]:
+    def proposed(*words: str) -> list[str]:
         ask = (
             f"source completion; COMP_WORDS=({shlex.join(['accelcheck', *words])}); COMP_CWORD={len(words)}; "
             f"COMP_LINE={shlex.quote(' '.join(['accelcheck', *words]))}; COMP_POINT=${{#COMP_LINE}}; "
-            "$(complete -p accelcheck | sed 's/.*-F \\([^ ]*\\) .*/\\1/') accelcheck; printf '%s\\n' \"${COMPREPLY[@]}\""
+            "$(complete -p accelcheck | sed 's/.*-F \\([^ ]*\\) .*/\\1/') accelcheck; "
+            "printf '%s\\n' \"${COMPREPLY[@]}\""
         )
-        ended = subprocess.run(
-            ["bash", "--norc", "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
-        )
+        ended = completed(["bash", "--norc", "-c", ask], check=True, cwd=tmp_path, timeout=60)
         return [word.strip() for word in ended.stdout.split()]
 
-    assert completed("doc") == ["doctor"]
-    assert completed("list", "--workl") == ["--workloads", "--workload"]
-    assert completed("duet", "--level", "") == ["1", "2", "3", "4"]
-    assert completed("baseline", "--baselines", "sto") == ["store"]
+    assert proposed("doc") == ["doctor"]
+    assert proposed("list", "--workl") == ["--workloads", "--workload"]
+    assert proposed("duet", "--level", "") == ["1", "2", "3", "4"]
+    assert proposed("baseline", "--baselines", "sto") == ["store"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import os
 import re
 import socket
@@ -12,19 +11,18 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from process_harness import completed, script
 
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.devices import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 nox = pytest.importorskip("nox", reason="nox is not installed: pip install --group tests")
 
@@ -47,16 +45,11 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @cache
 def load() -> Any:
     """The module, executed once: nox warns of sessions that are registered twice."""
-    spec = importlib.util.spec_from_file_location("noxfile_under_test", ROOT / "noxfile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "noxfile.py")
 
 
 class SkippedError(Exception):
-    """What a session raises to skip itself."""
+    """Exception of a session that skips itself."""
 
 
 class CaseFailedError(Exception):
@@ -87,7 +80,6 @@ class Session:
 
     @property
     def ran(self) -> list[str]:
-        """The words of the first command."""
         return self.runs[0]
 
     def run(
@@ -118,11 +110,8 @@ class Session:
 
 def run_nox(*words: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELCHECK_", "NOX"))}
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
         env=environ | {"NO_COLOR": "1"},
     )
@@ -181,9 +170,6 @@ def test_torch_is_pinned_for_each_backend_and_nowhere_else(noxfile: Any) -> None
     assert "torch==" not in (ROOT / "pyproject.toml").read_text()
 
 
-# The wheel index.
-
-
 @contextmanager
 def silent() -> Iterator[str]:
     """An address that takes connections and never answers."""
@@ -218,14 +204,11 @@ def rude() -> Iterator[str]:
 
 @contextmanager
 def nonsense() -> Iterator[str]:
-    """No address at all."""
     yield "not an address"
 
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """An index that answers."""
-
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -255,9 +238,7 @@ def test_the_default_index_serves_unless_another_is_named(noxfile: Any) -> None:
 
 
 @pytest.mark.parametrize("place", [refusing, silent, rude, nonsense])
-def test_an_index_that_does_not_answer_is_passed_by_within_seconds(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
+def test_an_index_without_answer_is_left_in_seconds(noxfile: Any, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     assert noxfile.INDEX_TIMEOUT <= 10
     monkeypatch.setattr(noxfile, "INDEX_TIMEOUT", 1.0)
     session = Session()
@@ -292,9 +273,6 @@ def test_credentials_in_the_address_reach_pip_and_no_log(noxfile: Any, monkeypat
     assert "hush" not in session.warned[0]
 
 
-# Absent hardware.
-
-
 @pytest.mark.skipif(
     hardware.nvidia().capability.ok or hardware.amd().capability.ok or hardware.tpu().capability.ok,
     reason="this machine has an accelerator",
@@ -313,17 +291,14 @@ def test_absent_hardware_skips_before_anything_is_installed() -> None:
 
 def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "amd", lambda: hardware.Hardware(2, (), "", SUPPORTED))
-    found = noxfile._rocm()
-    assert found.code is Code.WRONG_BUILD
-    assert INDEX in found.action
+    result = noxfile._rocm()
+    assert result.code is Code.WRONG_BUILD
+    assert INDEX in result.action
     monkeypatch.setenv(INDEX, "https://example.org/rocm")
     assert noxfile._rocm().ok
     monkeypatch.delenv(INDEX)
     monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "rocm"])
     assert noxfile._rocm().ok
-
-
-# What a session runs.
 
 
 def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:
@@ -342,7 +317,7 @@ def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: An
 
 
 def on_driver(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> Session:
-    """What the session `cuda` does on a machine with this driver."""
+    """Installs of the session `cuda` on a machine with this driver."""
     monkeypatch.setitem(noxfile.ABSENT, "cuda", SUPPORTED)
     monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), version, SUPPORTED))
     monkeypatch.setattr(noxfile.shutil, "which", lambda _: None)
@@ -352,9 +327,7 @@ def on_driver(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> Se
 
 
 @pytest.mark.parametrize("version", ["580.159.04", "", "590.10"])
-def test_a_gpu_gets_the_newest_torch_with_what_reads_its_clocks(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_gpu_gets_the_newest_torch_and_a_clock(noxfile: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     session = on_driver(noxfile, monkeypatch, version)
     assert session.installed == [*noxfile.PINS["cuda"], "-e", ".[accuracy,torchao,extensions,cuda13]"]
     assert not session.warned
@@ -367,9 +340,7 @@ def test_an_older_driver_gets_a_torch_that_it_runs(noxfile: Any, monkeypatch: py
     assert "driver 550.54.15 runs CUDA 12: torch==2.10.0 instead of torch==2.15.0, which needs 580" in warning
 
 
-def test_nvidia_smi_is_asked_for_the_driver_where_proc_does_not_tell(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvidia_smi_tells_the_driver_where_proc_does_not(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile.hardware, "nvidia", lambda: hardware.Hardware(1, (), "", SUPPORTED))
     monkeypatch.setattr(noxfile.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     printed = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n", "")
@@ -377,9 +348,7 @@ def test_nvidia_smi_is_asked_for_the_driver_where_proc_does_not_tell(
     assert noxfile._driver() == "550.54.15"
 
 
-def test_flash_attention_is_installed_from_wheels_alone_and_may_be_missing(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_comes_from_wheels_alone_or_is_missing(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = on_driver(noxfile, monkeypatch, "580.1")
     installs = [words for words in session.runs if words[:4] == ["python", "-m", "pip", "install"]]
     assert [words[-2] for words in installs] == ["flash-attn", "flash-attn-4"]
@@ -403,9 +372,7 @@ def test_the_session_of_benchmarks_runs_each_of_them(noxfile: Any) -> None:
     assert session.runs == [["python", *words] for words in noxfile.BENCHMARKS]
 
 
-def test_the_recommended_command_keeps_what_was_given_but_the_level(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recommended_command_keeps_all_but_the_level(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "cpu"])
     session = Session()
     session.posargs = ("-k", "a b", "--accel-level=2")
@@ -511,9 +478,7 @@ def test_xla_uses_the_processor_where_there_is_no_tpu(noxfile: Any, monkeypatch:
     assert session.env == {"ACCELCHECK_SESSION": "nox -s xla -- --exitfirst"}
 
 
-def test_a_backend_that_no_entry_point_loads_is_imported_in_both_halves(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backends_without_entry_point_are_imported_twice(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(noxfile.ABSENT, "vulkan", SUPPORTED)
     session = Session()
     noxfile._suite(session, "vulkan")
@@ -522,9 +487,7 @@ def test_a_backend_that_no_entry_point_loads_is_imported_in_both_halves(
         assert {"--accel-device=vulkan", "--accel-import=torchvulkan", "--accel-level=1", "--accel-require"} <= set(ran)
 
 
-def test_without_a_vulkan_driver_the_session_says_what_to_install(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_vulkan_driver_it_is_named(noxfile: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(noxfile.ABSENT, "vulkan", hardware.vulkan(tmp_path).capability)
     with pytest.raises(
         SkippedError, match=r"no Vulkan driver is installed.*apt-get install mesa-vulkan-drivers libvulkan1"
@@ -542,9 +505,7 @@ def test_a_session_without_its_hardware_installs_nothing(noxfile: Any, monkeypat
     assert noxfile._venv("cuda") == "none"
 
 
-def test_the_slurm_session_is_skipped_with_the_reason_where_slurm_is_not_installed(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_its_session_is_skipped_with_the_reason(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile.shutil, "which", lambda name, **_: "/usr/bin/sbatch" if name == "sbatch" else None)
     with pytest.raises(
         SkippedError, match=r"slurm: munged, slurmctld, slurmd not installed; .*apt-get install slurm-wlm munge"

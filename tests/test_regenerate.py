@@ -47,7 +47,7 @@ def test_a_list_takes_up_a_new_case_only_where_it_passed(verdict: Verdict, monke
     new = "eager/mlp/float32/forward"
     without = replace(old, levels={key: level for key, level in old.levels.items() if key != new})
     monkeypatch.setattr(stored, "stored", lambda: {"cpu": without})
-    records = [replace(one, verdict=verdict) if must_pass.key(one.case) == new else one for one in run.records]
+    records = [replace(r, verdict=verdict) if must_pass.key(r.case) == new else r for r in run.records]
     made = stored.parsed("cpu", must_pass.lists([replace(run, records=tuple(records))])["cpu"])
     assert (new in made.levels) is (verdict is Verdict.PASS)
     assert made.version == old.version + 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from process_harness import completed
 
 FILE = "tests/plugin/test_plugin_explain.py"
 
@@ -13,7 +13,7 @@ FILE = "tests/plugin/test_plugin_explain.py"
 def collected(*words: str) -> tuple[int, list[str], str]:
     """Exit status, ids and errors of pytest that collects a file."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", FILE, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = completed(command)
     return ended.returncode, [line for line in ended.stdout.splitlines() if "::" in line], ended.stderr
 
 

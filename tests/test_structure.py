@@ -9,8 +9,8 @@ import re
 import sys
 import tokenize
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ import accelcheck
 from accelcheck.core.registry import discover
 from accelcheck.devices.base import FEATURES
 from accelcheck.expectations.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(accelcheck.__file__).parent
 GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
@@ -46,7 +43,7 @@ LEVELS = (
     {"cli"},
     {"__main__"},
 )
-"""Each package imports only from itself and from those before it. The package itself, with its version, is below all."""
+"""Packages import only from themselves and those before them. The package itself, with its version, is below all."""
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
 BY_DEVICE = {
     ("measure/kernels.py", "device_type == 'cuda'"): "torch.profiler has an activity of its own for CUDA",
@@ -57,18 +54,8 @@ BY_DEVICE = {
 """Branches on a device's name or type, outside of `accelcheck.devices`, with the reason."""
 
 OLD_WORDS = {
-    "crew",
-    "crews",
-    "desk",
-    "desks",
-    "brought",
-    "publish",
-    "publishes",
-    "published",
-    "setup",
-    "agents",
-    "rounds",
-}
+    "crew", "crews", "desk", "desks", "brought", "publish", "publishes", "published", "setup", "agents", "rounds",
+}  # fmt: skip
 """Words that names no longer use: each meant something else than the field means by it."""
 KEPT = {
     ("plugin/benchmark.py", "rounds"): "an argument of pytest-benchmark's `pedantic`",
@@ -87,7 +74,6 @@ def package_of(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of accelcheck that a module imports, also inside of functions and for annotations alone."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
@@ -108,7 +94,6 @@ def named(path: Path) -> Iterator[str]:
 
 
 def upward(module: str, names: set[str]) -> list[str]:
-    """What of the imported is not below a module."""
     own = package_of(module)
     others = {name: package_of(name) for name in names}
     return sorted(name for name, other in others.items() if other and other != own and RANK[other] >= RANK[own])
@@ -145,7 +130,7 @@ def test_no_modules_import_each_other_not_even_for_annotations() -> None:
 
 
 def by_name_of_device(source: str) -> list[str]:
-    """Comparisons of a device's name or type with a literal or a constant, and look-ups by it; a tensor's device is none."""
+    """Comparisons of a device's name or type with a literal or constant, and look-ups by it, tensors' devices aside."""
     device = re.compile(
         r"(?:(?:self|trial|own|self\.trial)\.)?device\.(?:name|type)|(?:self\.)?device_type|case\.device"
     )
@@ -157,7 +142,7 @@ def by_name_of_device(source: str) -> list[str]:
         parts = node.elts if isinstance(node, (ast.Set, ast.Tuple, ast.List)) else [node]
         return table(node) or all(isinstance(part, ast.Constant) for part in parts)
 
-    found = []
+    wrong = []
     for node in ast.walk(ast.parse(source)):
         parts: list[ast.expr] = []
         if isinstance(node, ast.Compare):
@@ -168,18 +153,18 @@ def by_name_of_device(source: str) -> list[str]:
         elif isinstance(node, ast.Subscript) and table(node.value):
             parts = [node.slice]
         if any(device.fullmatch(ast.unparse(part)) for part in parts):
-            found.append(ast.unparse(node))
-    return found
+            wrong.append(ast.unparse(node))
+    return wrong
 
 
 def test_what_a_device_can_do_is_asked_by_its_features_not_by_its_name() -> None:
-    found = {
+    branches = {
         (path.relative_to(PACKAGE).as_posix(), text)
         for name, path in MODULES.items()
         if package_of(name) != "devices"
         for text in by_name_of_device(path.read_text("utf-8"))
     }
-    assert found == set(BY_DEVICE)
+    assert branches == set(BY_DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +208,11 @@ def test_no_two_public_classes_share_a_name() -> None:
 
 
 def words(identifier: str) -> list[str]:
-    """The words of a name, in small letters: ``ElasticAgents`` and ``elastic_agents`` alike."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
 
 
 def outdated(identifier: str) -> bool:
-    """Whether a name has a word that was given up. Rounding is no process: ``round`` alone is torch's and Python's."""
+    """Returns True where a name has a given-up word; ``round`` alone is torch's and Python's."""
     if words(identifier) == ["elastic", "agents"] or identifier.startswith("pytest_"):
         return False
     parts = words(identifier)
@@ -237,15 +221,13 @@ def outdated(identifier: str) -> bool:
 
 def identifiers() -> set[tuple[str, str]]:
     """Every name in the source, with its file: of modules, classes, functions, arguments, variables and attributes."""
-    found = set()
+    names = set()
     for path in MODULES.values():
         place = path.relative_to(PACKAGE).as_posix()
-        found |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
+        names |= {(place, part) for part in path.relative_to(PACKAGE).with_suffix("").parts}
         with path.open("rb") as file:
-            found |= {
-                (place, token.string) for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME
-            }
-    return found
+            names |= {(place, t.string) for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
+    return names
 
 
 def test_no_name_has_a_word_that_was_given_up() -> None:
@@ -274,9 +256,7 @@ def test_every_package_says_what_lives_in_it_and_what_does_not(package: str) -> 
     "package",
     [name for name, path in MODULES.items() if name.startswith("accelcheck.techniques") and path.name == "__init__.py"],
 )
-def test_a_technique_in_any_package_of_techniques_is_found(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_techniques_in_any_package_are_found(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_more.py").write_text("TECHNIQUES = ('one more',)")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "__init__.py").write_text("")
@@ -284,16 +264,16 @@ def test_a_technique_in_any_package_of_techniques_is_found(
     module = importlib.import_module(package)
     monkeypatch.setattr(module, "__path__", [*module.__path__, str(tmp_path)])
     try:
-        found = discover("accelcheck.techniques", "TECHNIQUES")
+        discovered = discover("accelcheck.techniques", "TECHNIQUES")
     finally:
         for name in ("one_more", "inner", "inner.another"):
             sys.modules.pop(f"{package}.{name}", None)
             vars(module).pop(name, None)
-    assert {"one more", "another"} <= {thing for thing in found if isinstance(thing, str)}
+    assert {"one more", "another"} <= {thing for thing in discovered if isinstance(thing, str)}
 
 
 def test_every_module_that_defines_techniques_is_found() -> None:
-    found = {id(technique) for technique in discover("accelcheck.techniques", "TECHNIQUES")}
+    discovered = {id(technique) for technique in discover("accelcheck.techniques", "TECHNIQUES")}
     assigned = re.compile(r"^TECHNIQUES\b", re.MULTILINE)
     defining = [
         name
@@ -302,7 +282,8 @@ def test_every_module_that_defines_techniques_is_found() -> None:
     ]
     assert len(defining) > 30
     assert dict.fromkeys(defining, True) == {
-        name: all(id(technique) in found for technique in importlib.import_module(name).TECHNIQUES) for name in defining
+        name: all(id(technique) in discovered for technique in importlib.import_module(name).TECHNIQUES)
+        for name in defining
     }
 
 
@@ -316,11 +297,11 @@ def test_the_guide_has_every_package_and_the_order_of_imports() -> None:
 
 
 def test_the_entry_of_a_ledger_in_the_guide_is_one(tmp_path: Path) -> None:
-    found = re.search(
+    match = re.search(
         r"^```toml\n(.*?)^```$", (GUIDE.parent / "docs" / "ledger.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
-    assert found is not None
-    (tmp_path / "ledger.toml").write_text(found[1])
+    assert match is not None
+    (tmp_path / "ledger.toml").write_text(match[1])
     assert len(Ledger.load((tmp_path / "ledger.toml",)).entries) == 1
 
 
@@ -338,7 +319,7 @@ EXPRESSIONS = {
     "report/signatures.py": "texts of exceptions, and stacks",
     "selftest/faults/sowing.py": "source code in which a fault is planted",
 }
-"""The modules that read records and use regular expressions, and what these find: none a text that accelcheck wrote, such as that of a fault."""
+"""Modules that read records and use regular expressions, with what these match: no text of accelcheck."""
 
 
 def test_no_text_of_a_fault_is_read_by_a_regular_expression() -> None:

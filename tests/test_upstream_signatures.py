@@ -1,14 +1,12 @@
-"""Stubs of upstream functions are compared with the stored signatures, which are read from source without importing it."""
+"""Stubs of upstream functions agree with the stored signatures, which are read without an import."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from upstream_signatures import PACKAGES, extracted, signature, stored, unlike_upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PACKED = "hopper/flash_attn_interface.py:flash_attn_qkvpacked_func"
 SOURCE = """

@@ -14,7 +14,7 @@ from torch.utils import backend_registration
 
 
 class Module:
-    """What becomes ``torch.toy``."""
+    """Functions of ``torch.toy``."""
 
     seeds: ClassVar[list[int]] = []
 
@@ -50,7 +50,7 @@ class Module:
 
 
 class Bare:
-    """As `Module` of a backend that registers no more than torch asks every backend for: no autocast, no streams, no names."""
+    """`Module` of a backend with only what torch asks every backend for: no autocast, no streams, no names."""
 
     def is_available(self) -> bool:
         return True

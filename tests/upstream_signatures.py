@@ -1,10 +1,10 @@
-"""Signatures of upstream functions that tests imitate, from the packages' own source: stored in ``upstream.json``, compared with stubs.
+"""Signatures of upstream functions that tests imitate, read from source, stored in ``upstream.json``.
 
 Usage: python tests/upstream_signatures.py [--check]
 
-Fetches each package with pip, reads its source without importing it, and writes the file; with ``--check`` it compares only, and exits
-with 1 where a signature has changed. A package that cannot be fetched is named, and keeps what is stored. CuPy has no Python source of
-what is imitated, and of openvino, onnxscript and torch_xla only the name is.
+Fetches each package with pip, reads its source without importing it, and writes the file; with ``--check`` it compares
+only, and exits with 1 where a signature has changed. A package that cannot be fetched is named, and keeps what is
+stored. CuPy has no Python source of what is imitated, and of openvino, onnxscript and torch_xla only the name is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 STORED = Path(__file__).with_name("upstream.json")
 _FLASH = tuple(f"flash_attn_{kind}func" for kind in ("", "qkvpacked_", "varlen_"))
@@ -89,10 +87,10 @@ def signature(package: str, name: str) -> inspect.Signature:
 
 
 def unlike_upstream(package: str, name: str, stub: Callable[..., Any]) -> list[str]:
-    """Where a call of a stub is not a call of the real function.
+    """Returns the reasons why a call of a stub is not a call of the real function.
 
-    A stub may have fewer parameters than the real one, if those that it lacks have defaults, and may require what has one. Names that
-    begin with an underscore stand for any name, at their place.
+    A stub may have fewer parameters than the real one, if those that it lacks have defaults, and may require what has
+    one. Names that begin with an underscore stand for any name, at their place.
     """
     real, own = signature(package, name).parameters, inspect.signature(stub).parameters
     positional = [p for p in real.values() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
@@ -202,9 +200,15 @@ def _signature(arguments: ast.arguments, read: Callable[[str], str], path: str, 
             return ast.Constant(...)
         return node
 
-    for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
-        if one is not None:
-            one.annotation = None
+    for parameter in [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]:
+        if parameter is not None:
+            parameter.annotation = None
     arguments.defaults = [value for node in arguments.defaults if (value := default(node)) is not None]
     arguments.kw_defaults = [default(node) for node in arguments.kw_defaults]
     if method:  # as a caller sees it
@@ -217,9 +221,7 @@ def compared(requirement: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         archive = fetched(requirement, Path(folder))
         read = partial(source, archive)
-        signatures = dict(
-            pair for path, names in PACKAGES[requirement].items() for pair in extracted(read, path, names)
-        )
+        signatures = dict(p for path, names in PACKAGES[requirement].items() for p in extracted(read, path, names))
     return {"version": archive.name.split("-")[1].removesuffix(".tar.gz"), "signatures": signatures}
 
 

@@ -1,10 +1,11 @@
-"""A Slurm cluster of this one machine, for as long as a command and the jobs that it submits take: to try a batch script for real.
+"""Runs a Slurm cluster of this one machine for a command and the jobs that it submits, to try batch scripts for real.
 
     python slurm_one_node.py bash slurm-array.sh --accel-device=cpu
 
-It needs Debian's packages ``slurm-wlm`` and ``munge``, or others with the same programs, and no running service: munged, slurmctld and
-slurmd run in a temporary folder, as the user that starts them, on free ports, and are stopped in the end with all jobs. Standard library
-alone. The exit status is that of the command; 1 where the cluster does not start or jobs are still there after the time limit.
+It needs Debian's packages ``slurm-wlm`` and ``munge``, or others with the same programs, and no running service:
+munged, slurmctld and slurmd run in a temporary folder, as the user that starts them, on free ports, and are stopped in
+the end with all jobs. Standard library alone. The exit status is that of the command; 1 where the cluster does not
+start or jobs are still there after the time limit.
 """
 
 from __future__ import annotations
@@ -164,14 +165,9 @@ def _daemon(name: str, words: list[str], folder: Path, environ: Mapping[str, str
 
 
 def _ask(name: str, *words: str, environ: Mapping[str, str]) -> str:
-    """What a command of Slurm prints; empty where it fails."""
+    """Returns the output of a command of Slurm; empty where it fails."""
     done = subprocess.run(  # noqa: S603 - a program of Slurm
-        [program(name) or name, *words],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        [program(name) or name, *words], env=environ, capture_output=True, text=True, check=False, timeout=60
     )
     return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -196,7 +192,7 @@ def _cancel(environ: Mapping[str, str]) -> None:
 
 
 def _adopt() -> None:
-    """Become the parent of what daemons leave behind, such as slurmd's process of each job, instead of the machine's first process."""
+    """Become the parent of what daemons leave behind, such as slurmd's process of each job."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 
 

@@ -1,4 +1,4 @@
-"""The operator ``example::precise_linear``: its kernel, built when it is first asked for, what it computes without data, its gradients."""
+"""The operator ``example::precise_linear``: kernel, built on first use, shapes without data, gradients."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def operator() -> OpOverload[[Tensor, Tensor, Tensor], Tensor]:
     cpp_extension.load("example_precise_linear", [str(SOURCE)], extra_cflags=["-O2"], is_python_module=False)
     torch.library.register_fake("example::precise_linear", _fake)
     torch.library.register_autograd("example::precise_linear", _backward, setup_context=_keep)
-    found: OpOverload[[Tensor, Tensor, Tensor], Tensor] = torch.ops.example.precise_linear.default
-    return found
+    result: OpOverload[[Tensor, Tensor, Tensor], Tensor] = torch.ops.example.precise_linear.default
+    return result
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

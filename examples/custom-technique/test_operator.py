@@ -1,4 +1,4 @@
-"""The operator itself: torch.library.opcheck, its values and its gradients. Run ``pytest test_operator.py`` in this folder."""
+"""The operator itself: opcheck, values and gradients. Run ``pytest test_operator.py`` in this folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SHAPES = [(4, 3, 5), (17, 33, 2), (1, 1, 1), (0, 3, 2), (5, 0, 3)]
 def operands(n: int, k: int, m: int, *, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     made = torch.randn(n, k), torch.randn(m, k), torch.randn(m)
-    return tuple(one.requires_grad_(grad) for one in made)  # type: ignore[return-value]  # three stay three
+    return tuple(tensor.requires_grad_(grad) for tensor in made)  # type: ignore[return-value]  # three stay three
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_opcheck_finds_nothing(shape: tuple[int, int, int], *, grad: bool) -> None:
-    found = torch.library.opcheck(operator(), operands(*shape, grad=grad))
-    assert set(found.values()) == {"SUCCESS"}
+    checks = torch.library.opcheck(operator(), operands(*shape, grad=grad))
+    assert set(checks.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -39,9 +39,9 @@ def test_operands_need_not_be_contiguous() -> None:
 
 def test_gradients_are_those_of_a_linear_layer() -> None:
     ours, theirs = operands(7, 5, 3, grad=True), operands(7, 5, 3, grad=True)
-    found = torch.autograd.grad(operator()(*ours).square().sum(), ours)
+    gradients = torch.autograd.grad(operator()(*ours).square().sum(), ours)
     expected = torch.autograd.grad(torch.nn.functional.linear(*theirs).square().sum(), theirs)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients, expected)
 
 
 def test_operands_of_another_shape_or_dtype_are_refused() -> None:

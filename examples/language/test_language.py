@@ -1,4 +1,4 @@
-"""A Llama of transformers, as it is. Run `pytest test_language.py`, or `accelcheck check test_language.py:make` for a table."""
+"""A Llama of transformers. Run `pytest test_language.py`, or `accelcheck check test_language.py:make` for a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vision transformer of transformers, as it is. Run `pytest test_vision.py`, or `accelcheck check test_vision.py:make` for a table."""
+"""A vision transformer, as it is: `pytest test_vision.py`, or `accelcheck check test_vision.py:make` for a table."""
 
 from __future__ import annotations
 

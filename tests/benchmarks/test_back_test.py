@@ -1,4 +1,4 @@
-"""benchmarks/back_test.py: a red case counts for a bug where its technique and its operator are those of the bug, and no other."""
+"""benchmarks/back_test.py: a red case counts for a bug only with its technique and its operator."""
 
 from __future__ import annotations
 
@@ -84,8 +84,10 @@ def test_the_symptom_of_a_fault_does_not_depend_on_its_draw(draw: str) -> None:
 
 
 def test_a_difference_may_have_several_symptoms() -> None:
-    said = "out[0]: 210 of 288 numbers, first at [0]: expected 1, got 2; out[1]: strides: expected (1, 3), got (4, 1)"
-    assert back_test.symptoms(said) == {"numbers", "strides"}
+    message = (
+        "out[0]: 210 of 288 numbers, first at [0]: expected 1, got 2; out[1]: strides: expected (1, 3), got (4, 1)"
+    )
+    assert back_test.symptoms(message) == {"numbers", "strides"}
     assert back_test.symptoms("raises RuntimeError") == {"numbers"}
 
 
@@ -97,18 +99,16 @@ def test_the_case_of_the_lowest_level_is_the_first() -> None:
 
 def test_a_gradient_in_a_bundle_is_that_of_the_operator_whose_input_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(back_test, "owners", {"ops-index-1": {2: "index_add", 3: "index_copy"}}.__getitem__)
-    found = [
+    collected = [
         record(workload="ops-index-1", path=f"grad:input[{place}]", mode=Mode.BACKWARD, level=4 - place)
         for place in (2, 3)
     ]
-    seen = back_test.first_seen(BUG, found)
+    seen = back_test.first_seen(BUG, collected)
     assert seen is not None
     assert seen.level == 2
 
 
-def test_a_run_counts_what_the_journal_and_the_verdicts_find(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_counts_what_journal_and_verdicts_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["pytorch_183986", "pytorch_191308", "pytorch_197091"]
     rows = [back_test.Row(name, "compile-static", "", "", present=True, caught=name == names[1]) for name in names]
     file, journal = tmp_path / "found.json", Journal(tmp_path / "journal.jsonl")

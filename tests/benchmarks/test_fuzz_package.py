@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from process_harness import script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_package.py"
 
 
 @pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fuzz() -> ModuleType:
     pytest.importorskip("minisign")
-    spec = importlib.util.spec_from_file_location("fuzz_package_under_test", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return script(SCRIPT)
 
 
 def test_every_mutated_package_gets_a_verdict(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     status = fuzz.main(["--count", "51", "--seed", "1"])
-    said = capsys.readouterr().out
-    assert status == 0, said
+    printed = capsys.readouterr().out
+    assert status == 0, printed
     assert (
-        "102 mutated packages: 102 got a verdict, 96 were found altered, 6 cannot be told without a signature" in said
+        "102 mutated packages: 102 got a verdict, 96 were found altered, 6 cannot be told without a signature"
+        in printed
     )
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from process_harness import script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_readers.py"
-SPEC = importlib.util.spec_from_file_location("fuzz_readers", SCRIPT)
-assert SPEC is not None
-assert SPEC.loader is not None
-fuzz: Any = importlib.util.module_from_spec(SPEC)
-sys.modules["fuzz_readers"] = fuzz
-SPEC.loader.exec_module(fuzz)
+fuzz = script(Path(__file__).parents[2] / "benchmarks" / "fuzz_readers.py")
 
-# No deadline: how long a file takes is limited by what is read, which tests/core/test_strangers.py shows without a clock.
+# No deadline: what is read limits how long a file takes, as tests/core/test_strangers.py shows without a clock.
 STEADY = settings(
     max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )

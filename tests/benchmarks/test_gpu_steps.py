@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
+from process_harness import script
 
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.journal import Journal, Record
 from accelcheck.selftest.runner import faults, variants
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
@@ -25,19 +22,13 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, imported and not run, without its least time and with a short grace."""
-    spec = importlib.util.spec_from_file_location("gpu_under_test", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_under_test", module)
-    spec.loader.exec_module(module)
+    module = script(SCRIPT)
     monkeypatch.setattr(module, "GRACE", 1.0)
     monkeypatch.setattr(module, "LEAST", 0.0)
     return module
 
 
 def planned(gpu: Any, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
-    """Steps that run these programs."""
     plans = tuple(gpu.Plan(name, 1, lambda _, program=program: [["-c", program]]) for name, program in programs.items())
     monkeypatch.setattr(gpu, "PLANS", plans)
 

@@ -1,4 +1,4 @@
-"""benchmarks/operator_faults.py: each kind of fault changes what it says, counts its calls, and is caught by a bundle."""
+"""benchmarks/operator_faults.py: each kind of fault changes results, counts calls, and is caught by a bundle."""
 
 from __future__ import annotations
 

@@ -1,21 +1,18 @@
-"""Second opinions on the oracle see a wrong value and a wrong derivative, and have none where there is nothing to say."""
+"""Second opinions on the oracle see wrong values and derivatives, and nothing where all is right."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import oracle_opinions as opinions
 import pytest
 import torch
+from torch import Tensor
 
+from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, template
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from accelcheck.workloads.operator_calls import SampleCall
 
 
 class Halved(torch.autograd.Function):
@@ -33,8 +30,6 @@ class Halved(torch.autograd.Function):
 
 
 class Info:
-    """An operator as OpInfo describes it."""
-
     def __init__(self, op: Any, ref: Any = None) -> None:
         self.op, self.ref = op, ref
 
@@ -74,10 +69,10 @@ def test_a_value_that_is_wrong_differs(sample: tuple[SampleCall, list[Tensor]]) 
 def test_an_operator_has_opinions_on_each_part() -> None:
     assert database()["exp"].ref is not None
     entry: dict[str, Any] = {"family": "unary", "floating": {"gradients": True, "dtypes": ["float32"]}}
-    said = list(opinions.opinions("exp", entry))
-    assert {kind for kind, _ in said} == {"values", "derivatives"}
-    assert {text for _, text in said} <= {"", "-"}
-    assert ("values", "") in said
+    message = list(opinions.opinions("exp", entry))
+    assert {kind for kind, _ in message} == {"values", "derivatives"}
+    assert {text for _, text in message} <= {"", "-"}
+    assert ("values", "") in message
 
 
 @pytest.mark.parametrize(("name", "status"), [("exp", 1), ("sign", 0)])

@@ -1,45 +1,34 @@
-"""Task accuracy: bounds that cover, faults that cost accuracy fail, correct techniques pass, too few samples is said."""
+"""Task accuracy: bounds cover, faults that cost accuracy fail, correct techniques pass, small samples are named."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import Bed, Planted, bench, built_in, case, verdict_of
+from fault_harness import Bed, Planted, bench, built_in, case, erred, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import accuracy as check
 from accelcheck.checks.accuracy import correct, learned
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.registry import discover, index
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, kernels, nothing, replacing
-from accelcheck.verify.accuracy import (
-    CONFIDENCE,
-    Pairs,
-    fewest,
-    learning_bound,
-    pooled,
-    replicated_bound,
-    upper_bound,
-)
+from accelcheck.techniques.base import Technique
+from accelcheck.verify.accuracy import CONFIDENCE, Pairs, fewest, learning_bound, pooled, replicated_bound, upper_bound
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import digits
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.task import Task, deal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 Z = NormalDist().inv_cdf(CONFIDENCE)
 TECHNIQUES = index("technique", cast("list[Technique]", discover("accelcheck.techniques", "TECHNIQUES")))
@@ -47,9 +36,9 @@ ACCURACY, LEARNING = Mode.ACCURACY, Mode.LEARNING
 
 
 def task(name: str) -> Task:
-    found = built_in()[name]
-    assert isinstance(found, Task)
-    return found
+    chosen = built_in()[name]
+    assert isinstance(chosen, Task)
+    return chosen
 
 
 def brief() -> Task:
@@ -59,9 +48,6 @@ def brief() -> Task:
 
 def shown(record: Record) -> dict[str, float]:
     return {figure.view: figure.measured for figure in record.figures}
-
-
-# Statistics
 
 
 @pytest.mark.parametrize(("lost", "won", "expected"), [(1, 0, 0.096), (0, 1, 0.037)])
@@ -208,9 +194,6 @@ def test_pairs_are_counted_sample_by_sample() -> None:
         Pairs.of([True], [])
 
 
-# Data and models
-
-
 def test_every_sample_is_held_out_once_and_never_learnt_from_then() -> None:
     chosen = task("digits-mlp")
     lessons = [chosen.lesson(0, fold) for fold in range(chosen.folds)]
@@ -240,9 +223,9 @@ def test_pixels_are_exact_in_every_dtype() -> None:
 
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn", "digits-vit", "digits-mlp-training"])
 def test_a_seed_gives_one_problem(name: str) -> None:
-    one, same, other = (task(name).problem(seed).module.state_dict() for seed in (7, 7, 8))
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert any(not torch.equal(one[key], other[key]) for key in one)
+    first, same, other = (task(name).problem(seed).module.state_dict() for seed in (7, 7, 8))
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn", "digits-vit"])
@@ -296,9 +279,6 @@ def test_folds_and_seeds_that_weigh_samples_unevenly_are_refused(folds: int, see
         replace(task("digits-mlp"), folds=folds, seeds=seeds)
 
 
-# Correct techniques
-
-
 @pytest.mark.parametrize(
     ("technique", "name"),
     [
@@ -327,18 +307,13 @@ def test_a_correct_technique_keeps_the_accuracy(technique: str, name: str, store
 
 @pytest.mark.parametrize("technique", ["eager", "amp-bf16", pytest.param("grad-scaler-fp16", marks=pytest.mark.slow)])
 def test_a_correct_technique_learns_as_well(technique: str, store: Store) -> None:
-    record = verdict_of(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, TECHNIQUES[technique], task("digits-mlp-training"), LEARNING)
     assert record.compared == 3594
 
 
 def test_eager_learns_bit_for_bit_what_the_reference_learnt(store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), brief(), LEARNING)
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, Planted(nothing), brief(), LEARNING)
     assert shown(record)["lost"] == shown(record)["won"] == 0
-
-
-# Faults
 
 
 def one_class_flipped(program: Program) -> None:
@@ -398,9 +373,8 @@ def nan_rows(logits: Tensor) -> Tensor:
     ids=["class-flipped", "int8-axis", "cached", "zeros", "nan", "short", "integers"],
 )
 def test_a_fault_that_costs_accuracy_fails(change: Change, line: str, store: Store) -> None:
-    record = verdict_of(store, Planted(change), task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.FAIL
-    assert any(said.startswith(line) for said in record.why.splitlines()), record.why
+    record = failed(store, Planted(change), task("digits-mlp"), ACCURACY)
+    assert any(message.startswith(line) for message in record.why.splitlines()), record.why
 
 
 def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -409,13 +383,10 @@ def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [stale_weights, kernels(threshold_backward=turned_gradients)],
-    ids=["stale-weights", "gradient-sign"],
+    "change", [stale_weights, kernels(threshold_backward=turned_gradients)], ids=["stale-weights", "gradient-sign"]
 )
 def test_a_training_that_goes_wrong_fails(change: Change, store: Store) -> None:
-    record = verdict_of(store, Planted(change), brief(), LEARNING)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(change), brief(), LEARNING)
     assert record.why.startswith("accuracy: view drop")
 
 
@@ -430,12 +401,8 @@ def test_the_message_says_what_was_lost_and_how_sure_that_is(store: Store) -> No
 def test_the_limit_is_the_techniques_own(store: Store) -> None:
     lenient = Planted(one_class_flipped)
     lenient.accuracy_limit = 0.5
-    record = verdict_of(store, lenient, task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.PASS
+    record = passed(store, lenient, task("digits-mlp"), ACCURACY)
     assert next(f for f in record.figures if f.view == "drop").allowed == 0.5
-
-
-# What cannot be decided
 
 
 def of_few(samples: int) -> Task:
@@ -451,31 +418,22 @@ def of_few(samples: int) -> Task:
 
 
 def test_too_few_samples_is_said_and_never_passed(tmp_path: Any) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), of_few(300), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Planted(nothing), of_few(300), ACCURACY)
     assert "UndecidedError: too few samples to decide: n = 300, at least 381 needed" in record.why
 
 
-def test_a_stricter_limit_needs_more_samples(store: Store) -> None:
+@pytest.mark.parametrize(("name", "mode"), [("digits-mlp", ACCURACY), ("digits-mlp-training", LEARNING)])
+def test_a_stricter_limit_needs_more_samples_and_seeds_make_none(name: str, mode: Mode, store: Store) -> None:
     strict = Planted(nothing)
     strict.accuracy_limit = 0.002
-    record = verdict_of(store, strict, task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.ERROR
-    assert "n = 1797, at least 1917 needed" in record.why
-
-
-def test_seeds_do_not_make_samples(store: Store) -> None:
-    strict = Planted(nothing)
-    strict.accuracy_limit = 0.002
-    record = verdict_of(store, strict, task("digits-mlp-training"), LEARNING)
+    record = erred(store, strict, task(name), mode)
     assert "n = 1797, at least 1917 needed" in record.why
 
 
 def test_a_reference_that_learnt_nothing_is_an_error(tmp_path: Any) -> None:
     whole = task("digits-mlp")
     lazy = replace(whole, make=partial(_untrained, whole.make))
-    record = verdict_of(Store(tmp_path), Planted(nothing), lazy, ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Planted(nothing), lazy, ACCURACY)
     assert "OracleError: digits-mlp: FP32 eager on the CPU reached an accuracy of" in record.why
 
 
@@ -483,9 +441,7 @@ def _untrained(make: Callable[[torch.Generator, int], Any], generator: torch.Gen
     return replace(make(generator, extent), steps=1)
 
 
-def test_an_absent_data_set_is_unavailable_and_says_what_to_install(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_data_set_is_unavailable_with_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     record = verdict_of(store, Planted(nothing), task("digits-mlp"), ACCURACY)
     assert record.verdict is Verdict.UNAVAILABLE
@@ -499,8 +455,7 @@ def test_a_task_says_itself_whether_its_data_is_here(store: Store) -> None:
 
 
 def test_a_workload_that_is_no_task_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), built_in()["mlp"], ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(nothing), built_in()["mlp"], ACCURACY)
     assert "mode accuracy needs a workload of type Task; mlp is a Workload" in record.why
 
 
@@ -510,11 +465,10 @@ def test_a_technique_that_stops_in_a_later_fold_is_found(store: Store) -> None:
 
         def evidence(self, *args: Any) -> Any:
             self.folds += 1
-            for one in super().evidence(*args):
-                yield replace(one, engaged=self.folds < 3)
+            for entry in super().evidence(*args):
+                yield replace(entry, engaged=self.folds < 3)
 
-    record = verdict_of(store, Once(nothing), task("digits-mlp"), ACCURACY)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Once(nothing), task("digits-mlp"), ACCURACY)
     assert record.why.startswith("not engaged")
 
 

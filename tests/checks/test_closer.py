@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
 from torch import Tensor
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.verify.oracle import Store
-from accelcheck.verify.reference import VacuousError
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.verify.reference import Reference, VacuousError
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.families import Functions
 from accelcheck.workloads.problem import part_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.verify.reference import Reference
-    from accelcheck.workloads.base import Program
 
 PARTS = ("exp", "sin", "of both")
 
@@ -41,7 +36,7 @@ WORKLOAD = Workload("parted", "Some parts.", make, divisible=True, given=True)
 
 
 class Recorder(Store):
-    """References of which some have a hundredth of their budgets in the first look; it remembers whose closer looks were asked for.
+    """References with a hundredth of some budgets in the first look; remembers who asked for closer looks.
 
     Args:
         folder: Folder of the references.
@@ -61,13 +56,13 @@ class Recorder(Store):
             self.looks.append((workload.name, careful))
         if algorithm:
             self.algorithms.append((workload.name, algorithm))
-        found = super().get(case, technique, workload, *args, **options)
+        reference = super().get(case, technique, workload, *args, **options)
         factor = self.factor if careful else 1e-2
         budgets = {
             path: {view: budget * factor for view, budget in views.items()} if path.startswith(self.tight) else views
-            for path, views in found.budgets.items()
+            for path, views in reference.budgets.items()
         }
-        return replace(found, budgets=budgets, noise={})
+        return replace(reference, budgets=budgets, noise={})
 
 
 def technique(wrong: str = "") -> Planted:
@@ -107,29 +102,32 @@ def test_the_part_of_a_result_is_that_which_alone_decides_it(path: str, part: st
 
 def test_a_part_alone_has_the_same_inputs_and_the_paths_of_the_whole() -> None:
     whole, part = WORKLOAD.problem(7), WORKLOAD.only("sin").problem(7)
-    assert all(torch.equal(one, other) for one, other in zip(whole.inputs, part.inputs, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(whole.inputs, part.inputs, strict=True))
     assert list(part.module(*part.inputs)) == ["sin"]
 
 
-def test_closer_looks_are_of_the_part_whose_result_is_close(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "out['exp']")
-    assert verdict_of(store, technique(), WORKLOAD).verdict is Verdict.PASS
-    assert set(store.looks) == {("parted~exp", 1)}
-
-
-def test_a_gradient_that_several_parts_decide_is_looked_at_with_all_parts(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "grad:input[1]")
-    assert verdict_of(store, technique(), WORKLOAD, BACKWARD).verdict is Verdict.PASS
-    assert set(store.looks) == {("parted", 1)}
+@pytest.mark.parametrize(
+    ("close", "factor", "mode", "looks"),
+    [
+        ("out['exp']", 1.0, FORWARD, {("parted~exp", 1)}),
+        ("grad:input[1]", 1.0, BACKWARD, {("parted", 1)}),
+        ("out['exp']", 1e-2, FORWARD, {("parted~exp", 1), ("parted~exp", 2)}),
+    ],
+    ids=["a part", "a gradient of several parts", "a second look"],
+)
+def test_closer_looks_are_of_the_parts_whose_result_is_close(
+    close: str, factor: float, mode: Mode, looks: set[tuple[str, int]], tmp_path: Path
+) -> None:
+    store = Recorder(tmp_path, close, factor=factor)
+    record = verdict_of(store, technique(), WORKLOAD, mode)
+    assert record.verdict is (Verdict.PASS if factor == 1.0 else Verdict.FAIL)
+    assert set(store.looks) == looks
 
 
 @pytest.mark.parametrize("part", ["sin", "of both"])
-def test_a_closer_look_at_a_part_says_nothing_of_a_gradient_that_other_parts_decide_too(
-    part: str, tmp_path: Path
-) -> None:
+def test_a_closer_look_at_a_part_says_nothing_of_gradients_of_several_parts(part: str, tmp_path: Path) -> None:
     store = Recorder(tmp_path, f"out['{part}']")
-    record = verdict_of(store, technique(), WORKLOAD, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, technique(), WORKLOAD, BACKWARD)
     assert set(store.looks) == {(f"parted~{part}", 1)}
 
 
@@ -141,16 +139,9 @@ def test_an_algorithm_of_a_part_says_nothing_of_a_gradient_that_other_parts_deci
 
 def test_a_part_that_stays_beyond_its_budget_fails_beside_one_that_does_not(tmp_path: Path) -> None:
     store = Recorder(tmp_path, "out['exp']", "out['sin']")
-    record = verdict_of(store, technique(wrong="sin"), WORKLOAD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, technique(wrong="sin"), WORKLOAD)
     assert {fault.path for fault in record.faults} == {"out['sin']"}
     assert ("parted~exp", 1) in store.looks
-
-
-def test_a_second_look_is_of_the_same_part(tmp_path: Path) -> None:
-    store = Recorder(tmp_path, "out['exp']", factor=1e-2)
-    assert verdict_of(store, technique(), WORKLOAD).verdict is Verdict.FAIL
-    assert set(store.looks) == {("parted~exp", 1), ("parted~exp", 2)}
 
 
 def test_a_part_that_its_own_samples_cannot_judge_keeps_the_first_judgement(tmp_path: Path) -> None:
@@ -160,8 +151,7 @@ def test_a_part_that_its_own_samples_cannot_judge_keeps_the_first_judgement(tmp_
                 raise VacuousError("rounding decides it")
             return super().get(case, technique, workload, *args, **options)
 
-    record = verdict_of(Vacuous(tmp_path, "out['exp']"), technique(), WORKLOAD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(Vacuous(tmp_path, "out['exp']"), technique(), WORKLOAD)
     assert {fault.path for fault in record.faults} == {"out['exp']"}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,12 @@ from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, faults, 
 
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES, draws
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Problem, Program
 
 
 class Accelerator(Bed):
@@ -78,9 +75,9 @@ def test_what_keeps_the_devices_strides_passes(mode: Mode, store: Store) -> None
 
 @pytest.mark.usefixtures("placed")
 def test_what_does_not_keep_the_devices_strides_fails(store: Store) -> None:
-    found = faults(judged(dense, store))
-    assert found.keys() == {"out"}
-    assert all(what.startswith("strides") for what in found["out"])
+    caught = faults(judged(dense, store))
+    assert caught.keys() == {"out"}
+    assert all(what.startswith("strides") for what in caught["out"])
 
 
 def test_eager_is_run_once_on_the_device_for_its_strides(placed: list[Problem], tmp_path: Path) -> None:
@@ -94,9 +91,7 @@ def test_eager_is_run_once_on_the_device_for_its_strides(placed: list[Problem], 
     assert first - (len(placed) - first) == 1 + reshaping  # inputs of another shape have strides of their own
 
 
-def test_a_device_where_eager_does_not_run_is_held_to_the_cpus_strides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_device_without_eager_is_held_to_the_cpus_strides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place, calls = Trial.place, []
 
     def placing(trial: Trial, problem: Problem, seed: int) -> Program:

@@ -1,4 +1,4 @@
-"""The engine's way of one case: evidence, errors, warm-ups, poison, mutations, the ledger. See test_selftest.py for what it catches."""
+"""The engine's way of one case: evidence, errors, warm-ups, poison, mutations, the ledger."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import datetime as dt
 import itertools
 import json
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    TRAIN,
+    Bed,
+    Planted,
+    bench,
+    case,
+    erred,
+    failed,
+    faults,
+    passed,
+    seeded,
+    verdict_of,
+)
+from torch import Tensor
 
 from accelcheck.checks import execute, numerics
 from accelcheck.checks.trial import Finding
@@ -19,25 +36,16 @@ from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
 from accelcheck.expectations.ledger import Entry, Ledger, hold
 from accelcheck.report.message import explain
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing, replacing, scaled
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.observe import Log
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS, draws
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 SEEDS = (0, 1, 2)
 
@@ -56,8 +64,6 @@ def cached(program: Program) -> None:
 
 
 class Silent(Planted):
-    """Gives no evidence."""
-
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         return ()
 
@@ -74,14 +80,10 @@ class Blind(Planted):
 
 
 class Beside(Blind):
-    """Saw something else."""
-
     beside = True
 
 
 class Idle(Planted):
-    """Gives evidence that it did not engage."""
-
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield Evidence("graphs compiled >= 1", 0, engaged=False)
 
@@ -105,44 +107,33 @@ def refuses(program: Program) -> None:
 
 def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
     for name, mode in (("mlp", FORWARD), ("cnn", BACKWARD), ("train-mlp", TRAIN)):
-        record = verdict_of(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
-        assert record.verdict is Verdict.PASS, record.why
+        record = passed(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
         assert record.compared > 0
         assert record.why == ""
         assert {"oracle", "prepare", "run", "judge"} <= record.seconds.keys()
 
 
-def test_no_evidence_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Silent(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
-    assert "planted gave no evidence that it ran" in record.why
-
-
-def test_evidence_that_could_not_be_had_alone_is_an_error(store: Store) -> None:
-    record = verdict_of(store, Blind(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+@pytest.mark.parametrize("technique", [Silent, Blind])
+def test_no_evidence_or_none_that_could_be_had_is_an_error(technique: type[Planted], store: Store) -> None:
+    record = erred(store, technique(nothing), seeded("mlp"))
     assert "planted gave no evidence that it ran" in record.why
 
 
 def test_values_are_judged_beside_evidence_that_could_not_be_had_and_the_case_says_so(store: Store) -> None:
-    record = verdict_of(store, Beside(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(store, Beside(nothing), seeded("mlp"))
     assert record.compared > 0
     assert record.remark == "could not be seen: bytes in a file fall: torch.save: RuntimeError: no such copy"
     assert "    ?   could not be seen: bytes in a file fall: torch.save" in explain(record)
-    wrong = verdict_of(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
-    assert wrong.verdict is Verdict.FAIL
+    failed(store, Beside(replacing(out=scaled(2.0))), seeded("mlp"))
 
 
 def test_a_technique_that_did_not_engage_fails_though_its_values_are_right(store: Store) -> None:
-    record = verdict_of(store, Idle(nothing), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Idle(nothing), seeded("mlp"))
     assert record.why == "not engaged: graphs compiled >= 1: observed 0"
 
 
 def test_what_a_technique_raises_is_its_error_with_a_traceback(store: Store) -> None:
-    record = verdict_of(store, Planted(breaks), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(breaks), seeded("mlp"))
     assert record.why == "RuntimeError: out of registers"
     assert "in breaks" in record.traceback
 
@@ -175,10 +166,17 @@ def made(function: Callable[[Tensor], Any], *shape: int, fill: float | None = No
     return Workload("made", "Made.", make)
 
 
-def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * 2, 0, 8))
-    assert record.verdict is Verdict.ERROR
-    assert "no elements to compare" in record.why
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (made(lambda x: x * 2, 0, 8), "no elements to compare"),
+        (made(lambda x: x * float("nan"), 8, 8), "the FP64 oracle is NaN"),
+    ],
+    ids=["nothing to compare", "an oracle that fails"],
+)
+def test_what_cannot_be_judged_is_an_error_and_never_a_pass(workload: Workload, message: str, tmp_path: Path) -> None:
+    record = erred(Store(tmp_path), Planted(nothing), workload)
+    assert message in record.why
 
 
 def test_nothing_compared_is_an_error_even_if_the_oracle_let_it_through() -> None:
@@ -197,12 +195,6 @@ def test_a_record_of_very_many_faults_says_how_many_it_leaves_out() -> None:
     assert [str(fault) for fault in record.faults[1000:]] == ["1500 more faults"]
 
 
-def test_an_oracle_that_fails_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), made(lambda x: x * float("nan"), 8, 8))
-    assert record.verdict is Verdict.ERROR
-    assert "the FP64 oracle is NaN" in record.why
-
-
 @pytest.mark.parametrize("swallow", [torch.nan_to_num, lambda x: x.clamp(-1e30, 1e30)])
 def test_an_infinity_that_is_swallowed_is_caught(swallow: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
     workload = made(lambda x: x * 2, 8, 8, fill=math.inf)
@@ -213,8 +205,7 @@ def test_an_infinity_that_is_swallowed_is_caught(swallow: Callable[[Tensor], Ten
 
 def test_a_nan_among_the_inputs_is_no_mutation(tmp_path: Path) -> None:
     workload = made(lambda x: torch.nan_to_num(x) * 2, 8, 8, fill=math.nan)
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(nothing), workload)
     record = verdict_of(Store(tmp_path), Planted(calling(lambda module, x: module(x.nan_to_num_()))), workload)
     assert faults(record).keys() == {"input[0]"}
 
@@ -232,14 +223,12 @@ class FewSamples(Store):
 
     def get(self, *args: Any, careful: int = 0, algorithm: str = "", **more: Any) -> Any:
         self.careful += 0 if algorithm else careful
-        found = super().get(*args, careful=careful, algorithm=algorithm, **more)
-        tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in found.budgets.items()}
-        return found if careful == 2 else replace(found, budgets=tight)
+        reference = super().get(*args, careful=careful, algorithm=algorithm, **more)
+        tight = {path: {v: b / 1000 for v, b in views.items()} for path, views in reference.budgets.items()}
+        return reference if careful == 2 else replace(reference, budgets=tight)
 
 
-def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_samples_are_asked_before_a_close_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = seeded("mlp")
     monkeypatch.setattr("accelcheck.verify.judge.CLOSE", (math.inf, math.inf))
     store = FewSamples(tmp_path)
@@ -251,9 +240,7 @@ def test_more_samples_are_asked_before_a_result_close_to_its_budget_fails(
     assert store.careful == 0
 
 
-def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_poisoned_before_each_draw_and_not_the_rerun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[Any] = []
     plain = torch.full
 
@@ -268,8 +255,7 @@ def test_memory_is_poisoned_before_every_draw_and_not_for_the_rerun(
     workload = seeded("mlp")
     expected = store.get(case(workload, BACKWARD), Planted(nothing), workload).layouts.values()
     monkeypatch.setattr(torch, "full", full)
-    record = verdict_of(store, Planted(calling(call), warmups=1), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(calling(call), warmups=1), workload, BACKWARD)
     poison = [(layout.shape, "nan", torch.float32) for layout in expected]
     # The warm-up, the case's own draw, its rerun, and the draws after it.
     assert happened == ["call", *poison, "call", "call", *[*poison, "call"] * (DRAWS - 1)]
@@ -289,8 +275,7 @@ def test_a_result_that_an_earlier_run_left_is_caught_by_the_warm_up_alone(store:
 
 @pytest.mark.parametrize(("name", "mode"), [("cnn", BACKWARD), ("train-mlp", TRAIN)])
 def test_warm_ups_leave_no_trace_in_parameters_and_buffers(name: str, mode: Mode, store: Store) -> None:
-    record = verdict_of(store, Planted(nothing, warmups=2), seeded(name), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(nothing, warmups=2), seeded(name), mode)
 
 
 def test_work_that_left_the_device_fails(store: Store) -> None:
@@ -351,9 +336,9 @@ def test_a_case_without_a_ratio_says_why(store: Store) -> None:
 
     workload = seeded("mlp")
     for change, reason in ((fails, "LookupError: no such kernel"), (refuses, "not on this chip")):
-        found = bench(store, Planted(change), workload).ratio(case(workload, Mode.SPEED))
-        assert isinstance(found, str)
-        assert reason in found
+        record = bench(store, Planted(change), workload).ratio(case(workload, Mode.SPEED))
+        assert isinstance(record, str)
+        assert reason in record
     absent = bench(store, Planted(nothing), workload)
     absent.statuses = {"cpu": Status("cpu", unavailable(Code.NO_HARDWARE, "gone"))}
     assert absent.ratio(case(workload, Mode.SPEED)) == str(unavailable(Code.NO_HARDWARE, "gone"))
@@ -407,9 +392,9 @@ def test_an_error_of_another_class_than_the_ledger_says_is_an_error(store: Store
 def test_a_fault_beyond_its_size_in_the_ledger_is_a_failure_that_says_so(store: Store) -> None:
     record = held(store, GAIN, entry("out: view", 2.0))
     assert record.verdict is Verdict.FAIL
-    said = [line for line in record.why.splitlines() if line.startswith("ledger: ")]
-    assert said[0].startswith("ledger: expected at most 2 times the budget, got ")
-    assert "(known): out: view " in said[0]
+    lines = [line for line in record.why.splitlines() if line.startswith("ledger: ")]
+    assert lines[0].startswith("ledger: expected at most 2 times the budget, got ")
+    assert "(known): out: view " in lines[0]
 
 
 def on_call(number: int, change: Callable[[Tensor], Tensor]) -> Change:
@@ -491,8 +476,7 @@ def test_an_error_that_a_new_preparation_repeats_is_the_error_of_the_first_draw(
 
         calling(fail)(program)
 
-    record = verdict_of(store, Planted(change), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Planted(change), seeded("mlp"))
     assert record.reason == "LookupError: no kernel"
 
 
@@ -512,8 +496,7 @@ def test_a_colon_in_the_name_of_an_output_stays_in_the_path_of_its_fault(store: 
         wrong = next(calls) == 3  # the first is run again
         return {"a: b": x * (3 if wrong else 2)}
 
-    record = verdict_of(store, Planted(calling(call)), Workload("named", "Named.", make))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(calling(call)), Workload("named", "Named.", make))
     read = Record.from_json(json.loads(json.dumps(record.as_json())))
     assert read.faults == record.faults
     assert {(fault.path, fault.draw) for fault in read.faults} == {("out['a: b']", "draw 1")}

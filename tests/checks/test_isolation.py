@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Bed, Planted, bench, case, seeded, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    Bed,
+    Planted,
+    bench,
+    case,
+    erred,
+    failed,
+    observed,
+    passed,
+    seeded,
+    verdict_of,
+)
 from torch import nn
 from torch.nn import functional
 
 from accelcheck.checks.remarks import SWITCHED_OFF
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.leaks import LEAKS
 from accelcheck.verify import known_answers
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.generators import Generators
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Problem, Program, Workload
 
 
 def off_by_one_percent(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -98,15 +107,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def told(record: Record) -> Any:
-    """What must not depend on the cases before it."""
+    """Returns results that must not depend on the cases before."""
     return record.verdict, record.why, record.figures, record.compared, record.evidence, record.eager_excess
 
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_what_a_case_leaves_changed_is_named_and_put_back(name: str, store: Store) -> None:
     before = GlobalState.now()
-    record = verdict_of(store, Leaking(LEAKS[name]), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Leaking(LEAKS[name]), seeded("mlp"))
     assert f"{name.partition(' of a ')[0].partition(' that ')[0]}: left changed: expected " in record.why
     assert before.restore() == []
 
@@ -194,11 +202,9 @@ def times(factor: float) -> Planted:
 
 
 def test_random_modules_drop_nothing_and_that_is_said(store: Store) -> None:
-    record = verdict_of(store, PLAIN, DROPPING, mode=BACKWARD)
-    assert record.verdict is Verdict.PASS
-    (said,) = (evidence for evidence in record.evidence if evidence.claim == SWITCHED_OFF)
-    assert said.observed == "drop: Dropout(p=0.1, inplace=False)"
-    assert not [e for e in verdict_of(store, PLAIN, DROPPING, mode=FORWARD).evidence if e.claim == SWITCHED_OFF]
+    record = passed(store, PLAIN, DROPPING, mode=BACKWARD)
+    assert observed(record, SWITCHED_OFF) == "drop: Dropout(p=0.1, inplace=False)"
+    assert not observed(verdict_of(store, PLAIN, DROPPING, mode=FORWARD), SWITCHED_OFF)
 
 
 def test_dropout_hides_no_error(store: Store) -> None:
@@ -207,8 +213,7 @@ def test_dropout_hides_no_error(store: Store) -> None:
 
 
 def test_a_random_function_is_an_error_that_names_its_module(store: Store) -> None:
-    record = verdict_of(store, PLAIN, RANDOM, mode=BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, PLAIN, RANDOM, mode=BACKWARD)
     assert "two runs from the same state differ in out: the output of the module 'noisy' is random" in record.why
     assert verdict_of(store, PLAIN, RANDOM, mode=FORWARD).verdict is Verdict.PASS  # in evaluation mode it draws nothing
 
@@ -229,8 +234,7 @@ def idle(names: frozenset[str]) -> Workload:
 
 
 def test_a_gradient_that_the_oracle_lacks_is_an_error_unless_it_is_declared(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
     assert "the oracle has no gradient for input[1], unused.bias, unused.weight" in record.why
     declared = idle(frozenset({"input[1]", "unused.bias", "unused.weight"}))
     assert verdict_of(Store(tmp_path), PLAIN, declared, mode=BACKWARD).verdict is Verdict.PASS
@@ -242,8 +246,7 @@ def test_generators_are_put_back_in_silence_after_a_case(store: Store) -> None:
     def draws() -> None:
         random.random(), np.random.rand(), torch.rand(1)
 
-    record = verdict_of(store, Leaking(draws), seeded("mlp"))
-    assert record.verdict is Verdict.PASS
+    passed(store, Leaking(draws), seeded("mlp"))
     assert before.moved(Generators.now()) == []
 
 
@@ -263,9 +266,7 @@ def test_what_torch_puts_around_its_own_functions_is_no_leak() -> None:
     assert before.restore() == []
 
 
-def test_a_setting_is_compared_with_the_default_where_its_module_was_not_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_setting_is_compared_with_its_default_where_its_module_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     config = torch_names.dynamo_config
     monkeypatch.delitem(sys.modules, "torch._dynamo.config")
     before = GlobalState.now()
@@ -311,8 +312,7 @@ def test_an_error_says_what_else_the_case_left_changed(tmp_path: Path) -> None:
         torch.set_default_dtype(torch.float64)
         raise RuntimeError("broken")
 
-    record = verdict_of(Store(tmp_path), Leaking(breaks), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Leaking(breaks), seeded("mlp"))
     assert record.why.splitlines() == [
         "RuntimeError: broken",
         "default dtype: left changed: expected torch.float32, got torch.float64",
@@ -328,7 +328,7 @@ def test_what_the_judge_computes_with_has_known_answers(monkeypatch: pytest.Monk
 
 
 def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> None:
-    """What is registered with the dispatcher cannot be put back for a while, but it shows in the known answers, and is named."""
+    """Registrations with the dispatcher cannot be undone for a while, but show in the known answers, and are named."""
 
     class Registered(Planted):
         def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -340,8 +340,7 @@ def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> 
         def finish(self) -> None:
             self.library._destroy()  # type: ignore[no-untyped-call]  # as above
 
-    record = verdict_of(Store(tmp_path), Registered(lambda _: None), seeded("mlp"))
-    assert record.verdict is Verdict.ERROR
+    record = erred(Store(tmp_path), Registered(lambda _: None), seeded("mlp"))
     assert "sqrt, on the CPU: expected [7.0, 1.5]" in record.why
     assert "kernels of torch.library: left changed: expected torch's own, got others for aten/sqrt/CPU" in record.why
 
@@ -365,5 +364,5 @@ def test_problems_are_made_under_the_state_before_the_technique(tmp_path: Path) 
 
 
 def test_a_bench_without_a_clean_process_computes_in_this_one(tmp_path: Path) -> None:
-    one = replace(case(seeded("mlp")), technique="planted")
-    assert bench(Store(tmp_path), PLAIN, seeded("mlp"), Bed()).run(one).verdict is Verdict.PASS
+    chosen = replace(case(seeded("mlp")), technique="planted")
+    assert bench(Store(tmp_path), PLAIN, seeded("mlp"), Bed()).run(chosen).verdict is Verdict.PASS

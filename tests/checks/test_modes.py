@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from fault_harness import BACKWARD, FORWARD, Planted, seeded, verdict_of
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults.layers import norms_follow_gradients
 from accelcheck.selftest.faults.plant import nothing
-
-if TYPE_CHECKING:
-    from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle import Store
 
 SEEN = [("saliency", BACKWARD), ("frozen-backbone", FORWARD), ("frozen-backbone", BACKWARD)]
 

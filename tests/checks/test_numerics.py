@@ -7,37 +7,41 @@ import gc
 import math
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, built_in, case, faults, verdict_of
+from fault_harness import (
+    BACKWARD,
+    FORWARD,
+    TRAIN,
+    Bed,
+    Once,
+    Planted,
+    bench,
+    built_in,
+    case,
+    erred,
+    failed,
+    faults,
+    passed,
+    verdict_of,
+)
 from torch import Tensor, nn
 
 from accelcheck.checks import calls
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.devices.base import Device
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.judge import apart
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import probes
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.probes import DRAWS, PROBES, Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.probes import Probe
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+from accelcheck.workloads.probes import DRAWS, PROBES, Draw, Probe
 
 
 def every(probe: Probe) -> bool:
@@ -68,11 +72,6 @@ def addresses(module: nn.Module, x: Tensor) -> tuple[int, ...]:
     return x.data_ptr(), *(p.data_ptr() for p in module.parameters()), *(b.data_ptr() for b in module.buffers())
 
 
-def passed(record: Record) -> bool:
-    assert record.verdict is Verdict.PASS, record.why
-    return True
-
-
 class WrongOnce(nn.Module):
     """Products, one of which has a large error in every dtype but FP64."""
 
@@ -83,13 +82,13 @@ class WrongOnce(nn.Module):
         return out
 
 
-def test_eager_on_the_cpu_is_no_peer_of_itself(store: Store) -> None:
+def test_eager_on_the_cpu_is_no_peer_of_itself(fresh: Store) -> None:
     # Of 2^18 elements one: over all of them, eager errs no more than a peer may.
     workload = Workload("wrong-once", "One.", lambda g, _: of(torch.randn(512, 512, generator=g), module=WrongOnce()))
-    record = verdict_of(store, Eager(), workload, dtype="bfloat16")
+    record = verdict_of(fresh, Eager(), workload, dtype="bfloat16")
     assert {"row", "column", "block", "element"} <= {view.removeprefix("view ") for view in faults(record)["out"]}
     # Nor of anything else: it is told from the samples, and reported.
-    record = verdict_of(store, Planted(nothing), workload, dtype="bfloat16")
+    record = verdict_of(fresh, Planted(nothing), workload, dtype="bfloat16")
     assert "view element" in faults(record)["out"]
     assert "eager's element" in {figure.view for figure in record.figures}
 
@@ -97,24 +96,24 @@ def test_eager_on_the_cpu_is_no_peer_of_itself(store: Store) -> None:
 SMALL = replace(built_in()["matmul"], name="matmul-probed", probes=frozenset({"nan[0]", "ones", "zeros"}))
 
 
-def test_parameters_and_inputs_are_refilled_where_they_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_and_inputs_are_refilled_where_they_are(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALLS", 0)
     happened: list[Any] = []
-    assert passed(verdict_of(store, Planted(watching(happened, addresses)), SMALL))
+    passed(fresh, Planted(watching(happened, addresses)), SMALL)
     # The case's own, its rerun, three probes and three other draws: all at one place.
     assert len(happened) == 2 + 3 + 3
     assert len(set(happened)) == 1
 
 
-def test_every_draw_has_its_own_values(store: Store) -> None:
+def test_every_draw_has_its_own_values(fresh: Store) -> None:
     happened: list[Any] = []
     look = watching(happened, lambda module, x: (float(x.nansum()), float(module.get_parameter("weight").sum())))
-    assert passed(verdict_of(store, Planted(look), SMALL))
+    passed(fresh, Planted(look), SMALL)
     assert len({value for value, _ in happened}) == 7  # the rerun's are the first ones
     assert len({weight for _, weight in happened}) == DRAWS  # probes have the first ones
 
 
-def test_state_is_restored_between_draws(store: Store) -> None:
+def test_state_is_restored_between_draws(fresh: Store) -> None:
     happened: list[Any] = []
     workload = replace(built_in()["train-mlp"], name="train-mlp-probed")
 
@@ -127,8 +126,7 @@ def test_state_is_restored_between_draws(store: Store) -> None:
 
         program.run = run  # type: ignore[method-assign]  # on this instance alone
 
-    record = verdict_of(store, Planted(change), workload, TRAIN)
-    assert passed(record)
+    record = passed(fresh, Planted(change), workload, TRAIN)
     expected = [Draw(number).problem(workload, record.case.seed, "float32").module for number in (0, 0, 1, 2, 3)]
     assert len(happened) == len(expected)
     for seen, module in zip(happened, expected, strict=True):
@@ -152,7 +150,7 @@ def baked(program: Program) -> None:
 
 
 def by_address(program: Program) -> None:
-    """What it found at an address once, it finds there always."""
+    """Gives the first result of an input's address for good."""
     known: dict[int, Tensor] = {}
 
     def call(module: Any, x: Tensor) -> Any:
@@ -167,9 +165,8 @@ PLAIN_DRAWS = replace(SMALL, name="matmul-unprobed", probes=frozenset())
 
 
 @pytest.mark.parametrize("change", [baked, by_address])
-def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_on(change: Change, store: Store) -> None:
-    record = verdict_of(store, Planted(change), PLAIN_DRAWS)
-    assert record.verdict is Verdict.FAIL
+def test_what_does_not_follow_parameters_and_inputs_fails_from_the_second_draw_on(change: Change, fresh: Store) -> None:
+    record = failed(fresh, Planted(change), PLAIN_DRAWS)
     *lines, hint = [line for line in record.why.splitlines() if "in all draws" not in line]
     assert hint.startswith("prepare: stale [draw 1]: expected results that follow parameters and inputs")
     assert "set Planted.bakes to True if it copies parameters" in hint
@@ -185,8 +182,8 @@ def baked_coarsely(program: Program) -> None:
     program.call = lambda *inputs: exact(*inputs) * 1.01
 
 
-def test_what_copies_parameters_and_is_wrong_besides_is_told_of_the_copies(store: Store) -> None:
-    record = verdict_of(store, Planted(baked_coarsely), PLAIN_DRAWS)
+def test_what_copies_parameters_and_is_wrong_besides_is_told_of_the_copies(fresh: Store) -> None:
+    record = verdict_of(fresh, Planted(baked_coarsely), PLAIN_DRAWS)
     (hint,) = [line for line in record.why.splitlines() if line.startswith("prepare: stale")]
     assert re.search(r"got errors \d\d+ times smaller when prepared anew", hint)
     assert "set Planted.bakes to True if it copies parameters" in hint
@@ -209,21 +206,18 @@ class Baking(Planted):
         self.finished += 1
 
 
-def test_what_bakes_is_prepared_anew_for_other_parameters_alone(store: Store) -> None:
+def test_what_bakes_is_prepared_anew_for_other_parameters_alone(fresh: Store) -> None:
     technique = Baking(baked)
-    assert passed(verdict_of(store, technique, SMALL))
+    passed(fresh, technique, SMALL)
     assert technique.prepared == technique.finished == DRAWS + 1  # and for the case's own again
 
 
-def test_what_is_wrong_with_the_first_parameters_too_is_not_called_stale(store: Store) -> None:
-    record = verdict_of(store, Planted(calling(lambda module, x: module(x) * 1.01)), SMALL)
-    assert record.verdict is Verdict.FAIL
+def test_what_is_wrong_with_the_first_parameters_too_is_not_called_stale(fresh: Store) -> None:
+    record = failed(fresh, Planted(calling(lambda module, x: module(x) * 1.01)), SMALL)
     assert "stale" not in record.why
 
 
 class Copied(Eager):
-    """Calls an exact copy of the module."""
-
     bakes = True
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -238,29 +232,24 @@ def test_a_module_that_is_called_in_place_of_another_has_its_mode(mode: Mode) ->
     assert {part.training for part in called.modules()} == {mode is not FORWARD}
 
 
-def test_an_exact_copy_of_a_network_with_batch_norm_passes(store: Store) -> None:
-    assert passed(verdict_of(store, Copied(), built_in()["cnn"]))
+def test_an_exact_copy_of_a_network_with_batch_norm_passes(fresh: Store) -> None:
+    passed(fresh, Copied(), built_in()["cnn"])
 
 
 class Resizing(Eager):
-    """Warms up with other sizes."""
-
     warmups, resizing = 2, True
 
 
-def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(store: Store) -> None:
+def test_a_workload_that_says_wrongly_that_it_is_resizable_is_an_error(fresh: Store) -> None:
     workload = Workload(
         "fixed", "One.", lambda g, _: of(torch.randn(3, 4, generator=g)), traits=frozenset({"resizable"})
     )
-    record = verdict_of(store, Resizing(), workload)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Resizing(), workload)
     assert "the workload fixed has the trait `resizable`, but its maker gives inputs of the same sizes" in record.why
-    assert passed(verdict_of(store, Resizing(), built_in()["mlp"]))
+    passed(fresh, Resizing(), built_in()["mlp"])
 
 
 class Featured(Bed):
-    """The CPU with other features."""
-
     def __init__(self, *features: str) -> None:
         super().__init__()
         self.features = frozenset({"strided", *features})
@@ -278,27 +267,27 @@ def unsteady(program: Program) -> None:
     calling(call)(program)
 
 
-def test_a_rerun_that_differs_fails_where_the_device_says_that_it_does_not(store: Store) -> None:
+def test_a_rerun_that_differs_fails_where_the_device_says_that_it_does_not(fresh: Store) -> None:
     workload = replace(PLAIN_DRAWS, name="matmul-rerun")
-    record = bench(store, Planted(unsteady), workload, Featured("deterministic")).run(case(workload))
+    record = bench(fresh, Planted(unsteady), workload, Featured("deterministic")).run(case(workload))
     assert faults(record) == {"out": {"rerun"}}
     assert "out: rerun: expected the same bits, got " in record.why
 
 
 @pytest.mark.parametrize(("traits", "features"), [((), ()), (("unsteady",), ("deterministic",))])
 def test_a_rerun_that_differs_is_recorded_where_nothing_promises_the_same_bits(
-    traits: tuple[str, ...], features: tuple[str, ...], store: Store
+    traits: tuple[str, ...], features: tuple[str, ...], fresh: Store
 ) -> None:
     workload = replace(PLAIN_DRAWS, name="matmul-rerun", traits=PLAIN_DRAWS.traits | {*traits})
-    record = bench(store, Planted(unsteady), workload, Featured(*features)).run(case(workload))
-    assert passed(record)
+    record = bench(fresh, Planted(unsteady), workload, Featured(*features)).run(case(workload))
+    assert record.verdict is Verdict.PASS, record.why
     (figure,) = (figure for figure in record.figures if figure.view == "rerun")
     assert 0 < figure.measured < 1e-6
     assert not figure.gates
 
 
 def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_left_over(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    fresh: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CALLS", 0)
 
@@ -310,7 +299,7 @@ def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_le
 
     def call(module: Any, x: Tensor) -> Tensor:
         out: Tensor = module(x).clone()
-        out[0, 0] *= 1 + sum(one() is not None for one in left) * 2.0**-23
+        out[0, 0] *= 1 + sum(reference() is not None for reference in left) * 2.0**-23
         left.append(weakref.ref(Cycle()))
         return out
 
@@ -319,11 +308,10 @@ def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_le
     gc.collect()
     gc.disable()  # nothing but the check collects
     try:
-        assert passed(
-            bench(store, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
-        )
+        lazy = bench(fresh, Planted(calling(call)), workload, Featured("deterministic", "lazy"))
+        assert lazy.run(case(workload)).verdict is Verdict.PASS
         left.clear()
-        record = bench(store, Planted(calling(call)), workload, Featured("deterministic")).run(case(workload))
+        record = bench(fresh, Planted(calling(call)), workload, Featured("deterministic")).run(case(workload))
         assert faults(record) == {"out": {"rerun"}}
         assert not gc.isenabled()
     finally:
@@ -331,7 +319,7 @@ def test_a_lazy_device_that_rounds_by_what_is_alive_is_run_again_with_nothing_le
             gc.enable()
 
 
-def test_a_lazy_device_that_differs_whatever_is_alive_fails(store: Store) -> None:
+def test_a_lazy_device_that_differs_whatever_is_alive_fails(fresh: Store) -> None:
     calls: list[int] = []
 
     def call(module: Any, x: Tensor) -> Tensor:
@@ -342,12 +330,12 @@ def test_a_lazy_device_that_differs_whatever_is_alive_fails(store: Store) -> Non
         return out
 
     workload = replace(PLAIN_DRAWS, name="matmul-differing")
-    record = bench(store, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
+    record = bench(fresh, Planted(calling(call)), workload, Featured("deterministic", "lazy")).run(case(workload))
     assert faults(record) == {"out": {"rerun"}}
     assert gc.isenabled()
 
 
-def test_output_gradients_are_strided_in_odd_draws(store: Store) -> None:
+def test_output_gradients_are_strided_in_odd_draws(fresh: Store) -> None:
     seen: list[bool] = []
 
     def call(module: Any, x: Tensor) -> Any:
@@ -356,7 +344,7 @@ def test_output_gradients_are_strided_in_odd_draws(store: Store) -> None:
         return out
 
     workload = replace(PLAIN_DRAWS, name="matmul-strided")
-    assert passed(verdict_of(store, Planted(calling(call)), workload, BACKWARD))
+    passed(fresh, Planted(calling(call)), workload, BACKWARD)
     assert seen == [True, True, False, True, False]  # the second is the rerun
 
 
@@ -394,23 +382,17 @@ def wrong_twice(module: Any, x: Tensor) -> Any:
     return SquareWithSecond.apply(x, 2.2)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
-class Once(Planted):
-    """Has no gradients of gradients."""
-
-    differentiates_twice = False
-
-
-def test_a_wrong_second_derivative_fails_and_nothing_else_does(store: Store) -> None:
-    assert passed(verdict_of(store, Planted(nothing), SQUARES, BACKWARD))
-    record = verdict_of(store, Planted(calling(wrong_twice)), SQUARES, BACKWARD)
+def test_a_wrong_second_derivative_fails_and_nothing_else_does(fresh: Store) -> None:
+    passed(fresh, Planted(nothing), SQUARES, BACKWARD)
+    record = verdict_of(fresh, Planted(calling(wrong_twice)), SQUARES, BACKWARD)
     assert faults(record).keys() == {"grad2:input[0]"}
 
 
-def test_a_technique_without_second_derivatives_is_not_asked_for_them(store: Store) -> None:
-    assert passed(verdict_of(store, Once(calling(wrong_twice)), SQUARES, BACKWARD))
+def test_a_technique_without_second_derivatives_is_not_asked_for_them(fresh: Store) -> None:
+    passed(fresh, Once(calling(wrong_twice)), SQUARES, BACKWARD)
 
 
-def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(store: Store) -> None:
+def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(fresh: Store) -> None:
     class Wrong(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return wrong_twice(self, x)
@@ -419,32 +401,28 @@ def test_an_oracle_whose_gradients_are_wrong_is_an_error_of_the_case(store: Stor
         return of(torch.rand(4, 4, generator=generator), module=Wrong())
 
     workload = replace(SQUARES, name="wrong", make=make)
-    record = verdict_of(store, Planted(nothing), workload, BACKWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Planted(nothing), workload, BACKWARD)
     assert "the FP64 oracle raised GradcheckError" in record.why
 
 
-def test_nan_probes_are_judged_by_pattern(store: Store) -> None:
-    record = verdict_of(store, Planted(calling(lambda module, x: module(x.nan_to_num()))), SMALL)
+def test_nan_probes_are_judged_by_pattern(fresh: Store) -> None:
+    record = verdict_of(fresh, Planted(calling(lambda module, x: module(x.nan_to_num()))), SMALL)
     assert faults(record) == {"out": {"NaN pattern"}}
     assert "[nan[0]]: expected " in record.why
 
 
 @pytest.mark.parametrize("probe", ["zeros", "ones"])
-def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, store: Store) -> None:
+def test_what_only_a_probe_shows_is_told_with_its_name(probe: str, fresh: Store) -> None:
     number = float(probe == "ones")
 
     def special(module: Any, x: Tensor) -> Any:
         return module(x) + 0.5 * float((x == number).all())
 
-    record = verdict_of(store, Planted(calling(special)), SMALL)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(special)), SMALL)
     assert all(f" [{probe}]: " in line for line in record.why.splitlines())
 
 
-def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_technique_gets_no_probes_that_it_does_not_admit(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALLS", 0)
 
     class Choosy(Planted):
@@ -453,39 +431,36 @@ def test_a_technique_is_not_given_the_probes_that_it_does_not_admit(
 
     happened: list[Any] = []
     look = watching(happened, lambda _, x: (bool(x.isnan().any()), bool((x == 0).all()), bool((x == 1).all())))
-    assert passed(verdict_of(store, Choosy(look), SMALL))
+    passed(fresh, Choosy(look), SMALL)
     assert [sum(kind) for kind in zip(*happened, strict=True)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("level", "features", "shapes"), [(1, (), 2), (2, (), 1), (1, ("lazy",), 1)], ids=["cheap", "slow", "lazy"]
 )
-def test_another_shape_is_spared_where_it_would_be_compiled_anew(
-    level: int, features: tuple[str, ...], shapes: int, store: Store
-) -> None:
+def test_no_other_shape_if_compiled_anew(level: int, features: tuple[str, ...], shapes: int, fresh: Store) -> None:
     happened: list[Any] = []
     technique = Planted(watching(happened, lambda _, x: tuple(x.shape)))
     technique.level = level
     workload = replace(SMALL, name="matmul-sliced-probe", probes=frozenset({"slice"}))
-    assert passed(bench(store, technique, workload, Featured(*features)).run(case(workload)))
+    assert bench(fresh, technique, workload, Featured(*features)).run(case(workload)).verdict is Verdict.PASS
     assert len(set(happened)) == shapes
 
 
-def test_one_direction_in_all_draws_fails_though_no_draw_is_beyond_its_budget(store: Store) -> None:
+def test_one_direction_in_all_draws_fails_though_no_draw_is_beyond_its_budget(fresh: Store) -> None:
     workload = replace(built_in()["matmul"], name="matmul-leaning", probes=frozenset())
     # Half a unit of bfloat16 in one direction always: one rounding in any direction is granted.
-    record = verdict_of(
-        store,
+    record = failed(
+        fresh,
         Planted(replacing(out=lambda out: (out.float() * (1 + 2.0**-8)).to(out.dtype))),
         workload,
         FORWARD,
         "bfloat16",
     )
-    assert record.verdict is Verdict.FAIL
     assert "out: view gain in all draws: expected at most " in record.why
 
 
-def test_most_faults_are_not_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_faults_are_not_gone_on_with(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.checks.numerics.MOST_FAULTS", 10)
     happened: list[Any] = []
 
@@ -493,7 +468,7 @@ def test_most_faults_are_not_gone_on_with(store: Store, monkeypatch: pytest.Monk
         happened.append(1)
         return -module(x)
 
-    assert verdict_of(store, Planted(calling(call)), PLAIN_DRAWS).verdict is Verdict.FAIL
+    assert verdict_of(fresh, Planted(calling(call)), PLAIN_DRAWS).verdict is Verdict.FAIL
     # Each draw shows ten faults or fewer: after 20 no more are drawn; the first is run twice.
     assert len(happened) < 1 + DRAWS
 

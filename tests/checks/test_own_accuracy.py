@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, verdict_of
+from fault_harness import Planted, erred, failed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.own_accuracy import compared
@@ -19,18 +19,9 @@ from accelcheck.verify.accuracy import Pairs, upper_bound
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import task_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.own_task import OwnTask
+from accelcheck.workloads.own_task import OwnTask
 
 ACCURACY = Mode.ACCURACY
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Net(nn.Module):
@@ -70,42 +61,37 @@ def swapped(module: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("metric", [right, score, lambda out, target: right(out, target).float().mean()])
-def test_eager_keeps_its_accuracy_by_every_kind_of_metric(store: Store, metric: Any) -> None:
-    record = verdict_of(store, Eager(), task(metric), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.why
+def test_eager_keeps_its_accuracy_by_every_kind_of_metric(fresh: Store, metric: Any) -> None:
+    record = passed(fresh, Eager(), task(metric), ACCURACY)
     assert record.compared == (4 if metric not in (right, score) else 400)
 
 
-def test_a_technique_that_warms_up_is_judged_too(store: Store) -> None:
-    record = verdict_of(store, Trace(), task(), ACCURACY)
-    assert record.verdict is Verdict.PASS, record.why
+def test_a_technique_that_warms_up_is_judged_too(fresh: Store) -> None:
+    passed(fresh, Trace(), task(), ACCURACY)
 
 
 @pytest.mark.parametrize("metric", [right, lambda out, target: right(out, target).float().mean()])
-def test_two_percent_lost_fail_where_one_may_be(store: Store, metric: Any) -> None:
-    assert verdict_of(store, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
-    record = verdict_of(store, Planted(calling(swapped)), task(metric), ACCURACY)
-    assert record.verdict is Verdict.FAIL
+def test_two_percent_lost_fail_where_one_may_be(fresh: Store, metric: Any) -> None:
+    assert verdict_of(fresh, Planted(nothing), task(metric), ACCURACY).verdict is Verdict.PASS
+    record = failed(fresh, Planted(calling(swapped)), task(metric), ACCURACY)
     assert "accuracy: view drop: expected at most 1.000e-02, got 2.000%" in record.why
-    assert verdict_of(store, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
+    assert verdict_of(fresh, Planted(calling(swapped)), task(metric, max_drop=0.1), ACCURACY).verdict is Verdict.PASS
 
 
-def test_too_few_samples_to_decide_are_an_error_that_says_how_many(store: Store) -> None:
-    record = verdict_of(store, Eager(), task(samples=10), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+def test_too_few_samples_to_decide_are_an_error_that_says_how_many(fresh: Store) -> None:
+    record = erred(fresh, Eager(), task(samples=10), ACCURACY)
     assert "40 samples cannot show that the accuracy drops by at most 1.00%" in record.why
     assert "Give 381 samples or more, or a larger max_drop" in record.why
 
 
-def test_a_drop_within_the_limit_whose_bound_is_not_is_undecided_and_says_what_would_decide(store: Store) -> None:
+def test_a_drop_within_the_limit_whose_bound_is_not_is_undecided_and_says_what_would_decide(fresh: Store) -> None:
     values = torch.cat([x.amax(1) for x, _ in data(128)])
     limit = float(values.sort(descending=True).values[1:3].mean())  # two of the 512 samples are above
 
     def two_wrong(module: Any, x: Tensor) -> Any:
         return tuple(torch.where(x.amax(1, keepdim=True) > limit, -tensor, tensor) for tensor in module(x))
 
-    record = verdict_of(store, Planted(calling(two_wrong)), task(samples=128), ACCURACY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Planted(calling(two_wrong)), task(samples=128), ACCURACY)
     assert "too few samples: 2 lost and 0 won of 512 samples are a drop of 0.39%, at most 1.41% at 97.5%" in record.why
     assert "where 1.00% is allowed; some 1,536 such samples would decide" in record.why
 
@@ -132,7 +118,7 @@ def test_scores_of_samples_give_an_interval_and_numbers_of_batches_none() -> Non
     assert compared(before, after, single=False).bound > 0.1
 
 
-def test_a_metric_that_raises_or_gives_no_score_is_named(store: Store) -> None:
+def test_a_metric_that_raises_or_gives_no_score_is_named(fresh: Store) -> None:
     def raises(out: Any, target: Any) -> Any:
         raise KeyError("logit")
 
@@ -140,8 +126,7 @@ def test_a_metric_that_raises_or_gives_no_score_is_named(store: Store) -> None:
         (raises, "metric: raised KeyError: 'logit'"),
         (lambda out, _: out["logits"], "of shape \\(n,\\)"),
     ):
-        record = verdict_of(Store(store.cache.folder), Eager(), task(metric), ACCURACY)
-        assert record.verdict is Verdict.ERROR
+        record = erred(Store(fresh.cache.folder), Eager(), task(metric), ACCURACY)
         assert re.search(words, record.why), record.why
 
 

@@ -1,25 +1,25 @@
-"""The items of a compute platform: what is right passes, what is wrong fails, and what is not there is said to be so."""
+"""Items of a compute platform: right ones pass, wrong ones fail, absent ones are named."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from marks import needs_python_backends
+from process_harness import python
 from technique_harness import StubDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import accelcheck
 from accelcheck.checks.platform import collectives, dtypes, extension, items, loading, modes, profiling
 from accelcheck.checks.trial import Trial
 from accelcheck.core.case import HOST_RATIO, TIMED, Case, Mode, Verdict
 from accelcheck.core.selection import Selection
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.measure.paired import Comparison, SpeedVerdict
 from accelcheck.report.assessment import assess
 from accelcheck.report.quality import tables
@@ -31,14 +31,8 @@ from accelcheck.techniques.platform import TECHNIQUES
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.platform import WORKLOADS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 DTYPES = [name for name in BY_NAME if name.startswith(dtypes.PREFIX)]
-REPOSITORY = Path(accelcheck.__file__).parents[1]
 
 
 def trial(name: str, device: Device | None = None, store: Store | None = None) -> Trial:
@@ -70,7 +64,7 @@ def one_more(out: torch.Tensor) -> None:
 
 
 def saturated(out: torch.Tensor) -> None:
-    """Where the largest number wrapped around."""
+    """Saturates a result: the largest number replaces the smallest, to which it wrapped around."""
     out[out == torch.iinfo(out.dtype).min] = torch.iinfo(out.dtype).max
 
 
@@ -86,10 +80,10 @@ def one_bit(out: torch.Tensor) -> None:
 
 def test_every_dtype_of_the_cpu_is_right_in_all_that_torch_has() -> None:
     for name in DTYPES:
-        found = dtypes.verify(trial(name))
-        assert found.faults == [], name
-        assert found.compared > 1000
-        assert all(one.engaged for one in found.evidence)
+        finding = dtypes.verify(trial(name))
+        assert finding.faults == [], name
+        assert finding.compared > 1000
+        assert all(entry.engaged for entry in finding.evidence)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +108,9 @@ def test_an_operation_that_is_wrong_is_named(
     name: str, where: str, dtype: torch.dtype, change: Callable[[torch.Tensor], object], said: str
 ) -> None:
     with Planted(where, dtype, change) as planted:
-        found = dtypes.verify(trial(f"dtype-{name}"))
+        finding = dtypes.verify(trial(f"dtype-{name}"))
     assert planted.hits
-    assert any(f"{fault.path}{fault.place}".startswith(said) for fault in found.faults), found.faults
+    assert any(f"{fault.path}{fault.place}".startswith(said) for fault in finding.faults), finding.faults
 
 
 class Without(StubDevice):
@@ -175,14 +169,14 @@ def test_an_operation_that_runs_on_the_cpu_is_not_there() -> None:
 
 
 def test_a_result_on_another_device_is_a_fault() -> None:
-    found = dtypes.verify(trial("dtype-int8", StubDevice("toy")))
-    assert "int8 made: device: expected toy, got cpu" in map(str, found.faults)
+    finding = dtypes.verify(trial("dtype-int8", StubDevice("toy")))
+    assert "int8 made: device: expected toy, got cpu" in map(str, finding.faults)
 
 
 def test_eager_mode_of_the_cpu_is_right_and_is_the_host_itself(tmp_path: Path) -> None:
-    found = modes.verify(trial("eager-inference", devices()["cpu"], Store(tmp_path)))
-    assert (found.faults, found.compared) == ([], 1280)
-    (figure,) = found.measurements
+    finding = modes.verify(trial("eager-inference", devices()["cpu"], Store(tmp_path)))
+    assert (finding.faults, finding.compared) == ([], 1280)
+    (figure,) = finding.measurements
     assert (figure.name, figure.value, figure.reason) == (HOST_RATIO, 1.0, "the device is the host's CPU")
 
 
@@ -211,9 +205,7 @@ def test_a_device_without_a_compiler_has_no_graph_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("added", "faults"), [(0.0, []), (1.0, ["C++ operator multiply_add[0]"])])
-def test_an_operator_of_an_extension_must_be_right(
-    added: float, faults: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extensions_operators_must_be_right(added: float, faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Written in Python here, since the suite itself compiles it."""
     name = f"accelcheck_platform_{int(added)}"
 
@@ -222,18 +214,16 @@ def test_an_operator_of_an_extension_must_be_right(
         make: Any = torch.library.Library
         made = make(library, "FRAGMENT")
         made.define("multiply_add(Tensor one, Tensor two) -> Tensor")
-        made.impl(
-            "multiply_add", lambda one, two: torch.add(torch.mul(one, two), one) + added, "CompositeImplicitAutograd"
-        )
+        made.impl("multiply_add", lambda a, b: torch.add(torch.mul(a, b), a) + added, "CompositeImplicitAutograd")
         kept.append(made)
 
     kept: list[Any] = []
     monkeypatch.setattr(extension, "LIBRARY", name)
     monkeypatch.setattr("torch.utils.cpp_extension.load_inline", load)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
-    found = extension.verify(trial("cpp-extension"))
-    assert ([f"{fault.path}{fault.place}" for fault in found.faults], found.compared) == (faults, 64)
-    assert all(one.engaged for one in found.evidence)
+    finding = extension.verify(trial("cpp-extension"))
+    assert ([f"{fault.path}{fault.place}" for fault in finding.faults], finding.compared) == (faults, 64)
+    assert all(entry.engaged for entry in finding.evidence)
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +234,9 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_add_up_what_each_has() -> None:
-    found = collectives.verify(trial("distributed-backend", devices()["cpu"]))
-    assert (found.faults, found.compared) == ([], 2 * (64 + 128))
-    assert [one.observed for one in found.evidence] == [2, "gloo", "cpu"]
+    finding = collectives.verify(trial("distributed-backend", devices()["cpu"]))
+    assert (finding.faults, finding.compared) == ([], 2 * (64 + 128))
+    assert [entry.observed for entry in finding.evidence] == [2, "gloo", "cpu"]
 
 
 def test_an_all_reduce_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,15 +245,15 @@ def test_an_all_reduce_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> N
         return [{"all-reduce": own[0], "all-gather": rows, "backend": "toy", "device": "cpu"}] * 2
 
     monkeypatch.setattr(collectives, "_run", run)
-    found = collectives.verify(trial("distributed-backend", devices()["cpu"]))
-    assert [fault.path for fault in found.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
+    finding = collectives.verify(trial("distributed-backend", devices()["cpu"]))
+    assert [fault.path for fault in finding.faults] == ["all-reduce of rank 0", "all-reduce of rank 1"]
 
 
 def test_the_profiler_names_operators_and_their_times() -> None:
-    found = profiling.verify(trial("profiler"))
-    assert found.faults == []
-    assert all(one.engaged for one in found.evidence)
-    assert found.compared == 320
+    finding = profiling.verify(trial("profiler"))
+    assert finding.faults == []
+    assert all(entry.engaged for entry in finding.evidence)
+    assert finding.compared == 320
 
 
 def test_a_profiler_that_sees_nothing_of_the_device_does_not_count() -> None:
@@ -272,9 +262,9 @@ def test_a_profiler_that_sees_nothing_of_the_device_does_not_count() -> None:
 
 
 def test_what_is_hidden_is_gone_and_torch_is_imported_all_the_same() -> None:
-    found = loading.without_hardware(trial("import-without-hardware", devices()["cuda"]))
-    assert found.faults == []
-    assert "CUDA_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
+    finding = loading.without_hardware(trial("import-without-hardware", devices()["cuda"]))
+    assert finding.faults == []
+    assert "CUDA_VISIBLE_DEVICES empty = 0" in finding.evidence[1].claim
 
 
 def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> None:
@@ -282,9 +272,9 @@ def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> No
     with pytest.raises(Unsupported, match="no environment variable is known that hides stub"):
         loading.without_hardware(trial("import-without-hardware", device))
     device.mask = "TOY_VISIBLE_DEVICES"  # type: ignore[misc]  # of its class, for this one
-    found = loading.without_hardware(trial("import-without-hardware", device))
-    assert "TOY_VISIBLE_DEVICES empty = 0" in found.evidence[1].claim
-    assert found.faults == []
+    finding = loading.without_hardware(trial("import-without-hardware", device))
+    assert "TOY_VISIBLE_DEVICES empty = 0" in finding.evidence[1].claim
+    assert finding.faults == []
 
 
 def test_a_cpu_cannot_be_hidden() -> None:
@@ -319,12 +309,13 @@ plain, empty = toy_backend._call, toy_backend._empty
 
 def lame(operator, *args, **kwargs):
     given = pytree.tree_leaves((args, kwargs))
-    if torch.bfloat16 in {getattr(value, "dtype", value) for value in given if isinstance(value, (torch.Tensor, torch.dtype))}:
+    dtypes = {getattr(value, "dtype", value) for value in given if isinstance(value, (torch.Tensor, torch.dtype))}
+    if torch.bfloat16 in dtypes:
         raise NotImplementedError(f"{operator} is not implemented for bfloat16 on toy")
     out = plain(operator, *args, **kwargs)
     if operator.name().startswith("aten::add") and isinstance(out, torch.Tensor) and out.dtype is torch.int8:
-        one, two = (toy_backend._inside(value).short() for value in args[:2])
-        toy_backend._inside(out).copy_((one + two).clamp(-128, 127))
+        left, right = (toy_backend._inside(value).short() for value in args[:2])
+        toy_backend._inside(out).copy_((left + right).clamp(-128, 127))
     return out
 
 
@@ -340,10 +331,7 @@ toy_backend.load()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 def test_a_device_without_bfloat16_and_with_a_wrong_int8_loses_exactly_these_points(tmp_path: Path) -> None:
     (tmp_path / "vendor_lame.py").write_text(LAME)
     journal = tmp_path / "lame.jsonl"
@@ -353,23 +341,10 @@ def test_a_device_without_bfloat16_and_with_a_wrong_int8_loses_exactly_these_poi
     (run,) = load([journal])
     verdicts = {record.case.workload: record.verdict for record in run.records}
     assert verdicts["import-with-hardware"] is Verdict.PASS, ran.stdout
-    found = assess(run, tables())
-    points = {r.item.name: r for t in found.tables for r in t.results if r.item.name in DTYPES}
-    assert len(points) == len(DTYPES) == found.evidenced + 2
+    assessment = assess(run, tables())
+    points = {r.item.name: r for t in assessment.tables for r in t.results if r.item.name in DTYPES}
+    assert len(points) == len(DTYPES) == assessment.evidenced + 2
     lost = {name: result.lacking for name, result in points.items() if not result.evidenced}
     assert lost.keys() == {"dtype-bfloat16", "dtype-int8"}
     assert "unsupported: [no-dtype] toy has no bfloat16" in lost["dtype-bfloat16"]
     assert "fail: int8 added" in lost["dtype-int8"]
-
-
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    where = os.pathsep.join(map(str, (REPOSITORY, Path(__file__).parents[1], folder)))
-    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**known, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-    )

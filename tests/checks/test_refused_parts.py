@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, verdict_of
+from fault_harness import Planted, built_in, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -17,21 +18,10 @@ from accelcheck.checks.trial import reason_of
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.families import Functions
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Program
-
 LABELS = tuple("abcdefg")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -65,46 +55,43 @@ def has(*refused: str) -> Callable[[tuple[str, ...]], bool]:
     return lambda labels: bool(set(refused) & set(labels))
 
 
-def test_refused_parts_are_named_with_what_they_raise_and_the_others_pass(store: Store) -> None:
-    record = verdict_of(store, refusing(has("b", "f")), workload())
-    assert record.verdict is Verdict.PASS, record.why
+def test_refused_parts_are_named_with_what_they_raise_and_the_others_pass(fresh: Store) -> None:
+    record = passed(fresh, refusing(has("b", "f")), workload())
     assert record.refused == {label: f"RuntimeError: no kernel for {label}" for label in "bf"}
     assert record.compared == 5 * (len(LABELS) - 2) * 4
-    assert any("b (RuntimeError: no kernel for b)" in str(one.observed) for one in record.evidence)
+    assert any("b (RuntimeError: no kernel for b)" in str(entry.observed) for entry in record.evidence)
 
 
-def test_a_part_beside_refused_ones_is_judged(store: Store) -> None:
-    record = verdict_of(store, refusing(has("b"), wrong="c"), workload())
-    assert record.verdict is Verdict.FAIL
+def test_a_part_beside_refused_ones_is_judged(fresh: Store) -> None:
+    record = failed(fresh, refusing(has("b"), wrong="c"), workload())
     assert {fault.path for fault in record.faults} == {"out['c']"}
     assert set(record.refused) == {"b"}
 
 
 @pytest.mark.parametrize("refuses", [has(*LABELS), lambda labels: len(labels) > 1], ids=["all", "together"])
-def test_what_refuses_all_parts_or_only_several_together_is_an_error(refuses: Any, store: Store) -> None:
-    record = verdict_of(store, refusing(refuses), workload())
+def test_what_refuses_all_parts_or_only_several_together_is_an_error(refuses: Any, fresh: Store) -> None:
+    record = verdict_of(fresh, refusing(refuses), workload())
     assert (record.verdict, record.refused) == (Verdict.ERROR, {})
     assert "no kernel for a, b, c" in record.reason
 
 
-def test_a_model_that_is_not_divisible_is_an_error_as_a_whole(store: Store) -> None:
-    assert verdict_of(store, refusing(has("b")), workload(divisible=False)).verdict is Verdict.ERROR
+def test_a_model_that_is_not_divisible_is_an_error_as_a_whole(fresh: Store) -> None:
+    assert verdict_of(fresh, refusing(has("b")), workload(divisible=False)).verdict is Verdict.ERROR
 
 
-def test_a_part_that_raises_in_eager_is_a_fault_and_the_others_are_judged(store: Store) -> None:
+def test_a_part_that_raises_in_eager_is_a_fault_and_the_others_are_judged(fresh: Store) -> None:
     technique = refusing(has("b"), wrong="c")
     technique.family = "eager"
-    record = verdict_of(store, technique, workload())
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, technique, workload())
     assert str(record.faults[0]) == "out['b']: raised: expected a result, got RuntimeError: no kernel for b"
     assert {fault.path for fault in record.faults[1:]} == {"out['c']"}
     assert set(record.refused) == {"b"}
 
 
-def test_a_reference_without_some_parts_is_another_one(store: Store) -> None:
+def test_a_reference_without_some_parts_is_another_one(fresh: Store) -> None:
     technique = refusing(has("b"))
-    assert verdict_of(store, technique, workload()).verdict is Verdict.PASS
-    assert verdict_of(store, Planted(lambda _: None), workload()).compared == 5 * len(LABELS) * 4
+    assert verdict_of(fresh, technique, workload()).verdict is Verdict.PASS
+    assert verdict_of(fresh, Planted(lambda _: None), workload()).compared == 5 * len(LABELS) * 4
 
 
 def test_a_module_without_labels_cannot_be_divided() -> None:
@@ -120,8 +107,8 @@ def test_the_exception_that_led_to_others_is_the_reason() -> None:
     assert reason_of(led) == "KeyError: 'aten.i0'"
 
 
-def test_refused_parts_are_kept_in_a_journal(store: Store) -> None:
-    record = verdict_of(store, refusing(has("b")), workload())
+def test_refused_parts_are_kept_in_a_journal(fresh: Store) -> None:
+    record = verdict_of(fresh, refusing(has("b")), workload())
     assert Record.from_json(record.as_json()).refused == record.refused
 
 
@@ -131,7 +118,7 @@ def test_a_workload_without_some_parts_reaches_the_process_of_references(name: s
     assert less.name.startswith(f"{name}~")
 
 
-def test_a_part_that_raises_only_under_a_dispatch_mode_is_refused(store: Store) -> None:
+def test_a_part_that_raises_only_under_a_dispatch_mode_is_refused(fresh: Store) -> None:
     def call(module: Any, *inputs: Tensor) -> dict[str, Tensor]:
         if "b" in module.labels and _get_current_dispatch_mode() is not None:
             raise RuntimeError("not under a mode")
@@ -140,8 +127,7 @@ def test_a_part_that_raises_only_under_a_dispatch_mode_is_refused(store: Store) 
     def change(program: Program) -> None:
         program.call = partial(call, program.module)
 
-    record = verdict_of(store, Planted(change), workload())
-    assert record.verdict is Verdict.PASS, record.why
+    record = passed(fresh, Planted(change), workload())
     assert record.refused == {"b": "RuntimeError: not under a mode"}
 
 
@@ -174,13 +160,13 @@ class Named(nn.Module):
         return frozenset(self.labels) & ({"a"}, {"b"}, set())[place]
 
 
-def test_a_narrowed_module_gets_all_of_its_arguments(store: Store) -> None:
+def test_a_narrowed_module_gets_all_of_its_arguments(fresh: Store) -> None:
     def made(generator: torch.Generator, extent: int) -> Problem:
         return Problem(Named(), tuple(torch.randn(5, generator=generator) for _ in range(3)))
 
     named = Workload("named", "Two parts.", made, divisible=True, modes=frozenset({Mode.FORWARD}))
     assert named.without(frozenset({"b"})).narrowed().problem(0).module(torch.ones(5)).keys() == {"a"}
-    record = verdict_of(store, refusing(has("b")), named)
+    record = verdict_of(fresh, refusing(has("b")), named)
     assert record.refused == {"b": "RuntimeError: no kernel for b"}, record.why
 
 
@@ -206,7 +192,7 @@ def exponents(generator: torch.Generator, extent: int) -> Problem:
 @pytest.mark.parametrize("divisible", [True, False], ids=["parts", "whole"])
 @pytest.mark.parametrize("error", [1.0, 4e-6], ids=["far", "close"])
 def test_wrong_metadata_of_a_tensor_hides_no_values_of_others(
-    error: float, divisible: bool, spoil: Any, seen: set[str], store: Store
+    error: float, divisible: bool, spoil: Any, seen: set[str], fresh: Store
 ) -> None:
     def call(module: Any, *inputs: Tensor) -> dict[str, Tensor]:
         outs = module(*inputs)
@@ -216,7 +202,7 @@ def test_wrong_metadata_of_a_tensor_hides_no_values_of_others(
         program.call = partial(call, program.module)
 
     record = verdict_of(
-        store, Planted(change, keeps_strides=True), replace(workload(divisible=divisible), make=exponents)
+        fresh, Planted(change, keeps_strides=True), replace(workload(divisible=divisible), make=exponents)
     )
     views: dict[str, set[str]] = {}
     for fault in record.faults:

@@ -1,20 +1,21 @@
-"""A verdict is about runs that nobody watches, about second calls, and about results that their owner keeps; never about nothing."""
+"""Verdicts cover unwatched runs, second calls, and results that their owner keeps; never nothing."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, Planted, bench, case, faults, passed, seeded, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks import execute, numerics
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.trial import Finding
 from accelcheck.core.case import Evidence, Mode, Verdict
-from accelcheck.core.journal import ErrorCode
+from accelcheck.core.journal import ErrorCode, Record
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import both, nothing
 from accelcheck.selftest.faults.repeats import (
     copied_out,
@@ -28,17 +29,6 @@ from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Copying(Planted):
@@ -55,25 +45,23 @@ class Promising(Bed):
 
 @pytest.mark.parametrize("planted", [Planted, Copying])
 @pytest.mark.parametrize(("name", "mode"), [("mlp", FORWARD), ("mlp", BACKWARD), ("train-mlp", TRAIN)])
-def test_what_is_right_only_while_it_is_watched_fails(
-    planted: type[Planted], name: str, mode: Mode, store: Store
-) -> None:
-    assert verdict_of(store, planted(nothing), seeded(name), mode).verdict is Verdict.PASS
-    assert verdict_of(store, planted(watched_only), seeded(name), mode).verdict is Verdict.FAIL
+def test_what_is_right_only_when_watched_fails(planted: type[Planted], name: str, mode: Mode, fresh: Store) -> None:
+    assert verdict_of(fresh, planted(nothing), seeded(name), mode).verdict is Verdict.PASS
+    assert verdict_of(fresh, planted(watched_only), seeded(name), mode).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("name", "mode"), [("mlp", FORWARD), ("train-mlp", TRAIN)])
-def test_what_is_judged_by_one_draw_runs_unwatched_too(name: str, mode: Mode, store: Store) -> None:
+def test_what_is_judged_by_one_draw_runs_unwatched_too(name: str, mode: Mode, fresh: Store) -> None:
     def wrong(change: Change) -> set[str]:
         workload = seeded(name)
-        made = bench(store, Planted(change), workload).trial(case(workload, mode))
+        made = bench(fresh, Planted(change), workload).trial(case(workload, mode))
         return {fault.draw for fault in numerics.verify(made, (FIRST,)).wrong}
 
     assert wrong(nothing) == set()
     assert wrong(watched_only) == {numerics.AGAIN}
 
 
-def test_evidence_is_asked_of_all_draws_but_the_unobserved_one(store: Store) -> None:
+def test_evidence_is_asked_of_all_draws_but_the_unobserved_one(fresh: Store) -> None:
     class Asked(Planted):
         def __init__(self) -> None:
             super().__init__(nothing)
@@ -85,42 +73,41 @@ def test_evidence_is_asked_of_all_draws_but_the_unobserved_one(store: Store) -> 
 
     technique, workload = Asked(), seeded("mlp")
     numerics.verify(
-        bench(store, technique, workload).trial(case(workload)), [FIRST, Draw(1), Draw(2), Draw(0, "zeros")]
+        bench(fresh, technique, workload).trial(case(workload)), [FIRST, Draw(1), Draw(2), Draw(0, "zeros")]
     )
     assert technique.times == 3
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
-def test_a_wrong_second_call_fails_where_the_device_promises_nothing(mode: Mode, store: Store) -> None:
+def test_a_wrong_second_call_fails_where_the_device_promises_nothing(mode: Mode, fresh: Store) -> None:
     workload = seeded("mlp")
 
     def record(change: Change) -> Record:
-        return bench(store, Planted(change), workload, Promising()).run(case(workload, mode))
+        return bench(fresh, Planted(change), workload, Promising()).run(case(workload, mode))
 
     assert record(nothing).verdict is Verdict.PASS
-    found = record(wrong_again(0.5))
-    assert found.verdict is Verdict.FAIL
-    assert numerics.AGAIN in {fault.draw for fault in found.faults}
+    failed = record(wrong_again(0.5))
+    assert failed.verdict is Verdict.FAIL
+    assert numerics.AGAIN in {fault.draw for fault in failed.faults}
 
 
 def documented(program: Program) -> None:
     program.overwrites = "documented"
 
 
-def test_an_output_that_the_next_call_overwrites_fails_unless_the_technique_declares_it(store: Store) -> None:
+def test_an_output_that_the_next_call_overwrites_fails_unless_the_technique_declares_it(fresh: Store) -> None:
     workload = seeded("mlp")
     for planted in (Planted, Copying):
-        assert faults(verdict_of(store, planted(in_turn(1)), workload)) == {"out": {"mutated"}}
-        assert verdict_of(store, planted(copied_out()), workload).verdict is Verdict.PASS
-    record = verdict_of(store, Planted(both(in_turn(1), documented)), workload)
-    assert record.verdict is Verdict.PASS
+        assert faults(verdict_of(fresh, planted(in_turn(1)), workload)) == {"out": {"mutated"}}
+        assert verdict_of(fresh, planted(copied_out()), workload).verdict is Verdict.PASS
+    record = passed(fresh, Planted(both(in_turn(1), documented)), workload)
     assert "documented" in {evidence.observed for evidence in record.evidence}
 
 
-def test_gradients_that_the_next_pass_overwrites_fail(store: Store) -> None:
-    found = faults(verdict_of(store, Planted(in_one_buffer()), seeded("mlp"), BACKWARD))
-    assert set().union(*found.values()) == {"mutated"}
-    assert all(path.startswith("grad:") for path in found)
+def test_gradients_that_the_next_pass_overwrites_fail(fresh: Store) -> None:
+    record = faults(verdict_of(fresh, Planted(in_one_buffer()), seeded("mlp"), BACKWARD))
+    assert set().union(*record.values()) == {"mutated"}
+    assert all(path.startswith("grad:") for path in record)
 
 
 def test_views_of_inputs_and_parameters_change_with_these() -> None:
@@ -135,14 +122,14 @@ def test_views_of_inputs_and_parameters_change_with_these() -> None:
 
 
 @pytest.mark.parametrize("features", [frozenset({"strided"}), frozenset({"strided", "deterministic"})])
-def test_gradients_that_are_set_where_they_add_up_fail(features: frozenset[str], store: Store) -> None:
+def test_gradients_that_are_set_where_they_add_up_fail(features: frozenset[str], fresh: Store) -> None:
     class Place(Bed):
         pass
 
     Place.features = features
     workload = seeded("mlp")
-    assert bench(store, Planted(nothing), workload, Place()).run(case(workload, BACKWARD)).verdict is Verdict.PASS
-    record = bench(store, Planted(overwritten), workload, Place()).run(case(workload, BACKWARD))
+    assert bench(fresh, Planted(nothing), workload, Place()).run(case(workload, BACKWARD)).verdict is Verdict.PASS
+    record = bench(fresh, Planted(overwritten), workload, Place()).run(case(workload, BACKWARD))
     assert {fault.draw for fault in record.faults} == {numerics.AGAIN}
     assert {fault.path.partition(":")[0] for fault in record.faults} == {"grad"}
 
@@ -150,13 +137,13 @@ def test_gradients_that_are_set_where_they_add_up_fail(features: frozenset[str],
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_of_two_equal_gradients_is_one_of_them_bit_for_bit(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
-    one = torch.tensor(
+    ones = torch.tensor(
         [info.max, -info.max, info.tiny * info.eps, -info.tiny, 0.0, -0.0, float("inf"), 1.25], dtype=dtype
     )
-    once = {"grad:x": one, "out": one}
-    again = halved({"grad:x": one + one, "out": one}, once)
-    assert {path: tensor.tolist() for path, tensor in again.items()} == {path: one.tolist() for path in once}
-    assert halved({"grad:x": one}, once)["grad:x"][-1] == 0.625
+    once = {"grad:x": ones, "out": ones}
+    again = halved({"grad:x": ones + ones, "out": ones}, once)
+    assert {path: tensor.tolist() for path, tensor in again.items()} == {path: ones.tolist() for path in once}
+    assert halved({"grad:x": ones}, once)["grad:x"][-1] == 0.625
 
 
 def test_a_program_adds_to_its_gradients_only_where_it_is_told() -> None:
@@ -190,26 +177,24 @@ def of(module: type[nn.Module], **more: Any) -> Workload:
     return Workload("made", "Made.", make, **more)
 
 
-def test_a_backward_case_without_a_gradient_is_an_error(store: Store) -> None:
+def test_a_backward_case_without_a_gradient_is_an_error(fresh: Store) -> None:
     workload = of(Cut, given=True, modes=frozenset({FORWARD, BACKWARD}))
-    assert verdict_of(store, Planted(nothing), workload, FORWARD).verdict is Verdict.PASS
-    record = verdict_of(store, Planted(nothing), workload, BACKWARD)
+    assert verdict_of(fresh, Planted(nothing), workload, FORWARD).verdict is Verdict.PASS
+    record = verdict_of(fresh, Planted(nothing), workload, BACKWARD)
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.NOTHING_COMPARED)
     assert record.reason.startswith("no gradient was compared")
     assert record.compared > 0
 
 
-def test_integers_do_not_stand_for_numbers_that_are_not_judged(store: Store) -> None:
+def test_integers_do_not_stand_for_numbers_that_are_not_judged(fresh: Store) -> None:
     workload = of(Chosen)
-    made = bench(store, Planted(nothing), workload).trial(case(workload))
+    made = bench(fresh, Planted(nothing), workload).trial(case(workload))
     reference = made.reference()
     result = made.program(made.case.seed).run(FORWARD)
     assert judge(result, reference).compared == {"out": 32, "exact": 4}
     assert judge(result, replace(reference, unjudged={"out[0]": "for a test"})).compared == {"exact": 4}
-    assert judge(
-        {"out": result["out[1]"]},
-        replace(reference, truth={"out": reference.truth["out[1]"]}),
-    ).compared == {"out": 4}
+    alone = replace(reference, truth={"out": reference.truth["out[1]"]})
+    assert judge({"out": result["out[1]"]}, alone).compared == {"out": 4}
 
 
 def test_a_finding_that_lacks_what_it_is_about_is_no_pass() -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Case, Evidence, Measurement, Mode, Verdict
 from accelcheck.core.fault import FaultKind
 from accelcheck.core.journal import ErrorCode
+from accelcheck.devices.base import Device
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
@@ -28,17 +31,10 @@ from accelcheck.measure.clocks import ClockError, block
 from accelcheck.measure.memory import Peak
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
+from accelcheck.techniques.observe import Log
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.speed import WORKLOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 
 def linear(generator: torch.Generator, extent: int) -> Problem:
@@ -75,7 +71,7 @@ class Acting(Technique):
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """Of eager; measured for an instant."""
+    """A trial of eager, measured for an instant."""
     monkeypatch.setattr(speed, "settle", lambda timed: timed())
     monkeypatch.setattr(speed, "compare", partial(paired.compare, looks=(0.001,)))
     monkeypatch.setattr(speed._Measuring, "_paired", _paired)
@@ -92,10 +88,8 @@ PAIRED = speed._Measuring._paired
 
 @pytest.fixture
 def drawing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """As `trial`, with blocks of calls of which one is drawn."""
-    monkeypatch.setattr(
-        speed._Measuring, "_paired", lambda self, base, candidate, *_: PAIRED(self, base, candidate, (0.001,))
-    )
+    """A `trial` with blocks of calls of which one is drawn."""
+    monkeypatch.setattr(speed._Measuring, "_paired", lambda self, base, c, *_: PAIRED(self, base, c, (0.001,)))
     return trial
 
 
@@ -105,32 +99,32 @@ def figures(found: Any) -> dict[str, Measurement]:
 
 @pytest.mark.parametrize("mode", [Mode.SPEED, Mode.TRAIN_SPEED])
 def test_what_is_right_is_measured(trial: Trial, mode: Mode) -> None:
-    found = speed.verify(replace(trial, case=replace(CASE, mode=mode)))
-    assert not found.faults
-    assert found.compared > 0
-    assert len(found.digest) == 8
-    measured = figures(found)
+    finding = speed.verify(replace(trial, case=replace(CASE, mode=mode)))
+    assert not finding.faults
+    assert finding.compared > 0
+    assert len(finding.digest) == 8
+    measured = figures(finding)
     assert measured["launches"].value == measured["launches-fp32-eager"].value
     assert measured["throughput"].value == pytest.approx(6 / (measured["latency"].value or 0))
-    assert measured["latency"].value == pytest.approx(sorted(found.times)[len(found.times) // 2], rel=0.5)
+    assert measured["latency"].value == pytest.approx(sorted(finding.times)[len(finding.times) // 2], rel=0.5)
 
 
 def test_what_is_wrong_is_not_timed(trial: Trial) -> None:
-    found = speed.verify(replace(trial, technique=Acting(lambda _, out: out * 1.01)))
-    assert found.faults
-    assert not found.measurements
+    finding = speed.verify(replace(trial, technique=Acting(lambda _, out: out * 1.01)))
+    assert finding.faults
+    assert not finding.measurements
 
 
 def test_what_did_not_engage_is_not_timed(trial: Trial) -> None:
-    found = speed.verify(replace(trial, technique=Acting(lambda _, out: out, engaged=False)))
-    assert not found.faults
-    assert not found.measurements
+    finding = speed.verify(replace(trial, technique=Acting(lambda _, out: out, engaged=False)))
+    assert not finding.faults
+    assert not finding.measurements
 
 
 def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
     late = Acting(lambda call, out: out * 1.01 if call > 20 else out)
-    found = speed.verify(replace(trial, technique=late))
-    assert any((fault.path, fault.draw) == ("out", "after timing") for fault in found.faults)
+    finding = speed.verify(replace(trial, technique=late))
+    assert any((fault.path, fault.draw) == ("out", "after timing") for fault in finding.faults)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +133,12 @@ def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
     ids=["shape", "missing"],
 )
 def test_wrong_metadata_after_timing_is_a_fault(late: Callable[[Tensor], Any], view: str, trial: Trial) -> None:
-    found = speed.verify(replace(trial, technique=Acting(lambda call, out: late(out) if call > 20 else out)))
-    assert ("after timing", FaultKind.METADATA, view) in {
-        (fault.draw, fault.kind, fault.view) for fault in found.faults
-    }
+    finding = speed.verify(replace(trial, technique=Acting(lambda call, out: late(out) if call > 20 else out)))
+    assert ("after timing", FaultKind.METADATA, view) in {(f.draw, f.kind, f.view) for f in finding.faults}
 
 
 class Lazy(Technique):
-    """Eager while it is judged, and wherever a dispatch mode watches; `lazily` replaces the calls of a program that is timed."""
+    """Eager while judged, and under a dispatch mode; `lazily` replaces the calls of a timed program."""
 
     name, family, promise, source = "lazy", "toy", "None.", "https://example.org/lazy"
 
@@ -182,7 +174,6 @@ def kept(result: Callable[[Tensor], object]) -> Callable[[Program], None]:
 
 
 def untrained(program: Program) -> None:
-    """Training steps that do nothing."""
     plain = program._advance
     program.advance = lambda optimizer, step: (
         plain(optimizer, step) if get_current_dispatch_mode_stack() else torch.zeros(())
@@ -190,34 +181,34 @@ def untrained(program: Program) -> None:
 
 
 def test_a_timed_call_is_drawn_and_judged(drawing: Trial) -> None:
-    found = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out + 1.0))))
-    assert {fault.draw for fault in found.faults} == {speed.WHILE}
+    finding = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out + 1.0))))
+    assert {fault.draw for fault in finding.faults} == {speed.WHILE}
 
 
 def test_a_result_of_other_shape_while_timed_is_a_fault(drawing: Trial) -> None:
-    found = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out[:1]))))
-    assert {(fault.draw, fault.kind) for fault in found.faults} == {(speed.WHILE, FaultKind.METADATA)}
+    finding = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out[:1]))))
+    assert {(fault.draw, fault.kind) for fault in finding.faults} == {(speed.WHILE, FaultKind.METADATA)}
 
 
 def test_what_is_right_while_timed_is_right(drawing: Trial) -> None:
-    found = speed.verify(drawing)
-    assert (found.wrong, found.implausible) == ((), "")
+    finding = speed.verify(drawing)
+    assert (finding.wrong, finding.implausible) == ((), "")
 
 
 def test_timed_steps_must_move_what_training_moves(trial: Trial) -> None:
-    found = speed.verify(replace(trial, technique=Lazy(untrained), case=replace(CASE, mode=Mode.TRAIN_SPEED)))
-    assert {(fault.draw, fault.view) for fault in found.faults} == {(speed.WHILE, "not trained")}
+    finding = speed.verify(replace(trial, technique=Lazy(untrained), case=replace(CASE, mode=Mode.TRAIN_SPEED)))
+    assert {(fault.draw, fault.view) for fault in finding.faults} == {(speed.WHILE, "not trained")}
 
 
 def test_a_call_that_launches_nothing_is_an_error(trial: Trial) -> None:
-    found = speed.verify(replace(trial, technique=Lazy(kept(lambda out: out))))
-    assert found.implausible == "a call launches nothing, where eager has 1 launches"
+    finding = speed.verify(replace(trial, technique=Lazy(kept(lambda out: out))))
+    assert finding.implausible == "a call launches nothing, where eager has 1 launches"
 
 
 def test_a_time_that_no_peak_allows_is_an_error(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roof, "matmul_peak", lambda *_: roof.Rate(1.0, "nothing", 0.0))
-    found = speed.verify(trial)
-    assert "operations a second" in found.implausible
+    finding = speed.verify(trial)
+    assert "operations a second" in finding.implausible
     record = bench(trial.store, named(EAGER, "eager"), WORKLOAD, Cpu()).run(CASE)
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.IMPLAUSIBLE)
 
@@ -231,8 +222,8 @@ def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> 
     # The judge takes 6 calls; a slow machine times few.
     late = Acting(lambda call, out: out * 1.01 if call > 10 else out)
     for technique, wrong in ((named(EAGER, "eager"), False), (late, True)):
-        found = speed.verify(replace(trial, technique=technique, case=replace(CASE, mode=Mode.TRAIN_SPEED)))
-        assert any(fault.draw == "after timing" for fault in found.faults) == wrong
+        finding = speed.verify(replace(trial, technique=technique, case=replace(CASE, mode=Mode.TRAIN_SPEED)))
+        assert any(fault.draw == "after timing" for fault in finding.faults) == wrong
 
 
 def test_what_promises_to_fuse_must_launch_less(trial: Trial) -> None:
@@ -242,9 +233,7 @@ def test_what_promises_to_fuse_must_launch_less(trial: Trial) -> None:
     none = Fusing(lambda _, out: out)
     # A linear layer is one launch: nothing to fuse.
     assert not speed.verify(replace(trial, technique=none)).faults
-    twice = replace(
-        WORKLOAD, name="two-launches", make=lambda generator, extent: replace(linear(generator, extent), module=_Relu())
-    )
+    twice = replace(WORKLOAD, name="two-launches", make=lambda g, extent: replace(linear(g, extent), module=_Relu()))
     case = replace(CASE, workload=twice.name)  # references are kept by name
     (fault,) = speed.verify(replace(trial, case=case, technique=none, workload=twice)).faults
     assert str(fault) == "launches: not fused: expected fewer than 2, as many as eager has, got 2"
@@ -312,13 +301,11 @@ def _stopped(*_: Any, **__: Any) -> paired.Comparison:
     raise ClockError("the clock stood still")
 
 
-def test_a_clock_that_stands_still_leaves_figures_out_with_the_reason(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_stands_still_leaves_out_figures_and_why(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed._Measuring, "_paired", _stopped)
-    found = speed.verify(trial)
-    assert not found.faults
-    measured = figures(found)
+    finding = speed.verify(trial)
+    assert not finding.faults
+    measured = figures(finding)
     assert measured["latency"].value is None
     assert measured["latency"].reason == "the clock stood still"
     assert "speed-up" not in measured
@@ -335,13 +322,11 @@ def test_a_first_call_that_takes_no_time_is_absent(trial: Trial, monkeypatch: py
         assert measured[name].reason == f"cpu: expected 1 calls to take a positive time, the clock says {says} s"
 
 
-def test_a_clock_that_fails_later_leaves_out_no_more_than_what_it_times(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_fails_later_leaves_out_just_what_it_times(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.measure.roof.matmul_peak", _stopped)
-    found = speed.verify(trial)
-    assert [m.name for m in found.measurements].count("latency") == 1
-    measured = figures(found)
+    finding = speed.verify(trial)
+    assert [m.name for m in finding.measurements].count("latency") == 1
+    measured = figures(finding)
     assert measured["latency"].value
     assert (measured["flops"].value, measured["flops"].reason) == (None, "the clock stood still")
 
@@ -352,9 +337,7 @@ def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkey
     assert measured["peak-memory"] == Measurement("peak-memory", None, "B", reason="it offers no memory statistics")
 
 
-def test_what_the_chip_says_is_kept_and_a_throttled_sample_marked(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_chip_says_is_kept_and_throttling_marked(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     joules = itertools.count(0.0, 10.0)
 
     class Telling(Cpu):
@@ -385,9 +368,9 @@ def test_a_slow_case_is_called_a_few_times_in_a_round(tmp_path: Path, monkeypatc
     monkeypatch.setattr(speed, "settle", lambda _: None)
     monkeypatch.setattr(speed, "PROCESS_SECONDS", 0.01)
     technique = Acting(slow)
-    found = bench(Store(tmp_path), technique, WORKLOAD, Cpu()).ratio(replace(CASE, technique=technique.name))
-    assert isinstance(found, paired.Comparison)
-    assert found.pairs == 4
+    record = bench(Store(tmp_path), technique, WORKLOAD, Cpu()).ratio(replace(CASE, technique=technique.name))
+    assert isinstance(record, paired.Comparison)
+    assert record.pairs == 4
     # Two calls find how many make a block; four pairs are measured, though one takes longer than a round has.
     assert next(technique.calls) == technique.warmups + 2 + 4
 
@@ -399,10 +382,10 @@ def test_a_contender_that_is_compared_twice_warms_up_once(tmp_path: Path, monkey
     measuring = speed._Measuring(
         Trial(replace(CASE, mode=Mode.FORWARD), named(EAGER, "eager"), WORKLOAD, Cpu(), Store(tmp_path))
     )
-    one, two, three = (measuring._eager("float32") for _ in range(3))
-    measuring._paired(one, two)
+    first, two, three = (measuring._eager("float32") for _ in range(3))
+    measuring._paired(first, two)
     measuring._paired(three, two)
-    assert warmed == [one.timed, two.timed, three.timed]
+    assert warmed == [first.timed, two.timed, three.timed]
 
 
 @pytest.mark.parametrize(("latency", "error"), [(speed.SLOW / 2, paired.ERROR), (speed.SLOW, speed.PROCESS_ERROR)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.mlp import Mlp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 BATCH, WIDTH = 64, 1024
 ONE = BATCH * WIDTH * 4
 """Bytes of an activation."""
@@ -32,24 +29,22 @@ GENERATOR = 5056
 
 @pytest.fixture
 def contender(tmp_path: Path) -> Callable[[str, Callable[[torch.Generator, int], Problem], Mode], Contender]:
-    """A warm program of a technique."""
-
     def made(technique: str, make: Callable[[torch.Generator, int], Problem], mode: Mode) -> Contender:
         case = Case(technique, "by-hand", "cpu", "float32", mode, 1)
         workload = Workload("by-hand", "Made here.", make)
-        found = Contender(Trial(case, Matrix.load().techniques[technique], workload, Cpu(), Store(tmp_path)))
-        found.call()
-        found.call()
-        found.program.module.zero_grad(set_to_none=True)
-        return found
+        result = Contender(Trial(case, Matrix.load().techniques[technique], workload, Cpu(), Store(tmp_path)))
+        result.call()
+        result.call()
+        result.program.module.zero_grad(set_to_none=True)
+        return result
 
     return made
 
 
 def measured(contender: Contender) -> int:
-    found = peak(Cpu(), contender.call).bytes
-    assert found is not None
-    return found
+    result = peak(Cpu(), contender.call).bytes
+    assert result is not None
+    return result
 
 
 class Tanhs(nn.Module):

@@ -1,37 +1,28 @@
-"""A run leaves nothing behind that eager does not: no statistics, flags, hooks, generators or memory; and call 40 is as the first."""
+"""A run leaves nothing behind that eager does not: statistics, flags, hooks, generators, memory."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, faults, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, faults, passed, seeded, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.checks import calls
 from accelcheck.checks.calls import CALLS, cloned
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.selftest.faults import traces
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import Program
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("oracle"))
+from accelcheck.workloads.base import Problem, Program, Workload
 
 
 def after(act: Callable[[nn.Module], object]) -> Change:
@@ -94,8 +85,7 @@ COUNTING = Workload("counting", "Counts and draws.", counting)
 
 
 def test_what_eager_does_too_is_no_fault(tmp_path: Path) -> None:
-    record = verdict_of(Store(tmp_path), Planted(nothing), COUNTING)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(nothing), COUNTING)
 
 
 def test_a_generator_that_each_call_sets_to_one_state_is_named_though_eager_draws_from_it(tmp_path: Path) -> None:
@@ -126,8 +116,7 @@ def dropping(generator: torch.Generator, _: int) -> Problem:
 
 def test_dropout_may_draw_where_its_rate_is_set_to_zero_for_the_check(tmp_path: Path) -> None:
     workload = Workload("dropping", "Dropout.", dropping)
-    record = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Planted(after(traces.draws)), workload, BACKWARD)
     evaluated = verdict_of(Store(tmp_path), Planted(after(traces.draws)), workload, FORWARD)
     assert {fault.path for fault in evaluated.faults} == {"generator of torch"}
 
@@ -145,9 +134,7 @@ def test_a_result_that_is_wrong_after_many_calls_is_judged(store: Store, monkeyp
     assert any("in call " in fault.place for fault in record.faults)
 
 
-def test_a_call_that_waits_for_the_processor_does_not_end_the_further_calls(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_waits_for_the_processor_ends_no_further_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECONDS", 0.2)
 
     def change(program: Program) -> None:
@@ -214,5 +201,4 @@ def test_a_technique_may_give_each_input_memory_of_its_own(store: Store) -> None
         program.inputs = tuple(value.clone() for value in program.inputs)
 
     workload = Workload("itself", "An input as it is.", make)
-    record = verdict_of(store, Planted(apart), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(apart), workload, FORWARD)

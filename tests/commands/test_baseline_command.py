@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_harness import completed
 
 from accelcheck import cli
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
@@ -27,19 +28,19 @@ def store(tmp_path: Path) -> Baselines:
 
 
 def put(store: Baselines, place: Place, *means: float, cases: list[str] = CASES) -> list[Baseline]:
-    found = [Baseline(case, "0123abcd", place, Sample(mean, 0.01, 10)) for case, mean in zip(cases, means, strict=True)]
-    for one in found:
-        store.write(one, replace=True)
-    return found
+    baselines = [
+        Baseline(case, "0123abcd", place, Sample(mean, 0.01, 10)) for case, mean in zip(cases, means, strict=True)
+    ]
+    for baseline in baselines:
+        store.write(baseline, replace=True)
+    return baselines
 
 
 def run(store: Baselines, *words: str) -> int:
     return cli.main(["baseline", "--baselines", str(store.root), *words])
 
 
-def test_show_says_how_small_a_slowdown_a_check_of_three_processes_sees(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_says_what_slowdown_three_processes_see(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = put(store, HERE, 0.0, -0.7)
     assert run(store, "show") == GREEN
     lines = capsys.readouterr().out.splitlines()
@@ -49,9 +50,7 @@ def test_show_says_how_small_a_slowdown_a_check_of_three_processes_sees(
     assert lines[3].split()[1] == "0.4966"
 
 
-def test_show_shows_one_folder_and_names_the_others_to_who_mistypes(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_has_one_folder_and_names_others_on_typos(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     put(store, HERE, 0.0, 0.0)
     put(store, BEFORE, 0.0, 0.0)
     assert run(store, "show", BEFORE.folder) == GREEN
@@ -78,8 +77,8 @@ def test_compare_is_red_where_the_second_is_slower(
 
 def test_compare_says_what_is_in_one_alone_or_changed(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     put(store, BEFORE, 0.0, 0.0)
-    (one, _) = put(store, HERE, 0.0, 0.0)
-    for changed in (replace(one, digest="ffff0000"), replace(one, environment={"OMP_NUM_THREADS": "1"})):
+    (first, _) = put(store, HERE, 0.0, 0.0)
+    for changed in (replace(first, digest="ffff0000"), replace(first, environment={"OMP_NUM_THREADS": "1"})):
         store.write(changed, replace=True)
         assert run(store, "compare", BEFORE.folder, HERE.folder) == GREEN
         assert capsys.readouterr().out.splitlines()[-2:] == [
@@ -113,19 +112,15 @@ def test_the_store_is_that_of_a_run_here_unless_named(tmp_path: Path) -> None:
     put(Baselines(tmp_path / "perf/base"), HERE, 0.0, 0.0)
     (tmp_path / "below").mkdir()
     # In a process of its own: what pytest knows of a folder is asked once a process.
-    shown = subprocess.run(
+    shown = completed(
         [sys.executable, "-c", "from accelcheck.cli import main; main(['baseline', 'show'])"],
         cwd=tmp_path / "below",
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert shown.stdout.startswith(HERE.folder)
 
 
-def test_prune_removes_what_no_longer_exists_and_what_killed_writers_left(
-    store: Baselines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_removes_what_is_gone_and_what_writers_left(store: Baselines, capsys: pytest.CaptureFixture[str]) -> None:
     gone = "eager/speed-mlp/cpu/float32/forward-speed"
     put(store, HERE, 0.0, 0.0, 0.0, cases=[*CASES, gone])
     left = store.root / HERE.folder / ".x.json.partial"
@@ -161,8 +156,8 @@ def test_a_spoilt_file_ends_the_command_and_is_named(
 
 def test_what_is_shipped_can_be_read_and_is_of_cases_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     shipped = Baselines(SHIPPED)
-    stored = [found for _, found in shipped.stored()]
-    assert {found.place.device for found in stored} >= {"cpu", "xla"}
-    assert {found.ratio.count for found in stored} == {STORED}
+    stored = [baseline for _, baseline in shipped.stored()]
+    assert {baseline.place.device for baseline in stored} >= {"cpu", "xla"}
+    assert {baseline.ratio.count for baseline in stored} == {STORED}
     assert run(shipped, "prune", "--dry-run") == GREEN
     assert "0 files would be removed" in capsys.readouterr().out

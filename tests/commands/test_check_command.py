@@ -9,12 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fault_harness import Planted
+from process_harness import completed
 from report_page import Page, blocks
 
 from accelcheck.commands.check import USUAL, _usual
@@ -24,9 +25,6 @@ from accelcheck.core.quiet import LEAVES
 from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
 from accelcheck.report.console import plain
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 NET = """
@@ -94,15 +92,7 @@ def checked(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def pasted(folder: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a module of Python with its words, in a folder as a user has it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=folder,
-        env=environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    return completed([sys.executable, "-m", *words], cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, timeout=400)
 
 
 @pytest.mark.slow
@@ -110,9 +100,9 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     words = ("net.py:make", "--device=cpu", "--technique=jit-trace", "--technique=eager", "--technique=sdpa-math")
     done = checked(tmp_path, *words, "--journal=j.jsonl", "--report=r.html", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     assert done.stderr.startswith("reading net.py:make\none forward pass takes ")
-    by_name = {row["technique"]: row for row in found["rows"]}
+    by_name = {row["technique"]: row for row in document["rows"]}
     assert by_name["jit-trace"]["verdicts"] == dict.fromkeys(
         ("forward", "backward", "train", "speed", "train-speed", "accuracy"), "pass"
     )
@@ -121,8 +111,8 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
     assert by_name["jit-trace"]["accuracy_lost"][0] <= 0.01
     assert {e["claim"] for e in by_name["jit-trace"]["evidence"]} > {"no operator left cpu for the CPU"}
     assert by_name["eager"]["speed_up"] == {}  # it would be timed against itself
-    assert found["refused"] == {"sdpa-math": "needs attention (calls of scaled_dot_product_attention)"}
-    assert set(found["recommended"]["cpu"]) == {"inference", "training"}
+    assert document["refused"] == {"sdpa-math": "needs attention (calls of scaled_dot_product_attention)"}
+    assert set(document["recommended"]["cpu"]) == {"inference", "training"}
     assert {path.name for path in tmp_path.iterdir()} >= {"j.jsonl", "j-speed.jsonl", "r.html"}
 
 
@@ -137,10 +127,10 @@ def test_each_command_of_a_check_works_when_it_is_pasted(tmp_path: Path) -> None
     _, (block,) = blocks(page)
     of_cases = {block["texts"][row[7]]: block["texts"][row[0]] for row in block["rows"]}
     shown = re.findall("pytest --pyargs [^\n]*", "\n".join(page.words))
-    said = re.findall("reproduce: (pytest .*)", done.stdout)
+    printed = re.findall("reproduce: (pytest .*)", done.stdout)
     assert shown
-    assert said
-    assert {*shown, *said} <= set(of_cases)
+    assert printed
+    assert {*shown, *printed} <= set(of_cases)
     assert {word.rpartition("/")[2].split()[0] for word in of_cases} >= {"forward", "backward", "speed", "accuracy"}
     for command, why in of_cases.items():
         again = pasted(tmp_path, shlex.split(command))
@@ -167,10 +157,8 @@ def test_remarks_of_torchao_and_pytree_are_in_no_output_of_a_check(tmp_path: Pat
     words = ["--accel-model=treed.py", "--accel-workload=treed", f"-Wignore:{LEAVES}:FutureWarning", *chosen]
     cases = pasted(tmp_path, ["pytest", "-s", "--pyargs", "accelcheck.suite.test_numerics", *words])
     assert cases.returncode == 0, cases.stdout + cases.stderr
-    said = [*(done.stdout + done.stderr + cases.stdout + cases.stderr).splitlines()]
-    assert [
-        line for line in said if re.search("_pytree|Enum sub|Failed to load|cpp ext|is deprecated, use", line)
-    ] == []
+    printed = [*(done.stdout + done.stderr + cases.stdout + cases.stderr).splitlines()]
+    assert [s for s in printed if re.search("_pytree|Enum sub|Failed to load|cpp ext|is deprecated, use", s)] == []
 
 
 @pytest.mark.slow
@@ -229,7 +217,7 @@ def of(
 
 
 def test_the_fastest_of_those_that_are_right_is_recommended_with_its_costs() -> None:
-    found = rows(
+    table = rows(
         [
             *of("eager"),
             *of("slow", speed=(0.4, 0.5, 0.6)),
@@ -237,27 +225,30 @@ def test_the_fastest_of_those_that_are_right_is_recommended_with_its_costs() -> 
             *of("faster", speed=(2.5, 3.0, 3.5), memory=0.5),
         ]
     )
-    said = recommended(found, INFERENCE)
-    assert said == (
-        "inference: use faster. It is right, 3.00 times as fast as FP32 eager (2.50 or more), needs 0.50 times its memory and is off by at "
+    recommendations = recommended(table, INFERENCE)
+    assert recommendations == (
+        "inference: use faster. It is right, 3.00 times as fast as FP32 eager (2.50 or more), "
+        "needs 0.50 times its memory and is off by at "
         "most 1.0e-07. Faster and right too: fast 2.00x. Least memory: faster, 0.50 times eager's."
     )
 
 
 def test_what_may_be_no_faster_is_not_recommended() -> None:
-    found = rows([*of("eager"), *of("maybe", speed=(0.98, 1.1, 1.2))])
+    differences = rows([*of("eager"), *of("maybe", speed=(0.98, 1.1, 1.2))])
     assert (
-        recommended(found, INFERENCE)
+        recommended(differences, INFERENCE)
         == "inference: stay with eager. None of the 1 techniques that are right and were timed is faster."
     )
 
 
 def test_an_interval_wider_than_a_half_is_undecided_and_not_recommended() -> None:
-    found = rows([*of("eager"), *of("wide", speed=(1.1, 1.4, 1.7)), *of("fast", speed=(1.1, 1.2, 1.3))])
-    said = recommended(found, INFERENCE)
-    assert said.startswith("inference: use fast. ")
-    assert said.endswith("Undecided, since their times vary too much: wide; measure again on a quiet machine.")
-    assert "wide 1.4" not in said
+    differences = rows([*of("eager"), *of("wide", speed=(1.1, 1.4, 1.7)), *of("fast", speed=(1.1, 1.2, 1.3))])
+    recommendations = recommended(differences, INFERENCE)
+    assert recommendations.startswith("inference: use fast. ")
+    assert recommendations.endswith(
+        "Undecided, since their times vary too much: wide; measure again on a quiet machine."
+    )
+    assert "wide 1.4" not in recommendations
     lines = plain(advice([*of("eager"), *of("wide", speed=(1.1, 1.4, 1.7))], {}))
     assert any(line.startswith("wide") and "undecided (1.10-1.70)" in line for line in lines)
     assert any("cpu, inference: right, but no speed could be decided. Undecided" in line for line in lines)

@@ -1,26 +1,24 @@
-"""`accelcheck ledger`: what is wrong with a ledger is said by file, entry and field; suggestions hold once a person has written the reasons."""
+"""`accelcheck ledger` names faults by file, entry and field; suggestions hold once a person wrote the reasons."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import journal_harness
 import pytest
 
 from accelcheck import cli
 from accelcheck.commands import ledger as command
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.journal import Journal, Record
-from accelcheck.devices.base import Fingerprint
+from accelcheck.core.journal import Record
 from accelcheck.expectations.ledger import Ledger, LedgerError, hold, shown
 from accelcheck.report import ledger_check, ledger_stubs
 from accelcheck.report.run import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.date(2026, 11, 23)
 IDS = {
@@ -73,31 +71,20 @@ def raised(verdict: Verdict, reason: str, text: str) -> Record:
 
 
 def journal(path: Path, *records: Record) -> Path:
-    fingerprint = Fingerprint("cpu", "AMD EPYC", 2)
-    written = Journal(path)
-    device = {"capability": "ok", "fingerprint": fingerprint.as_json()}
-    written.header({"started": "2026-11-20T10:00:00+00:00", "devices": {"cpu": device}})
-    for one in records:
-        written.case(one.as_json())
-    written.end({"exit": 1})
-    return path
+    return journal_harness.journal(path, *records, started="2026-11-20T10:00:00+00:00")
 
 
 def checked(path: Path, *records: Record) -> tuple[list[str], list[str]]:
-    found = ledger_check.check([path], IDS, TODAY, records or None)
-    return found.wrong, found.notes
-
-
-def test_a_ledger_without_fault_is_not_spoken_of(tmp_path: Path) -> None:
-    assert checked(ledger(tmp_path / "a.toml", entry())) == ([], [])
+    result = ledger_check.check([path], IDS, TODAY, records or None)
+    return result.wrong, result.notes
 
 
 def test_a_malformed_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     bad, good = ledger(tmp_path / "a.toml", entry(owner="1")), ledger(tmp_path / "b.toml", entry())
-    found = ledger_check.check([bad, good], IDS, TODAY)
-    (line,) = found.wrong
+    result = ledger_check.check([bad, good], IDS, TODAY)
+    (line,) = result.wrong
     assert line.startswith(f"{bad}: entry 1: field 'owner': expected a text")
-    assert found.entries == 1
+    assert result.entries == 1
 
 
 @pytest.mark.parametrize(
@@ -109,10 +96,10 @@ def test_a_malformed_file_is_said_and_the_others_are_read(tmp_path: Path) -> Non
     ],
 )
 def test_entries_that_have_expired_or_will_soon_are_named(expires: str, wrong: str, note: str, tmp_path: Path) -> None:
-    found = checked(ledger(tmp_path / "a.toml", entry(expires=expires)))
-    for said, expected in zip(found, (wrong, note), strict=True):
-        assert len(said) == bool(expected)
-        assert expected in "".join(said)
+    result = checked(ledger(tmp_path / "a.toml", entry(expires=expires)))
+    for message, expected in zip(result, (wrong, note), strict=True):
+        assert len(message) == bool(expected)
+        assert expected in "".join(message)
 
 
 def test_a_pattern_of_no_case_is_named_with_the_nearest(tmp_path: Path) -> None:
@@ -155,15 +142,16 @@ def test_an_entry_that_no_case_shows_is_idle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shown",
     [
-        record("eager", Verdict.XFAIL, "sums (docs/findings.md)", VIEW),
-        record("eager", Verdict.FAIL, VIEW),
-        record("eager", Verdict.UNSUPPORTED, "no kernel"),
-        record("eager", Verdict.XFAIL, "other (docs/findings.md)", *[DTYPE] * 20),
-        record("jit-trace", Verdict.PASS),
+        (),
+        (record("eager", Verdict.XFAIL, "sums (docs/findings.md)", VIEW),),
+        (record("eager", Verdict.FAIL, VIEW),),
+        (record("eager", Verdict.UNSUPPORTED, "no kernel"),),
+        (record("eager", Verdict.XFAIL, "other (docs/findings.md)", *[DTYPE] * 20),),
+        (record("jit-trace", Verdict.PASS),),
     ],
 )
-def test_an_entry_is_not_idle_where_it_is_shown_or_cannot_be_known(shown: Record, tmp_path: Path) -> None:
-    assert checked(ledger(tmp_path / "a.toml", entry()), shown) == ([], [])
+def test_an_entry_is_not_idle_where_it_is_shown_or_cannot_be_known(shown: tuple[Record, ...], tmp_path: Path) -> None:
+    assert checked(ledger(tmp_path / "a.toml", entry()), *shown) == ([], [])
 
 
 def test_an_error_that_was_expected_is_no_idle_entry(tmp_path: Path) -> None:
@@ -248,14 +236,14 @@ def test_a_pattern_matches_its_line_and_is_toml(line: str, tmp_path: Path) -> No
     failure = record("eager", Verdict.ERROR, f"RuntimeError: {line}")
     stub, _ = suggested(tmp_path, failure)
     (tmp_path / "new.toml").write_text(stub.replace("TODO", "done"))
-    (found,) = Ledger.load((tmp_path / "new.toml",)).entries
-    assert found.match.startswith("^")
+    (result,) = Ledger.load((tmp_path / "new.toml",)).entries
+    assert result.match.startswith("^")
     (fault,) = shown(load([tmp_path / "a.jsonl"])[0].records[0])
-    assert found.explains(fault)
+    assert result.explains(fault)
 
 
 def test_the_commands_read_files_and_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    failing = journal(tmp_path / "a.jsonl", *(replace(one) for one in FAILURES))
+    failing = journal(tmp_path / "a.jsonl", *(replace(failure) for failure in FAILURES))
     assert cli.main(["ledger", "suggest", str(failing)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("# Suggested from a run.")

@@ -1,4 +1,4 @@
-"""What conftest.py brings to commands, in processes of their own: pytest is asked once a process."""
+"""Registrations of conftest.py in commands, in processes of their own: pytest is asked once a process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 import accelcheck
 from accelcheck.devices.probe import builtin
@@ -40,8 +41,6 @@ CASE = "vendor-quick/speed-mlp/vendor/float32/speed"
 
 @dataclass
 class Folder:
-    """Where a vendor works."""
-
     path: Path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,14 +49,7 @@ class Folder:
     def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         where = os.pathsep.join((str(Path(accelcheck.__file__).parents[1]), str(self.path)))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=self.path,
-            env={**environ, "PYTHONPATH": where},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return completed([sys.executable, *words], cwd=self.path, env={**environ, "PYTHONPATH": where})
 
 
 @pytest.fixture
@@ -90,7 +82,10 @@ def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
 
 
 def test_a_command_finds_what_is_built_in_what_is_registered_and_what_torch_has(vendor: Folder) -> None:
-    code = "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', 'vendor', 'npu')])"
+    code = (
+        "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', "
+        "'vendor', 'npu')])"
+    )
     assert vendor.python("-c", code).stdout == "['Cpu', 'Vendor', 'Generic']\n"
 
 
@@ -112,14 +107,7 @@ def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder,
     assert f"unknown device 'vendro'. Did you mean 'vendor'? Legal values: {legal}." in done.stderr
 
 
-@pytest.mark.parametrize(
-    "ini",
-    [
-        "filterwarnings = error",
-        "addopts = --ff --no-such-option",
-        "pythonpath = src",
-    ],
-)
+@pytest.mark.parametrize("ini", ["filterwarnings = error", "addopts = --ff --no-such-option", "pythonpath = src"])
 def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
     (vendor.path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
     if "src" in ini:

@@ -1,4 +1,4 @@
-"""`accelcheck run`: which runs of pytest it plans, that it keeps files, hands signals on, and ends with verdict, paths and exit code."""
+"""`accelcheck run`: plans runs of pytest, keeps files, hands signals on, ends with verdict, paths and exit code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from plugin_harness import CONFTEST
-from process_harness import PATIENT, left, started
+from process_harness import PATIENT, completed, left, started
 
 from accelcheck import cli
 from accelcheck.commands import common, session
@@ -23,9 +24,6 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core import foreground
 from accelcheck.core.journal_reading import read
 from accelcheck.core.processes import polls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 INTERRUPTED = 2
 
@@ -108,7 +106,7 @@ def test_without_speed_there_is_one_part(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_xla_without_a_tpu_gets_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=xla", "--device=cpu", "--no-speed", "--journal=j.jsonl"]) == GREEN
-    assert [one.get("PJRT_DEVICE") for one in started.environments] == ["CPU", None]
+    assert [environment.get("PJRT_DEVICE") for environment in started.environments] == ["CPU", None]
     assert sorted(path.name for path in Path().glob("j*")) == ["j-cpu.jsonl", "j-xla.jsonl"]
 
 
@@ -195,9 +193,7 @@ def test_what_would_contradict_it_is_refused(
     assert started.commands == []
 
 
-def test_an_absent_device_sends_to_the_doctor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absent_devices_send_to_the_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = Started(monkeypatch)
     monkeypatch.setattr(common, "refusal", lambda *_: "no NVIDIA GPU found")
     assert cli.main(["run", "--device=cuda"]) == NOTHING
@@ -205,9 +201,7 @@ def test_an_absent_device_sends_to_the_doctor(
     assert started.commands == []
 
 
-def test_the_report_is_made_from_all_journals(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_is_made_of_all_journals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = Started(monkeypatch)
     assert cli.main(["run", "--device=cpu", "--journal=j.jsonl", "--report=r.html"]) == GREEN
     (words,) = started.reports
@@ -221,9 +215,7 @@ def test_a_real_run_leaves_a_journal_and_the_code_of_pytest(tmp_path: Path) -> N
     words = ["run", "--device=cpu", "--technique=toy", "--technique=toy-value", "--no-speed", "--journal=j.jsonl"]
     code = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
     more = ["--", "-n", "0", "--accel-workload=tiny", "--accel-dtype=float32"]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *words, *more], capture_output=True, text=True, check=False, timeout=PATIENT
-    )
+    ended = completed([sys.executable, "-c", code, *words, *more], timeout=PATIENT)
     assert ended.returncode == RED, ended.stdout + ended.stderr
     assert "accelcheck: cpu: 1 of 2 executed cases are not right: 1 fail, 1 pass" in ended.stdout.splitlines()
     assert ended.stdout.splitlines()[-1] == "accelcheck: exit 1"
@@ -300,10 +292,10 @@ except KeyboardInterrupt:
     time.sleep(1.2)  # a second one would end this with another status
     sys.exit(7)
 """
-    said: list[bool] = []
+    lines: list[bool] = []
 
     def meanwhile() -> bool:
-        said.append(len(said) >= 2)  # once it sleeps
-        return said[-1]
+        lines.append(len(lines) >= 2)  # once it sleeps
+        return lines[-1]
 
     assert foreground.run([sys.executable, "-c", ending], meanwhile=meanwhile) == 7

@@ -16,8 +16,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, **chips: int) -> None:
     """Make this a machine of 6 cores with so many chips of each vendor."""
     monkeypatch.setattr(hardware, "usable_cores", lambda: 6)
     for vendor in ("nvidia", "amd", "tpu"):
-        found = hardware.Hardware(chips.get(vendor, 0), (), "", SUPPORTED)
-        monkeypatch.setattr(hardware, vendor, lambda found=found: found)
+        card = hardware.Hardware(chips.get(vendor, 0), (), "", SUPPORTED)
+        monkeypatch.setattr(hardware, vendor, lambda found=card: found)
     for name in (WORKERS, "PJRT_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -33,9 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **chips: int) -> None:
         ("vendor", "1", "1"),
     ],
 )
-def test_there_is_a_worker_for_each_core_or_chip(
-    device: str, workers: str, on_tpu: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_are_cores_or_chips(device: str, workers: str, on_tpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, nvidia=4)
     assert session.workers(device) == workers
     machine(monkeypatch, nvidia=4, tpu=8)
@@ -44,9 +42,7 @@ def test_there_is_a_worker_for_each_core_or_chip(
     assert session.workers(device) == "3"
 
 
-def test_xla_without_a_tpu_computes_with_the_client_that_is_named_or_that_of_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_xla_without_a_tpu_has_the_client_that_is_named_or_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     assert [session.client(device) for device in ("xla", "cpu")] == [{"PJRT_DEVICE": "CPU"}, {}]
     monkeypatch.setenv("PJRT_DEVICE", "VENDOR")

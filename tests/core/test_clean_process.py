@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from process_harness import left
@@ -18,9 +20,6 @@ from process_harness import left
 from accelcheck.core import clean_process
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.processes import End
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STATE = {"changed": False}
 
@@ -119,9 +118,15 @@ def test_an_exception_that_cannot_be_sent_comes_as_text(clean: CleanProcess) -> 
         clean.call(odd)
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), SystemExit(0)])
-def test_a_function_that_exits_ends_nothing(clean: CleanProcess, error: SystemExit) -> None:
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize(
+    ("error", "others"),
+    [
+        *[(error, ()) for error in (SystemExit(1), SystemExit(0), EOFError("of a file"))],
+        *[(error, CleanProcessError) for error in (KeyboardInterrupt(), pytest.skip.Exception("no"), GeneratorExit())],
+    ],
+)
+def test_whatever_a_function_raises_ends_its_call_alone(clean: CleanProcess, error: BaseException, others: Any) -> None:
+    with pytest.raises((type(error), *([others] if others else []))):
         clean.call(fails, error)
     assert clean.call(len, [1]) == 1
 
@@ -135,7 +140,7 @@ def test_a_death_is_told_and_the_next_fork_is_as_clean(clean: CleanProcess, numb
     assert not clean.call(state)
 
 
-@pytest.mark.parametrize("status", [0, 1, 3])
+@pytest.mark.parametrize("status", [0, 1, 3, 96, 97])
 def test_a_function_that_ends_the_process_is_told(clean: CleanProcess, status: int) -> None:
     with pytest.raises(CleanProcessError, match=f"ended with status {status}"):
         clean.call(os._exit, status)
@@ -187,12 +192,17 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     assert not left(computing)
 
 
-def test_it_ends_with_the_process_that_made_it() -> None:
+def leaves_another() -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid
+
+
+@pytest.mark.parametrize("function", [os.getpid, leaves_another])
+def test_it_ends_with_the_process_that_made_it_and_so_does_what_it_started(function: Callable[[], int]) -> None:
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
         made = CleanProcess([])
-        os.write(writer, str(made.call(os.getpid)).encode())
+        os.write(writer, str(made.call(function)).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
     assert not left(int(os.read(reader, 20)))
@@ -207,8 +217,7 @@ def holds_the_gil() -> None:
 
 
 def starts_another(file: str) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    Path(file).write_text(str(child.pid))
+    Path(file).write_text(str(leaves_another()))
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -241,19 +250,6 @@ def test_what_a_process_that_died_had_started_is_ended(clean: CleanProcess, tmp_
     assert not left(int((tmp_path / "pid").read_text()))
 
 
-def test_an_end_of_file_in_a_function_is_its_own(clean: CleanProcess) -> None:
-    with pytest.raises(EOFError, match="of a file"):
-        clean.call(fails, EOFError("of a file"))
-    assert clean.call(len, [1]) == 1
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.skip.Exception("not here"), GeneratorExit()])
-def test_what_is_no_plain_exception_ends_nothing_either(clean: CleanProcess, error: BaseException) -> None:
-    with pytest.raises((type(error), CleanProcessError)):
-        clean.call(fails, error)
-    assert clean.call(len, [1]) == 1
-
-
 def kills_its_parent() -> None:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
@@ -261,13 +257,6 @@ def kills_its_parent() -> None:
 
 def signals_its_group() -> None:
     os.killpg(0, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("status", [96, 97])
-def test_no_exit_status_of_a_function_ends_more_than_its_call(clean: CleanProcess, status: int) -> None:
-    with pytest.raises(CleanProcessError, match=f"ended with status {status}"):
-        clean.call(os._exit, status)
-    assert clean.call(len, [1]) == 1
 
 
 def test_a_function_that_kills_its_process_group_ends_its_call_alone(clean: CleanProcess) -> None:
@@ -300,38 +289,14 @@ class Sometimes:
 
 
 @pytest.mark.parametrize("seconds", [600.0, -1.0], ids=["hangs", "raises"])
-def test_a_fork_that_does_not_begin_once_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+@pytest.mark.parametrize("again", [True, False], ids=["then begins", "never begins"])
+def test_a_fork_that_does_not_begin_once_is_replaced_and_one_that_never_does_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, again: bool
 ) -> None:
     monkeypatch.setattr(clean_process, "BEGIN_AGAIN", 0.3)
-    clean = CleanProcess([], ((Sometimes(tmp_path, 0.0, seconds, 0.0), 0.3),))
+    clean = CleanProcess([], ((Sometimes(tmp_path, 0.0, seconds, *([0.0] if again else [])), 0.3),))
     with pytest.raises(CleanProcessError, match="ended with status 0"):
         clean.call(os._exit, 0)
-    assert clean.call(len, [1]) == 1
+    with nullcontext() if again else pytest.raises(CleanProcessError, match=r"does not begin within|is gone"):
+        assert clean.call(len, [1]) == 1
     clean.close()
-
-
-@pytest.mark.parametrize("seconds", [600.0, -1.0], ids=["hangs", "raises"])
-def test_forks_that_never_begin_again_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(clean_process, "BEGIN_AGAIN", 0.3)
-    clean = CleanProcess([], ((Sometimes(tmp_path, 0.0, seconds), 0.3),))
-    with pytest.raises(CleanProcessError, match="ended with status 0"):
-        clean.call(os._exit, 0)
-    with pytest.raises(CleanProcessError, match=r"does not begin within|is gone"):
-        clean.call(len, [1])
-    clean.close()
-
-
-def test_what_a_function_has_started_ends_with_the_process_that_called() -> None:
-    reader, writer = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        made = CleanProcess([])
-        os.write(writer, str(made.call(leaves_another)).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(parent, 0)
-    assert not left(int(os.read(reader, 20)))
-
-
-def leaves_another() -> int:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid

@@ -1,4 +1,4 @@
-"""Entry points of installed packages: loaded when they are asked for, and one that cannot be loaded is named while the rest goes on."""
+"""Entry points of packages are loaded on demand; one that cannot be loaded is named, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugin_harness import Suite, only
+from process_harness import completed
 
 import accelcheck
 from accelcheck.core import entry_points
@@ -77,23 +78,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path / "site", monkeypatch)
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     where = os.pathsep.join((str(Path(accelcheck.__file__).parents[1]), os.environ["PYTHONPATH"]))
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     program = "import sys; from accelcheck import cli; sys.exit(cli.main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=folder,
-        env={**known, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed([sys.executable, "-c", program, *words], cwd=folder, env={**known, "PYTHONPATH": where})
 
 
 @pytest.mark.slow
@@ -138,29 +127,25 @@ def test_one_that_fails_to_load_is_named_with_its_traceback_and_the_rest_goes_on
     assert "in load_driver" in ran.out
 
 
-def test_a_device_whose_plugin_fails_is_answered_with_the_traceback(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "devices", value=":Acme")
-    ran = suite.run(*only("eager", workload="mlp", device="acme"))
+@pytest.mark.parametrize(
+    ("group", "words", "unknown"),
+    [
+        ("devices", only("eager", workload="mlp", device="acme"), "unknown device 'acme'."),
+        ("techniques", only("acme-quick", workload="mlp"), "unknown technique 'acme-quick'."),
+        ("devices", [*only("eager", workload="mlp"), "--accel-require"], ""),
+    ],
+    ids=["its device", "its technique", "required"],
+)
+def test_what_needs_a_plugin_that_fails_is_answered_with_the_traceback(
+    site: Site, suite: Suite, group: str, words: list[str], unknown: str
+) -> None:
+    site.install("acme_broken", BROKEN, group, value=":Acme")
+    ran = suite.run(*words)
     assert ran.ret == USAGE
-    assert "unknown device 'acme'." in ran.err
-    assert "not loaded: entry point acme = acme_broken.plugin:Acme of acme_broken 1.2 (accelcheck.devices)" in ran.err
+    assert unknown in ran.err
+    assert f"entry point acme = acme_broken.plugin:Acme of acme_broken 1.2 (accelcheck.{group})" in ran.err
     assert "raised OSError: libacme.so.2" in ran.err
     assert "in load_driver" in ran.err
-
-
-def test_a_technique_whose_plugin_fails_is_answered_with_the_traceback(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "techniques", value=":Acme")
-    ran = suite.run(*only("acme-quick", workload="mlp"))
-    assert ran.ret == USAGE
-    assert "unknown technique 'acme-quick'." in ran.err
-    assert "in load_driver" in ran.err
-
-
-def test_with_require_a_plugin_that_fails_ends_the_run(site: Site, suite: Suite) -> None:
-    site.install("acme_broken", BROKEN, "devices", value=":Acme")
-    ran = suite.run(*only("eager", workload="mlp"), "--accel-require")
-    assert ran.ret == USAGE
-    assert "raised OSError: libacme.so.2" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -174,11 +159,11 @@ def test_two_plugins_with_one_name_are_both_named(
         site.install(package, source, group, value=value)
     ran = suite.run(*only("acme-quick" if kind == "technique" else "eager", workload="mlp"))
     assert ran.ret == USAGE
-    one, other = (
+    first, other = (
         f"entry point acme = {package}.plugin{value} of {package} 1.2 (accelcheck.{group})"
         for package in ("acme_old", "acme_new")
     )
-    assert f"accelcheck: {one}: {other} registers a {kind} named '{name}' too: rename one" in ran.err
+    assert f"accelcheck: {first}: {other} registers a {kind} named '{name}' too: rename one" in ran.err
     assert ran.verdicts == {}
 
 
@@ -202,9 +187,7 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in_device(site: Site, suite: S
     ],
     ids=["another name", "accelcheck's own", "a number", "nothing", "imports torch", "hangs", "exits"],
 )
-def test_a_value_that_is_no_device_of_its_name_is_refused(
-    site: Site, suite: Suite, source: str, value: str, message: str
-) -> None:
+def test_values_of_other_kinds_are_refused(site: Site, suite: Suite, source: str, value: str, message: str) -> None:
     site.install("acme_chip", source, "devices", value=value)
     words = only("eager", workload="mlp", device="acme")
     limit = ["--accel-probe-timeout=1"] if "sleep" in source else []
@@ -273,13 +256,20 @@ def test_a_package_ships_no_ledger_for_a_device_of_accelcheck(site: Site) -> Non
     assert folder / "ledgers" / "cpu.toml" not in shipped(("cpu",))
 
 
-def test_a_malformed_ledger_of_a_package_ends_the_run_before_a_case(site: Site, suite: Suite) -> None:
-    folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
-    (folder / "ledgers").mkdir()
-    (folder / "ledgers" / "acme.toml").write_text(ENTRY.replace("schema = 2", "schema = 1"))
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("ledgers/acme.toml", ENTRY.replace("schema = 2", "schema = 1"), "acme.toml"),
+        ("must_pass/acme.txt", "version one\n", "must_pass/acme.txt:1: invalid literal"),
+    ],
+)
+def test_a_malformed_file_ends_a_run_at_once(site: Site, suite: Suite, file: str, text: str, message: str) -> None:
+    path = site.install("acme_chip", DEVICE, "devices", value=":Acme") / file
+    path.parent.mkdir()
+    path.write_text(text)
     ran = suite.run(*only("eager", workload="mlp", device="acme"))
     assert ran.ret == USAGE
-    assert "acme.toml" in ran.err
+    assert message in ran.err
 
 
 def listed(levels: dict[str, int], floor: int = 0) -> str:
@@ -294,11 +284,11 @@ def test_the_list_of_a_package_adds_to_what_every_accelerator_has_to_pass(site: 
     late = next(key for key, level in base.levels.items() if level == 1)
     (folder / "must_pass").mkdir()
     (folder / "must_pass" / "acme.txt").write_text(listed({"amp-bf16/mlp/float32/forward": 1, late: 4}, floor=10_000))
-    found = must_pass.of("acme")
-    assert found.levels == {**base.levels, "amp-bf16/mlp/float32/forward": 1}
-    assert (found.kind, found.version) == ("acme", 3)
-    assert found.digest == hashlib.sha256((folder / "must_pass" / "acme.txt").read_bytes()).hexdigest()
-    assert found.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
+    differences = must_pass.of("acme")
+    assert differences.levels == {**base.levels, "amp-bf16/mlp/float32/forward": 1}
+    assert (differences.kind, differences.version) == ("acme", 3)
+    assert differences.digest == hashlib.sha256((folder / "must_pass" / "acme.txt").read_bytes()).hexdigest()
+    assert differences.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
 
 
 def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Suite) -> None:
@@ -317,15 +307,6 @@ def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Sui
     told = command("verify", "acme.accelpack", folder=suite.path)
     assert "does not qualify" in told.stdout  # a part of a level
     assert "missing" not in told.stdout + told.stderr
-
-
-def test_a_malformed_list_of_a_package_is_an_error_that_names_it(site: Site, suite: Suite) -> None:
-    folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
-    (folder / "must_pass").mkdir()
-    (folder / "must_pass" / "acme.txt").write_text("version one\n")
-    ran = suite.run(*only("eager", workload="mlp", device="acme"))
-    assert ran.ret == USAGE
-    assert "must_pass/acme.txt:1: invalid literal" in ran.err
 
 
 def test_each_worker_sees_one_chip_of_the_mask_that_the_device_names() -> None:
@@ -354,18 +335,16 @@ def test_workers_get_the_mask_of_an_installed_device(site: Site, suite: Suite) -
 
 def test_the_module_of_an_entry_point_is_found_without_importing_it(site: Site) -> None:
     site.install("acme_chip", "raise SystemExit('loaded')", "devices", value=":Acme")
-    (entry,) = (one for one in entry_points.entries(entry_points.DEVICES) if one.name == "acme")
-    found = entry_points.spec(entry.module)
-    assert found is not None
-    assert found.origin == str(site.path / "acme_chip" / "plugin.py")
+    (entry,) = (each for each in entry_points.entries(entry_points.DEVICES) if each.name == "acme")
+    result = entry_points.spec(entry.module)
+    assert result is not None
+    assert result.origin == str(site.path / "acme_chip" / "plugin.py")
     assert "acme_chip" not in sys.modules
     assert entry_points.described(entry).endswith("of acme_chip 1.2 (accelcheck.devices)")
 
 
 @pytest.mark.parametrize("module", ["nonsuch.plugin", "os.path.nonsuch", "acme_chip.nonsuch"])
-def test_files_beside_a_module_that_is_not_there_are_none(
-    site: Site, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_files_beside_an_absent_module_are_none(site: Site, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     site.install("acme_chip", DEVICE)
     entry = metadata.EntryPoint("acme", f"{module}:Acme", entry_points.DEVICES)
     monkeypatch.setattr(entry_points, "entries", lambda _: (entry,))

@@ -51,9 +51,7 @@ def test_the_error_of_a_folder_that_does_not_exist_is_raised(tmp_path: Path) -> 
         pass
 
 
-def test_processes_of_a_run_share_a_folder_that_is_gone_when_the_first_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_a_folder_that_ends_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv(files.SCRATCH, raising=False)
     code = """

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from process_harness import completed
 
 from accelcheck.core import foreign
 from accelcheck.core.foreign import ForeignCodeError, calling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def fails(error: BaseException) -> None:
@@ -94,7 +91,7 @@ foreign.keep_stderr()
 def holds(): re.match(r"(a+)+$", "a" * 60 + "b")
 with foreign.calling("the toy", 0.2): holds()
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    ran = completed([sys.executable, "-c", code], timeout=120)
     assert ran.returncode == 1
     assert "in holds" in ran.stderr
     assert foreign.HELD == 10.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from process_harness import completed
+
 CODE = """
 import torch
 from accelcheck.core.clean_process import CleanProcess
@@ -21,7 +23,7 @@ clean.close()
 
 
 def test_a_fork_of_a_process_that_has_computed_with_threads_computes_with_as_many() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=False)
+    done = completed([sys.executable, "-c", CODE], timeout=120)
     assert done.stdout == "computed 2 2\n", done.stderr
 
 

@@ -33,18 +33,18 @@ def survives(folder: Path, content: bytes) -> None:
     path.write_bytes(content)
     output = folder / "merged.jsonl"
     output.unlink(missing_ok=True)
-    said = []
+    lines = []
     for act in (lambda: read(path), lambda: load([path]), lambda: merge([path, STORED], output)):
         try:
             act()
         except JournalError as error:
-            said.append(str(error))
+            lines.append(str(error))
         else:
-            said.append("")
+            lines.append("")
     # What can be read can be merged, and what cannot is not written.
-    assert bool(said[1]) == bool(said[2]), said
-    assert output.exists() is not bool(said[2])
-    assert all("\n" not in line[:200] or str(path) in line for line in said)
+    assert bool(lines[1]) == bool(lines[2]), lines
+    assert output.exists() is not bool(lines[2])
+    assert all("\n" not in line[:200] or str(path) in line for line in lines)
 
 
 @FUZZ
@@ -91,7 +91,7 @@ def test_any_value_in_any_field(tmp_path: Path, data: Any) -> None:
 @given(header=st.dictionaries(st.sampled_from(["devices", "level", "packages", "ledgers", "selection"]), VALUES))
 def test_any_header(tmp_path: Path, header: dict[str, Any]) -> None:
     line = {"kind": "run", "schema": SCHEMA, **header}
-    survives(tmp_path, b"".join(json.dumps(one).encode() + b"\n" for one in (line, json.loads(LINES[1]))))
+    survives(tmp_path, b"".join(json.dumps(item).encode() + b"\n" for item in (line, json.loads(LINES[1]))))
 
 
 def test_a_reader_that_raises_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

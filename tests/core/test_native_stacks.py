@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from process_harness import started
@@ -12,10 +13,6 @@ from process_harness import started
 from accelcheck.core import native_stacks as under_test
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.native_stacks import PROGRAMS, native_stacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -72,8 +69,8 @@ def test_long_stacks_are_cut(folder: Path) -> None:
 
 @pytest.mark.skipif(not any(map(shutil.which, PROGRAMS)), reason="no debugger is installed")
 def test_a_real_debugger_shows_where_a_program_waits(sleeper: int) -> None:
-    found = native_stacks(sleeper)
-    assert found == "" or "sleep" in found  # refused, where processes may not look into each other
+    stacks = native_stacks(sleeper)
+    assert stacks == "" or "sleep" in stacks  # refused, where processes may not look into each other
 
 
 def test_a_hang_has_both_stacks(folder: Path) -> None:

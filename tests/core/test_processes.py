@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from process_harness import alive, left, started
@@ -16,9 +16,6 @@ from process_harness import alive, left, started
 from accelcheck.core import processes
 from accelcheck.core.case import Verdict
 from accelcheck.core.processes import Child, End, Mailbox, calling, polls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SAY = "from accelcheck.core.processes import say; "
 STAY = "import time; time.sleep(600)"
@@ -34,8 +31,6 @@ def said(child: Child, count: int = 1) -> list[processes.Message]:
 
 
 # For children to call.
-
-
 def arguments(words: list[str]) -> int:
     processes.say(words=words, argv=sys.argv)
     return 4
@@ -54,8 +49,6 @@ def idle(words: list[str]) -> None:
 
 
 # In the parent.
-
-
 def test_a_function_is_called_with_its_arguments_and_gives_the_exit_status() -> None:
     with Child(calling("test_processes:arguments", "a b", 3, parent=True)) as child:
         assert child.wait(60.0) == End(4)
@@ -74,8 +67,8 @@ def test_a_function_is_called_with_its_arguments_and_gives_the_exit_status() -> 
 )
 def test_an_end_says_how(code: str, end: End, text: str) -> None:
     with Child(["-c", code]) as child:
-        found = child.wait(60.0)
-    assert (found, str(found), end.verdict) == (end, text, Verdict.CRASH)
+        ended = child.wait(60.0)
+    assert (ended, str(ended), end.verdict) == (end, text, Verdict.CRASH)
     assert end.how == text.partition(" of " if end.code < 0 else " with ")[2]
 
 
@@ -212,9 +205,6 @@ def test_messages_that_are_cut_short_are_left_out(tmp_path: Path) -> None:
 def test_without_a_parent_messages_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     processes.say(a=[1, "b"])
     assert json.loads(capsys.readouterr().out) == {"a": [1, "b"]}
-
-
-# Values
 
 
 def test_what_is_put_can_be_taken_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -28,4 +28,4 @@ def test_copies_of_trees_do_not_warn_of_leaves_and_warn_of_all_else() -> None:
         with copied_trees():
             warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)
             warnings.warn("another thing is deprecated", FutureWarning, stacklevel=1)
-    assert [str(one.message) for one in caught] == ["another thing is deprecated"]
+    assert [str(warning.message) for warning in caught] == ["another thing is deprecated"]

@@ -1,18 +1,15 @@
-"""What is registered: found without a list, in one order, under one name each."""
+"""The registry: entries found without a list, in one order, under one name each."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover, index, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +37,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_members_of_all_modules_are_found_in_order_of_their_modules(package: str) -> None:
     assert discover(package, "THINGS") == ["a1", "z1", "z2"]
-
-
-def test_a_module_that_registers_nothing_is_no_error(package: str) -> None:
     assert discover(package, "NOTHING") == []
 
 
@@ -57,18 +51,15 @@ def test_a_module_that_cannot_be_imported_is_not_passed_over(package: str, tmp_p
         discover(package, "THINGS")
 
 
-def test_things_are_sorted_by_name() -> None:
+def test_things_are_sorted_by_name_and_the_same_one_counts_once() -> None:
+    thing = Thing("a")
+    assert dict(index("thing", [thing, thing])) == {"a": thing}
     assert list(index("thing", [Thing("b"), Thing("a-2"), Thing("a")])) == ["a", "a-2", "b"]
 
 
 def test_two_things_of_one_name_are_refused_with_where_they_come_from() -> None:
     with pytest.raises(DuplicateNameError, match=r"two things are named 'a': .*test_registry and .*; rename one"):
         index("thing", [Thing("a"), Thing("b"), Thing("a")])
-
-
-def test_the_same_thing_twice_is_one() -> None:
-    thing = Thing("a")
-    assert dict(index("thing", [thing, thing])) == {"a": thing}
 
 
 def test_an_index_cannot_be_changed() -> None:

@@ -29,12 +29,6 @@ def whole() -> Matrix:
     return Matrix.load()
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
-    return Suite(pytester, monkeypatch)
-
-
 def ids(matrix: Matrix, modes: tuple[Mode, ...] = tuple(Mode), **fields: object) -> list[str]:
     selection = Selection(**({"devices": ("cpu",), "level": 4} | fields))  # type: ignore[arg-type]  # fields of several types
     return [case.id for case in matrix.cases(selection, modes)]
@@ -48,13 +42,13 @@ def parts(matrix: Matrix, of: int, modes: tuple[Mode, ...] = tuple(Mode), **fiel
 @pytest.mark.parametrize("of", [1, 2, 3, 16])
 @pytest.mark.parametrize("level", [1, 4])
 def test_every_case_is_in_exactly_one_shard_and_shards_have_the_same_size(whole: Matrix, of: int, level: int) -> None:
-    found = parts(whole, of, level=level)
+    result = parts(whole, of, level=level)
     every = ids(whole, level=level)
-    assert Counter(case for part in found for case in part) == Counter(every)
-    sizes = [len(part) for part in found]
+    assert Counter(case for part in result for case in part) == Counter(every)
+    sizes = [len(part) for part in result]
     assert max(sizes) - min(sizes) <= 1
     order = {case: place for place, case in enumerate(every)}
-    assert all([order[case] for case in part] == sorted(order[case] for case in part) for part in found)
+    assert all([order[case] for case in part] == sorted(order[case] for case in part) for part in result)
 
 
 def test_shards_weigh_the_same_but_for_one_case(whole: Matrix) -> None:
@@ -100,24 +94,24 @@ def test_whether_a_device_qualifies_is_not_asked_of_one_shard() -> None:
 
 def test_cases_by_id_have_shards_too(whole: Matrix) -> None:
     chosen = tuple(ids(whole)[::50])
-    found = parts(whole, 4, level=1, cases=chosen)
-    assert sorted(case for part in found for case in part) == sorted(chosen)
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+    result = parts(whole, 4, level=1, cases=chosen)
+    assert sorted(case for part in result for case in part) == sorted(chosen)
+    assert max(map(len, result)) - min(map(len, result)) <= 1
 
 
 @pytest.mark.slow
 def test_the_shards_of_a_run_add_up_to_it_with_and_without_workers(suite: Suite) -> None:
     every = itertools.product(("toy", "toy-too"), ("tiny", "small", "later"), ("float32", "bfloat16"))
     ran = [suite.run(*WORDS, f"--accel-shard={number}/3", "-n", "1" if number == 2 else "0") for number in (1, 2, 3)]
-    assert Counter(case for one in ran for case in one.verdicts) == Counter(
+    assert Counter(case for part in ran for case in part.verdicts) == Counter(
         f"{technique}/{workload}/cpu/{dtype}/forward" for technique, workload, dtype in every
     )
-    for number, one in enumerate(ran, 1):
-        assert set(one.verdicts.values()) == {"pass"}
-        assert one.header["selection"]["shard"] == {"number": number, "of": 3}
-        assert one.lines(rf"accelcheck: level 3, shard {number}/3, devices asked for: cpu")
-        assert one.lines(rf"accelcheck: level 3, shard {number}/3: 4 cases on cpu \(Toy processor\); .*")
-        assert one.lines(f"  other shards: this is shard {number}/3; 8 more cases of the selection are in the others")
+    for number, run in enumerate(ran, 1):
+        assert set(run.verdicts.values()) == {"pass"}
+        assert run.header["selection"]["shard"] == {"number": number, "of": 3}
+        assert run.lines(rf"accelcheck: level 3, shard {number}/3, devices asked for: cpu")
+        assert run.lines(rf"accelcheck: level 3, shard {number}/3: 4 cases on cpu \(Toy processor\); .*")
+        assert run.lines(f"  other shards: this is shard {number}/3; 8 more cases of the selection are in the others")
 
 
 def test_the_ini_file_takes_a_shard_and_the_next_level_adds_cases_in_all_shards(suite: Suite) -> None:
@@ -191,5 +185,5 @@ def test_what_is_no_shard_in_a_strangers_journal_is_ignored(shard: object) -> No
 
 def test_a_report_of_journals_says_which_shards_are_missing(suite: Suite) -> None:
     suite.run(*WORDS, "--accel-shard=2/3")
-    (found,) = load([suite.path / JOURNAL])
-    assert found.remarks == ("incomplete: shards 1, 3 of 3 missing, and with them their cases",)
+    (run,) = load([suite.path / JOURNAL])
+    assert run.remarks == ("incomplete: shards 1, 3 of 3 missing, and with them their cases",)

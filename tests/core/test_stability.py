@@ -1,4 +1,4 @@
-"""What is stored under the name of a case stays valid: ids and seeds, baselines, journals and ledgers."""
+"""Stored names of cases stay valid: ids and seeds, baselines, journals and ledgers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from stored_cases import everything, facts, stored
@@ -15,10 +15,8 @@ from accelcheck.core.case import LEVELS, TIMED
 from accelcheck.core.journal_reading import read
 from accelcheck.core.selection import Selection
 from accelcheck.measure.digest import digest
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from accelcheck.techniques.matrix import Matrix
 
 BASELINES = Path(__file__).parents[2] / "baselines"
 RETIRED = frozenset({"matmul-numpy", "data-parallel-2", "data-parallel-3", "data-parallel-compressed"})

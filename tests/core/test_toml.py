@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.core import toml
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIELDS = {
     "name": toml.Field("a text", toml.is_text),
@@ -19,7 +16,7 @@ FIELDS = {
 
 
 class FruitError(ValueError):
-    """Of the file of these tests."""
+    """Error of the files of these tests."""
 
 
 def test_entries_are_read_in_their_order(tmp_path: Path) -> None:
@@ -68,7 +65,10 @@ def test_an_error_names_file_entry_field_and_what_was_expected(tmp_path: Path, t
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fruit.toml"
-    for text, found in (("", "missing; expected 3"), ("schema = 2", "expected 3, which this accelcheck reads, got 2")):
+    for text, problem in (
+        ("", "missing; expected 3"),
+        ("schema = 2", "expected 3, which this accelcheck reads, got 2"),
+    ):
         path.write_text(text)
-        with pytest.raises(FruitError, match=f"field 'schema': {found}"):
+        with pytest.raises(FruitError, match=f"field 'schema': {problem}"):
             toml.read(path, "fruit", FIELDS, FruitError, 3)

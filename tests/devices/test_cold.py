@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from accelcheck.devices.cuda import Cuda
 from accelcheck.measure.clocks import block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LAUNCH = 10e-6
 """Seconds that the host takes to launch a kernel of an eager operator."""
@@ -59,15 +57,15 @@ class SimulatedGpu:
 
     def event(self, **settings: bool) -> Any:
         assert settings == {"enable_timing": True}
-        found = SimpleNamespace(at=0.0)
+        now = SimpleNamespace(at=0.0)
 
         def record() -> None:
             self.host += 1e-6
-            found.at = max(self.end, self.host)
+            now.at = max(self.end, self.host)
 
-        found.record = record
-        found.elapsed_time = lambda other: 1e3 * (other.at - found.at)
-        return found
+        now.record = record
+        now.elapsed_time = lambda other: 1e3 * (other.at - now.at)
+        return now
 
 
 @pytest.fixture

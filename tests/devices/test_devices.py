@@ -1,4 +1,4 @@
-"""What each device says of itself, what the host shows, and whether FP32 is FP32."""
+"""Facts of each device and host; FP32 is FP32."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from marks import needs_python_backends
+from process_harness import completed
 from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Code, unavailable
@@ -31,18 +32,13 @@ from accelcheck.devices.rocm import Rocm
 from accelcheck.devices.tpu import Tpu
 from accelcheck.devices.xla import Xla
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 ROOT = Path(__file__).parents[2]
 
 
 def python(code: str, *, environ: dict[str, str] | None = None, timeout: float = 60) -> str:
     """Run code in a fresh interpreter and give what it printed."""
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
         timeout=timeout,
         env=dict(os.environ) | (environ or {}),
         cwd=ROOT,  # `python -c` finds accelcheck there
@@ -65,9 +61,6 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
     return {f"{where}/vendor": f"{vendor}\n", f"{where}/device": f"{device}\n", f"{where}/class": f"{kind}\n"}
 
 
-# The list of devices.
-
-
 def test_no_device_module_imports_torch() -> None:
     code = """
     import sys
@@ -82,13 +75,7 @@ def test_no_device_module_imports_torch() -> None:
 def test_hardware_needs_only_the_standard_library() -> None:
     # -S leaves site-packages out, as for nox in an environment of its own.
     code = "from accelcheck.devices import hardware as h; print(h.cpu().cores, h.nvidia().capability.code)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    done = completed([sys.executable, "-S", "-c", code], check=True, cwd=ROOT)
     assert done.stdout.split()[0].isdigit()
 
 
@@ -130,10 +117,6 @@ def test_cpu() -> None:
     assert cpu.usable().ok
     assert cpu.memory().allocated is None
     assert "no memory statistics" in cpu.memory().reason
-    cpu.seed(7)
-    first = torch.rand(3)
-    cpu.seed(7)
-    assert torch.equal(first, torch.rand(3))
     fingerprint = cpu.fingerprint()
     assert fingerprint.count >= 1
     assert fingerprint.versions["torch"]
@@ -148,16 +131,14 @@ def test_environment_is_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Hardware, over roots of our own.
-
-
 def test_an_empty_machine_has_nothing(tmp_path: Path) -> None:
     for find in (hardware.nvidia, hardware.amd, hardware.tpu):
-        found = find(tmp_path)
-        assert found.count == 0
-        assert found.capability.code is Code.NO_HARDWARE
-        assert found.capability.verdict is Verdict.UNAVAILABLE
-        assert found.capability.reason
-        assert found.capability.action
+        host = find(tmp_path)
+        assert host.count == 0
+        assert host.capability.code is Code.NO_HARDWARE
+        assert host.capability.verdict is Verdict.UNAVAILABLE
+        assert host.capability.reason
+        assert host.capability.action
 
 
 def test_nvidia_by_driver(tmp_path: Path) -> None:
@@ -185,10 +166,10 @@ def test_nvidia_on_wsl(tmp_path: Path) -> None:
 
 def test_nvidia_without_its_driver(tmp_path: Path) -> None:
     root = put(tmp_path, board("01", "0x10de", "0x2335", "0x030200") | board("02", "0x10de", "0x22a3", "0x068000"))
-    found = hardware.nvidia(root)
-    assert found.count == 1
-    assert found.capability.code is Code.NO_HARDWARE
-    assert "driver" in found.capability.action
+    card = hardware.nvidia(root)
+    assert card.count == 1
+    assert card.capability.code is Code.NO_HARDWARE
+    assert "driver" in card.capability.action
     link = root / "sys/bus/pci/devices/0000:00:01.0/driver"
     link.symlink_to("../../../bus/pci/drivers/vfio-pci")  # handed to a virtual machine
     assert hardware.nvidia(root).count == 0
@@ -200,10 +181,10 @@ INTEL = {"usr/share/vulkan/icd.d/intel_icd.x86_64.json": '{"ICD": {"library_path
 
 def test_a_vulkan_driver_for_the_cpu_needs_no_gpu_and_one_for_gpus_does(tmp_path: Path) -> None:
     root = put(tmp_path, INTEL)
-    found = hardware.vulkan(root, {})
-    assert found.capability.code is Code.NO_HARDWARE
-    assert "no GPU has a device node" in found.capability.reason
-    assert "libvulkan_intel.so" in found.capability.reason
+    card = hardware.vulkan(root, {})
+    assert card.capability.code is Code.NO_HARDWARE
+    assert "no GPU has a device node" in card.capability.reason
+    assert "libvulkan_intel.so" in card.capability.reason
     put(root, LAVAPIPE)
     assert hardware.vulkan(root, {}) == hardware.Hardware(1, ("libvulkan_lvp.so",), "", SUPPORTED)
     put(root, {"dev/dri/renderD128": ""})
@@ -212,8 +193,8 @@ def test_a_vulkan_driver_for_the_cpu_needs_no_gpu_and_one_for_gpus_does(tmp_path
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"ICD": 1}', '{"ICD": {"library_path": 3}}', "[" * 100_000])
 def test_a_malformed_vulkan_manifest_is_no_driver(tmp_path: Path, text: str) -> None:
-    found = hardware.vulkan(put(tmp_path, {"etc/vulkan/icd.d/bad.json": text}), {})
-    assert found.capability.reason == "no Vulkan driver is installed"
+    card = hardware.vulkan(put(tmp_path, {"etc/vulkan/icd.d/bad.json": text}), {})
+    assert card.capability.reason == "no Vulkan driver is installed"
 
 
 def test_vulkan_drivers_are_those_that_the_loader_is_told(tmp_path: Path) -> None:
@@ -243,9 +224,9 @@ def test_amd_by_topology(tmp_path: Path) -> None:
 
 
 def test_amd_without_compute_driver(tmp_path: Path) -> None:
-    found = hardware.amd(put(tmp_path, board("01", "0x1002", "0x74a1", "0x120000")))
-    assert found.count == 1
-    assert "/dev/kfd" in found.capability.reason
+    card = hardware.amd(put(tmp_path, board("01", "0x1002", "0x74a1", "0x120000")))
+    assert card.count == 1
+    assert "/dev/kfd" in card.capability.reason
 
 
 def test_tpu_is_told_from_googles_other_boards(tmp_path: Path) -> None:
@@ -280,13 +261,8 @@ def test_cpu_name(tmp_path: Path) -> None:
     ],
     ids=["x86", "arm"],
 )
-def test_a_cpus_generation_is_in_its_name_since_hypervisors_give_many_the_same(
-    tmp_path: Path, text: str, name: str
-) -> None:
+def test_a_cpus_name_has_its_generation_as_hypervisors_give_many_the_same(tmp_path: Path, text: str, name: str) -> None:
     assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).name.endswith(name)
-
-
-# Which devices this machine answers for.
 
 
 def found(count: int) -> Callable[[], hardware.Hardware]:
@@ -349,9 +325,6 @@ def test_tpu_asks_for_hardware_then_python_then_package(monkeypatch: pytest.Monk
     assert Tpu().detect().code is Code.WRONG_BUILD
 
 
-# Seeds, and who holds a device.
-
-
 def test_the_cpu_seeds_its_own_generator_and_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
@@ -405,9 +378,6 @@ def test_a_strange_status_is_refused_by_field(change: dict[str, object], word: s
         status_from_json(STATUS.as_json() | change)
     with pytest.raises(ValueError, match="object"):
         status_from_json([])
-
-
-# Strictness.
 
 
 def row(backend: str, op: str, precision: str) -> None:
@@ -499,16 +469,11 @@ def test_the_error_of_products_tells_tf32_and_bf16() -> None:
 
 
 # Any other accelerator: a real PrivateUse1 device, written in Python.
-
-
 def test_a_device_says_what_a_script_must_import_for_it_to_exist() -> None:
     assert {name: device.modules for name, device in devices().items() if device.modules} == {"xla": ("torch_xla",)}
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 def test_generic_takes_a_python_written_backend() -> None:
     out = python(
         """
@@ -540,10 +505,7 @@ def test_generic_takes_a_python_written_backend() -> None:
     assert types[-1] == "toy"
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 def test_the_fingerprint_of_a_backend_that_is_imported_has_its_version() -> None:
     out = python(
         """
@@ -584,9 +546,6 @@ def test_generic_declares_what_is_known_of_its_type() -> None:
     assert Generic("xpu").features > {"inductor"}
     assert Generic("stranger").features == frozenset()
     assert Generic("stranger").usable().code is Code.NO_PACKAGE
-
-
-# XLA, where it is installed.
 
 
 @pytest.mark.skipif(not Xla().detect().ok, reason="needs torch_xla")

@@ -61,8 +61,8 @@ def test_table(device: str, worker: str, environ: dict[str, str], count: int | N
 def test_xla_without_a_client_follows_the_hardware(
     monkeypatch: pytest.MonkeyPatch, count: int, expected: dict[str, str]
 ) -> None:
-    found = hardware.tpu()
-    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(count, (), "", found.capability))
+    card = hardware.tpu()
+    monkeypatch.setattr(hardware, "tpu", lambda: hardware.Hardware(count, (), "", card.capability))
     assert pin("xla", "gw1", {}, 2) == expected
 
 
@@ -101,9 +101,7 @@ def test_a_worker_keeps_the_masks_of_its_caller_for_processes_that_need_several_
         ([], {}, None),
     ],
 )
-def test_a_worker_for_each_device_that_the_caller_sees(
-    devices: list[str], environ: dict[str, str], expected: int | None
-) -> None:
+def test_a_worker_for_each_visible_device(devices: list[str], environ: dict[str, str], expected: int | None) -> None:
     assert workers(devices, environ) == expected
 
 

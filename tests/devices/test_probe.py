@@ -5,26 +5,23 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-import torch
+from marks import needs_python_backends
 from probe_harness import HANG, TORCH
+from process_harness import completed
 
 from accelcheck.core import imports
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.core.processes import Child
 from accelcheck.devices import probe as probe_module
 from accelcheck.devices.probe import HostFacts, probe
-
-if TYPE_CHECKING:
-    from accelcheck.core.processes import Child
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parents[1] / "toy_backend.py"
@@ -89,13 +86,7 @@ def test_the_parent_does_not_import_torch() -> None:
     statuses, _ = probe(["cpu"], 60)
     print(statuses["cpu"].capability, "torch" in sys.modules)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    done = completed([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=ROOT)
     assert done.stdout.strip() == "ok False"
 
 
@@ -107,21 +98,14 @@ def test_children_do_not_import_from_the_working_folder(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "script.py"
     script.parent.mkdir()
     script.write_text("from accelcheck.devices.probe import probe; print(probe(['cpu'], 60)[0]['cpu'].capability)")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    done = completed(
+        [sys.executable, str(script)], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.stdout.strip() == "ok"
 
 
 def test_by_hand() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "accelcheck.devices.probe", "cpu"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = completed([sys.executable, "-m", "accelcheck.devices.probe", "cpu"], check=True, cwd=ROOT)
     stages = [message["stage"] for message in map(json.loads, done.stdout.splitlines()) if "stage" in message]
     assert stages == ["import torch", "open cpu", "done"]
 
@@ -160,9 +144,7 @@ def test_a_bad_package_stops_no_other_device(
     ],
     ids=["raises", "hangs"],
 )
-def test_a_broken_autoloaded_backend_is_named_and_passed_by(
-    install: Install, code: str, timeout: float, word: str
-) -> None:
+def test_a_broken_autoloaded_backend_is_named_and_left(install: Install, code: str, timeout: float, word: str) -> None:
     install("torch", TORCH)
     install("toy_broken", f"def load():\n    {code}\n", "broken = toy_broken:load")
     statuses, facts = probe(["cpu", "broken"], timeout)
@@ -175,10 +157,7 @@ def test_a_broken_autoloaded_backend_is_named_and_passed_by(
     assert "broken" in facts.backends
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 def test_a_sound_backend_beside_a_broken_one_is_found(install: Install) -> None:
     install("toy_backend", TOY.read_text(), "toy = toy_backend:load")
     install("a_broken", "raise RuntimeError('no such library')", "broken = a_broken:load")
@@ -280,9 +259,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_other_devices_go_on(
         assert word in capability.reason
 
 
-def test_an_imported_module_is_there_before_a_device_of_another_package(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_imported_module_comes_before_devices_of_packages(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("torch", TORCH)
     install("toy_imported", "loaded = True")
     opens = "    def open(self):\n        import sys\n        assert 'toy_imported' in sys.modules\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -97,8 +96,8 @@ def refused(*_: object) -> Any:
 
 def test_an_nvidia_gpu_is_asked_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    found = telemetry.nvidia("GPU-1")
-    assert found == Telemetry(1980.0, 55.0, 12.5, "power cap, thermal slowdown by hardware")
+    result = telemetry.nvidia("GPU-1")
+    assert result == Telemetry(1980.0, 55.0, 12.5, "power cap, thermal slowdown by hardware")
     assert telemetry.nvidia("GPU-2") == Telemetry()
 
 

@@ -1,4 +1,4 @@
-"""Private names of torch: in one module, found when asked for, and one that is gone says so instead of failing a family."""
+"""Private names of torch, in one module and found on demand; a missing one is named and fails no family."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ NAME = "lookup_backend"
 def removed(monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that this torch does not have; the message about it."""
     monkeypatch.setattr(torch_names, "NAMES", MappingProxyType({**NAMES, NAME: ("torch._dynamo", "no_such_name")}))
-    return r"accelcheck does not know this torch \(2\.\S+\): torch\._dynamo\.no_such_name is gone; accelcheck supports torch 2\.9 to 2\.15"
+    return (
+        r"accelcheck does not know this torch \(2\.\S+\): torch\._dynamo\.no_such_name is gone; "
+        r"accelcheck supports torch 2\.9 to 2\.15"
+    )
 
 
 def test_this_torch_has_every_name() -> None:

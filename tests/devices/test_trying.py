@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.devices.base import FEATURES, FOUND, TRIED, Device, Status, status_from_json
 from accelcheck.devices.generic import Generic
 from accelcheck.devices.probe import builtin, probe
@@ -23,16 +26,10 @@ from accelcheck.report.terminal import header
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import calling
 from accelcheck.selftest.runner import faults
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle import Store
 
 REASON = "its vendor says so"
 TECHNIQUES = Matrix.load().techniques
@@ -118,9 +115,7 @@ def test_a_device_whose_views_are_copies_has_no_strides(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("operator", ["cumsum", "index_add", "softmax"])
-def test_an_operator_with_other_bits_in_another_run_is_not_deterministic(
-    operator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_with_other_bits_again_is_not_deterministic(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, plain = itertools.count(), getattr(Tensor, operator)
 
     def unsteady(*args: Any, **kwargs: Any) -> Tensor:
@@ -131,13 +126,8 @@ def test_an_operator_with_other_bits_in_another_run_is_not_deterministic(
     assert tried()["deterministic"] == f"not found: {operator}: other bits in one of 3 runs"
 
 
-# In the cases.
-
-
 @pytest.mark.parametrize(("fault", "mode"), [("cotangent-read-as-rows", BACKWARD), ("transposition-ignored", FORWARD)])
-def test_a_fault_that_only_strides_show_fails_on_a_device_that_declares_nothing(
-    fault: str, mode: Mode, store: Store
-) -> None:
+def test_a_fault_that_strides_show_fails_where_a_device_declares_nothing(fault: str, mode: Mode, store: Store) -> None:
     plant = faults()[fault]
     cell = next(cell for cell in plant.cells if cell.mode is mode)
     assert isinstance(plant.technique, str)
@@ -154,9 +144,7 @@ def test_a_rerun_with_other_bits_fails_on_a_device_that_declares_nothing(store: 
     assert judged(store, Unsteady(), "matmul", FORWARD, Undeclared(deterministic=REASON)).verdict is Verdict.PASS
 
 
-def test_a_dtype_that_was_found_has_its_cases_and_one_that_was_not_says_why(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dtype_that_was_found_has_its_cases_and_others_say_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(store, Eager(), "matmul", FORWARD, Undeclared(), "float16").verdict is Verdict.PASS
     record = judged(store, Eager(), "matmul", FORWARD, Undeclared(float16=REASON), "float16")
     assert (record.verdict, record.code) == (Verdict.UNSUPPORTED, Code.NO_DTYPE)
@@ -168,9 +156,6 @@ def test_a_dtype_that_was_found_has_its_cases_and_one_that_was_not_says_why(
     refused = device.lacks("float16", Code.NO_DTYPE)
     assert "Could not run 'aten::mm'" in refused.reason
     assert refused.tried
-
-
-# From the probe to the run.
 
 
 BARE = """
@@ -192,9 +177,7 @@ class Fragile(Bare):
 """
 
 
-def test_the_probe_tries_and_a_trial_that_ends_its_process_takes_no_device_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_tries_and_a_trial_that_dies_takes_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "bare_device.py").write_text(BARE)
     module = importlib.import_module("bare_device")

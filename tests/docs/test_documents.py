@@ -1,25 +1,22 @@
-"""Documents against their sources: links, paths, options and commands exist; tables and excerpts are what stored files hold."""
+"""Documents agree with their sources: links, paths, options and commands exist; tables hold stored figures."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
+from process_harness import script
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.journal_reading import read
 from accelcheck.plugin.options import OPTIONS
 from accelcheck.report import terminal
 from accelcheck.report.run import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "baselines" / "cpu"
@@ -55,28 +52,21 @@ def stored(name: str) -> Any:
 
 
 def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of benchmarks/, imported and not run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location(f"{name}_under_test", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / f"{name}.py")
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Makes anchors of headings as GitHub does."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    matches = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     broken = []
-    for target in found:
+    for target in matches:
         name, _, anchor = target.partition("#")
         if "://" in target:
             continue
@@ -96,7 +86,7 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 
 def _exists(dotted: str) -> bool:
-    """Whether a module, or the module that an attribute is one of, is a file; the interpreter's own names of it aside."""
+    """Returns True where a module, or that of an attribute, is a file; the interpreter's own names aside."""
     path = ROOT.joinpath(*dotted.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True
@@ -161,7 +151,7 @@ def test_the_totals_of_level_2_are_those_of_the_stored_summary() -> None:
     readme = text("README.md")
     assert f"{summary['executed']:,} cases" in readme
     assert f"{summary['elements']:,} elements" in readme
-    assert sum(summary["verdicts"].values()) == sum(sum(one.values()) for one in summary["techniques"].values())
+    assert sum(summary["verdicts"].values()) == sum(sum(item.values()) for item in summary["techniques"].values())
 
 
 def test_the_summary_of_a_journal_counts_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,17 +163,17 @@ def test_the_summary_of_a_journal_counts_its_cases(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_counts_beside_the_table_of_rules_are_the_stored_ones() -> None:
-    found = stored("verdict_rules.json")
+    document = stored("verdict_rules.json")
     page = " ".join(text("docs/verdicts.md").split())
-    assert f"{found['faults']} faults and {found['correct kernels']} correct kernels" in page
-    assert f"with {found['seeds']} seeds" in page
-    assert f"{found['trials of faults']} and {found['trials of correct kernels']} trials" in page
-    assert f"{found['trials of hidden cells']} more are of hidden cells" in page
+    assert f"{document['faults']} faults and {document['correct kernels']} correct kernels" in page
+    assert f"with {document['seeds']} seeds" in page
+    assert f"{document['trials of faults']} and {document['trials of correct kernels']} trials" in page
+    assert f"{document['trials of hidden cells']} more are of hidden cells" in page
 
 
 def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> None:
     page = " ".join(text("README.md").split())
-    rules = {one["rule"]: one for one in stored("verdict_rules.json")["rules"]}
+    rules = {rule["rule"]: rule for rule in stored("verdict_rules.json")["rules"]}
     own, other = rules["**accelcheck**"], rules["`torch.testing.assert_close` defaults"]
 
     def share(rule: Mapping[str, float], key: str) -> str:
@@ -195,10 +185,10 @@ def test_the_readme_has_the_stored_figures_with_hidden_cells_in_and_out() -> Non
 
 
 def test_the_memory_that_the_page_states_is_above_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    script, found = benchmark("verdict_speed", monkeypatch), stored("verdict_speed.json")
+    script, document = benchmark("verdict_speed", monkeypatch), stored("verdict_speed.json")
     page = text("docs/verdicts.md")
     stated, limit = re.findall(r"under (\d+) MiB for up to 2\^26 elements; the script fails above (\d+) MiB", page)[0]
-    assert max(one["bytes"] for one in found["memory"]) < int(stated) * 2**20
+    assert max(size["bytes"] for size in document["memory"]) < int(stated) * 2**20
     assert int(limit) * 2**20 == script.LIMIT
 
 
@@ -230,18 +220,18 @@ def test_the_figures_beside_the_table_of_gates_are_what_the_stored_sessions_give
     page = text("docs/speed.md")
     sessions = [line for line in script.read([STORED / "speed_gates.jsonl"]) if line["kind"] == "session"]
     *small, (turns, apart) = [
-        (f"{100 * one:.1f}", f"{100 * other:.1f}") for one, other in script.spreads(sessions).values()
+        (f"{100 * first:.1f}", f"{100 * other:.1f}") for first, other in script.spreads(sessions).values()
     ]
-    assert {one for one, _ in small} == {"0.5"}
+    assert {first for first, _ in small} == {"0.5"}
     assert sorted(other for _, other in small) == ["0.7", "0.8", "1.0"]
     assert "standard deviation of 0.5 %" in page
     assert "of 0.7 to 1.0 %" in page
     assert f"are {turns} and {apart} %" in page
     false = [
-        found["0"]["ratio"] - 1
-        for one in sessions
-        for found in one["gate-1"]["own"].values()
-        if found["0"]["answer"] in {"slower", "faster"}
+        result["0"]["ratio"] - 1
+        for session in sessions
+        for result in session["gate-1"]["own"].values()
+        if result["0"]["answer"] in {"slower", "faster"}
     ]
     assert f"{100 * max(false):.1f} % slower and {-100 * min(false):.1f} % faster" in " ".join(page.split())
     (call,) = re.findall(r"an empty call: ([\d.]+)", printed)
@@ -262,8 +252,8 @@ def test_the_counts_of_baseline_checks_are_those_of_the_stored_ones(
         (r"(\d+) cases;", "of {} cases of level 2"),
         (r"named in (\d+ of \d+),", "that it finds, {} were"),
     ):
-        (found,) = re.findall(pattern, printed)
-        assert claim.format(found) in page
+        (matches,) = re.findall(pattern, printed)
+        assert claim.format(matches) in page
 
 
 def test_the_limits_of_the_plugins_cost_are_those_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

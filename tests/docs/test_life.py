@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ import pytest
 from case_trace import CASE, CASES, DURING, IMPORTS, PYTEST, REFERENCES, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from case_trace import Call
 
 
@@ -19,7 +18,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def section() -> str:
-    """The section of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return text.partition("## A case's life\n")[2].partition("\n## ")[0]
 

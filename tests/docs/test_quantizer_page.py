@@ -1,4 +1,4 @@
-"""docs/quantizer.md builds a technique step by step: each step says what the page quotes, and they add up to the example."""
+"""docs/quantizer.md builds a technique in steps: each agrees with the page, and they add up to the example."""
 
 from __future__ import annotations
 

@@ -1,27 +1,23 @@
-"""The documentation as a site, without MkDocs: navigation, links out of docs/, generated pages, error messages that pages quote."""
+"""The documentation as a site, without MkDocs: navigation, links, generated pages, quoted error messages."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import re
 import shlex
-import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
+from process_harness import script
 
 from accelcheck.cli import parser
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.plugin.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,14 +28,7 @@ LEAST = 20
 
 @cache
 def tool(name: str) -> ModuleType:
-    """A script of docs/tools."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script(DOCS / "tools" / f"{name}.py")
 
 
 def text(name: str) -> str:
@@ -47,11 +36,10 @@ def text(name: str) -> str:
 
 
 def navigation() -> list[str]:
-    """The pages that mkdocs.yml names."""
     settings = text("mkdocs.yml")
-    found = re.findall(r"^ +- [^#\n]*?(\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
-    assert found
-    return found
+    matches = re.findall(r"^ +- [^#\n]*?(\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
+    assert matches
+    return matches
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -98,14 +86,11 @@ def test_a_folder_becomes_a_page_that_lists_its_files() -> None:
 
 
 def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
-    found = tool("hooks").ELSEWHERE.findall
-    assert found(
+    matches = tool("hooks").ELSEWHERE.findall
+    assert matches(
         '<script async src="https://cdn.org/a.js"></script><link href="//cdn.org/a.css" rel="stylesheet">'
-    ) == [
-        "https://cdn.org/a.js",
-        "//cdn.org/a.css",
-    ]
-    assert found('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
+    ) == ["https://cdn.org/a.js", "//cdn.org/a.css"]
+    assert matches('<a href="https://pytorch.org">torch</a><script src="assets/a.js"></script>') == []
 
 
 def test_every_option_and_command_is_in_the_reference() -> None:
@@ -172,9 +157,7 @@ def test_error_messages_that_a_page_quotes_are_those_of_the_source() -> None:
     assert len(quoted) >= 12
     known = [re.compile(rf"(?:.*: )?{pattern}") for pattern in patterns()]
     told = set(map(str, FAULTS))
-    assert [
-        line for line in quoted if line not in told and not any(known_as.fullmatch(line) for known_as in known)
-    ] == []
+    assert [s for s in quoted if s not in told and not any(known_as.fullmatch(s) for known_as in known)] == []
 
 
 def test_a_message_that_the_source_does_not_have_is_found() -> None:
@@ -186,15 +169,15 @@ def test_a_message_that_the_source_does_not_have_is_found() -> None:
 @cache
 def patterns() -> frozenset[str]:
     """A regular expression for each text in the package's source that has `LEAST` literal characters and a space."""
-    found = set()
+    names = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)):
                 parts = list(_parts(node))
                 words = "".join(filter(None, parts))
                 if len(words) >= LEAST and " " in words.strip() and "\n" not in words:
-                    found.add("".join(".*" if part is None else re.escape(part) for part in parts))
-    return frozenset(found)
+                    names.add("".join(".*" if part is None else re.escape(part) for part in parts))
+    return frozenset(names)
 
 
 def _parts(node: ast.expr) -> Iterator[str | None]:

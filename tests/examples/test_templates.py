@@ -1,32 +1,28 @@
-"""The templates of examples/ci: their options exist, their scripts do what they say, and what they install is what accelcheck needs."""
+"""Templates of examples/ci: options exist, scripts work, and installs are what accelcheck needs."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
+from process_harness import completed, script
 
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import discover
 from accelcheck.core.shards import Shard
 from accelcheck.plugin.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "ci"
@@ -61,9 +57,9 @@ def commands(name: str) -> Iterator[list[str]]:
 def parser() -> argparse.ArgumentParser:
     """The program's, with the commands that it finds."""
     made = argparse.ArgumentParser(prog="accelcheck", exit_on_error=False)
-    found = made.add_subparsers(dest="command", required=True)
+    result = made.add_subparsers(dest="command", required=True)
     for add in discover("accelcheck.commands", "COMMANDS"):
-        add(found)
+        add(result)
     return made
 
 
@@ -81,10 +77,10 @@ def test_every_file_is_known() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_commands_of_a_template_are_real(name: str, parser: argparse.ArgumentParser, flags: set[str]) -> None:
-    found = list(commands(name))
-    assert {words[0] for words in found} == {"pytest", "accelcheck"}
+    result = list(commands(name))
+    assert {words[0] for words in result} == {"pytest", "accelcheck"}
     valued = {f"--accel-{option.name.replace('_', '-')}": not option.flag for option in OPTIONS}
-    for program, *words in found:
+    for program, *words in result:
         if program == "accelcheck":
             parser.parse_args(words)
             continue
@@ -130,13 +126,13 @@ def test_the_relay_reports_counts_of_the_journal() -> None:
     (filter_,) = re.findall(r"jq --compact-output '(.*?)'", text("relay.yml"), re.DOTALL)
     journal = ROOT / "baselines" / "cpu" / "level1.jsonl"
     _, records = read(journal)
-    done = subprocess.run(["jq", "-c", filter_, str(journal)], capture_output=True, text=True, check=True)
+    done = completed(["jq", "-c", filter_, str(journal)], check=True)
     counts = json.loads(done.stdout)
     assert counts["skipped"] == sum(not record.verdict.executed for record in records) > 0
     assert counts["failed"] == sum(not record.verdict.green for record in records)
     assert sum(counts.values()) == len(records)
     end = json.dumps({"kind": "end", "verdicts": {"pass": 1, "crash": 2, "flaky": 3, "unavailable": 4}})
-    done = subprocess.run(["jq", "-c", filter_], input=end, capture_output=True, text=True, check=True)
+    done = completed(["jq", "-c", filter_], input=end, check=True)
     assert json.loads(done.stdout) == {"passed": 1, "skipped": 4, "failed": 5}
 
 
@@ -152,16 +148,14 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         calls = tmp_path / "calls"
         calls.write_text("", encoding="ascii")
         environ = {**kept, "PATH": f"{tmp_path}:{kept['PATH']}", "CALLS": str(calls), **variables}
-        done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path)
+        done = completed(["bash", *words], env=environ, cwd=tmp_path)
         assert "syntax" not in done.stderr
         return done.returncode, calls.read_text(encoding="ascii").splitlines()
 
     return run
 
 
-def test_slurm_submits_an_array_and_a_job_that_depends_on_it(
-    run: Callable[..., tuple[int, list[str]]], tmp_path: Path
-) -> None:
+def test_slurm_submits_an_array_and_a_job_behind_it(run: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
     folder = tmp_path / "a run"
     folder.mkdir()
     (folder / "shard-7.jsonl").touch()  # of an earlier run
@@ -203,8 +197,8 @@ def test_the_last_slurm_job_merges_the_journals(run: Callable[..., tuple[int, li
 
 def pods() -> list[str]:
     """The scripts of the two Jobs, with their volume in the folder that they run in."""
-    found = re.findall(r"args:\n +- \|\n((?: {14}.*\n)+)", text("kubernetes-job.yaml"))
-    return [textwrap.dedent(script).replace("/journals/", "journals/") for script in found]
+    matches = re.findall(r"args:\n +- \|\n((?: {14}.*\n)+)", text("kubernetes-job.yaml"))
+    return [textwrap.dedent(script).replace("/journals/", "journals/") for script in matches]
 
 
 @pytest.mark.parametrize(("pytest_status", "status"), [("0", 0), ("1", 0), ("5", 0), ("4", 4), ("137", 137)])
@@ -246,12 +240,7 @@ def test_the_second_job_of_kubernetes_merges_and_fails_where_a_shard_did(
 
 @pytest.fixture
 def one_node() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("slurm_one_node_under_test", FOLDER / "slurm_one_node.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(FOLDER / "slurm_one_node.py")
 
 
 def test_a_machine_without_slurm_is_told_what_to_install(one_node: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +253,6 @@ def test_a_machine_without_slurm_is_told_what_to_install(one_node: ModuleType, m
 
 
 def test_a_command_is_asked_for() -> None:
-    done = subprocess.run([sys.executable, FOLDER / "slurm_one_node.py"], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, FOLDER / "slurm_one_node.py"])
     assert done.returncode == 2
     assert "expected a command that submits jobs" in done.stderr

@@ -1,4 +1,4 @@
-"""examples/vendor-device: it builds, is a device, passes without a fault, and is caught with one; its page has every fault."""
+"""examples/vendor-device: builds, is a device, passes without a fault, is caught with each on its page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from filelock import FileLock
+from process_harness import completed, script
 
 from accelcheck.core.journal_reading import read
 from accelcheck.expectations.ledger import Ledger
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "vendor-device"
@@ -34,7 +32,7 @@ built = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler:
 
 @pytest.fixture(scope="session")
 def acme() -> Path:
-    """The folder into which the package is installed: built once for a state of its sources, whatever process asks first."""
+    """The folder into which the package is installed, once for a state of its sources and for all processes."""
     sources = sorted(path for path in EXAMPLE.rglob("*") if path.suffix in {".cpp", ".h", ".py", ".toml", ".txt"})
     sources = [path for path in sources if "build" not in path.relative_to(EXAMPLE).parts]
     facts = [sys.version, *(path.read_text("utf-8") for path in sources), importlib.metadata.version("torch")]
@@ -47,13 +45,8 @@ def acme() -> Path:
                 tree = Path(copy) / "tree"
                 shutil.copytree(EXAMPLE, tree, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so"))
                 words = ["install", "-q", "--no-build-isolation", "--no-deps", "--target", f"{copy}/made", str(tree)]
-                done = subprocess.run(
-                    [sys.executable, "-m", "pip", *words],
-                    env={**os.environ, "MAX_JOBS": "2"},
-                    capture_output=True,
-                    text=True,
-                    timeout=BUILD,
-                    check=False,
+                done = completed(
+                    [sys.executable, "-m", "pip", *words], env={**os.environ, "MAX_JOBS": "2"}, timeout=BUILD
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
                 shutil.move(f"{copy}/made", folder)
@@ -63,13 +56,8 @@ def acme() -> Path:
 def python(acme: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TORCH_DEVICE"))}
     where = os.pathsep.join((str(ROOT), str(acme)))
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**known, "PYTHONPATH": where, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=BUILD,
-        check=False,
+    return completed(
+        [sys.executable, *words], env={**known, "PYTHONPATH": where, "OMP_NUM_THREADS": "1", **environ}, timeout=BUILD
     )
 
 
@@ -102,9 +90,9 @@ torch.accelerator.current_stream().wait_event(event)
 assert value.cpu().tolist() == [1] * 4, "it waits for an event"
 
 torch.manual_seed(3)
-one = torch.randn(6, device="acme").cpu()
+first = torch.randn(6, device="acme").cpu()
 torch.manual_seed(3)
-assert torch.equal(one, torch.randn(6, device="acme").cpu())
+assert torch.equal(first, torch.randn(6, device="acme").cpu())
 
 norm = torch.nn.BatchNorm1d(19).to("acme")
 norm(there)
@@ -201,13 +189,7 @@ def test_a_device_that_declares_what_it_cannot_do_fails(acme: Path, tmp_path: Pa
 
 
 def faults() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vendor_faults", ROOT / "benchmarks" / "vendor_faults.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / "vendor_faults.py")
 
 
 def test_the_page_has_every_fault_and_each_was_seen() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from fault_harness import Planted, built_in, case, verdict_of
+from fault_harness import Planted, built_in, case, passed, verdict_of
 
 from accelcheck.core.case import Figure, Mode, Verdict
 from accelcheck.core.journal import Record
@@ -18,15 +18,12 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.views import GATES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 NAME = key("matmul", "float32", "forward", "float32", "float64")
 
 
 def test_what_is_written_is_read_again() -> None:
-    found = {NAME: {"row": 1e-6, "tail": 12.0}, key("mlp", "float32", "backward", "bfloat16", "float64"): {"row": 0.1}}
-    assert parsed(written(found)) == found
+    result = {NAME: {"row": 1e-6, "tail": 12.0}, key("mlp", "float32", "backward", "bfloat16", "float64"): {"row": 0.1}}
+    assert parsed(written(result)) == result
 
 
 @pytest.mark.parametrize(
@@ -69,8 +66,7 @@ def test_a_run_that_needs_a_larger_budget_says_so_and_passes(tmp_path: Path, mon
     assert not _above([verdict_of(Store(tmp_path), Planted(nothing), workload)])
     lower = {NAME: {view: limit / 3 for view, limit in stored()[NAME].items()}}
     monkeypatch.setattr(ceilings, "stored", lambda: lower)
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS
+    record = passed(Store(tmp_path), Planted(nothing), workload)
     title, *lines = _above([record])
     assert "larger budgets than were ever stored" in title
     assert any(line.startswith(f"  {record.case.id}: out: budget of row is ") for line in lines)

@@ -1,11 +1,11 @@
-"""What chips are stated to support: strict about what is read, and a refusal of what is stated as supported is a failure."""
+"""Stated support of chips: strict reading; a refusal of what is stated as supported is a failure."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,15 +18,11 @@ from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.rocm import Rocm
 from accelcheck.expectations.chips import FOLDER, RUNS, TRIED, ChipError, ChipStatement, held, load
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program
 
 TEXT = """
 schema = 1
@@ -174,12 +170,12 @@ def test_shipped_statements_are_read_and_speak_of_cases_that_exist() -> None:
     from accelcheck.core.selection import Selection
     from accelcheck.techniques.matrix import Matrix
 
-    ids = [one.id for one in Matrix.load().cases(Selection(("any",), level=4))]
+    ids = [each_case.id for each_case in Matrix.load().cases(Selection(("any",), level=4))]
     files = sorted(FOLDER.glob("*.toml"))
     assert {"sm_80", "sm_89", "sm_90", "sm_100", "gfx942", "x86_64", "pjrt-cpu"} <= {path.stem for path in files}
     for path in files:
-        for one in load(path.stem):
-            for glob in one.cases:
+        for run in load(path.stem):
+            for glob in run.cases:
                 assert any(fnmatch.fnmatchcase(name, glob) for name in ids), f"{path.name}: {glob}"
 
 

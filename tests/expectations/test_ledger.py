@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.expectations.ledger import FOLDER, SCHEMA, Entry, Ledger, LedgerError, shipped
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.date(2027, 1, 1)
 FIELDS = {
@@ -140,9 +138,7 @@ def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "schema"), [('"error"', 3), ('"error"', 2), ('"fail"', 2)])
-def test_an_entry_that_finds_texts_needs_a_match_and_has_no_fields_of_faults(
-    verdict: str, schema: int, tmp_path: Path
-) -> None:
+def test_entries_that_find_texts_need_a_match_and_no_field_of_faults(verdict: str, schema: int, tmp_path: Path) -> None:
     entry = (ERROR if verdict == '"error"' else OLDER) | {"verdict": verdict}
     assert load(tmp_path, text(entry, schema)).entries[0].match
     with pytest.raises(LedgerError, match=r"entry 1: field 'match': missing; expected a regular expression"):
@@ -234,9 +230,7 @@ def test_only_entries_that_cover_are_given() -> None:
         ("", "out", False),
     ],
 )
-def test_a_glob_of_a_field_is_about_the_whole_of_it_and_brackets_mean_themselves(
-    glob: str, value: str, fits: bool
-) -> None:
+def test_a_glob_of_a_field_is_about_all_of_it_and_brackets_mean_themselves(glob: str, value: str, fits: bool) -> None:
     assert entry("a/*", path=(glob,)).finds(view(value)) is fits
     assert entry("a/*", path=("no", glob)).finds(view(value)) is fits
     assert entry("a/*", draw=(glob,)).finds(view(draw=value)) is fits

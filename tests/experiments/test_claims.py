@@ -6,8 +6,10 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from claims_harness import Clocked, claim, claims, sides, written
@@ -16,20 +18,13 @@ from accelcheck import cli
 from accelcheck.commands import common
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.devices.base import Memory
+from accelcheck.devices.base import Device, Memory
 from accelcheck.experiments.claims import catalogue, report, run
 from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What, judged
 from accelcheck.experiments.claims.experiment import Contest, Experiment, telling
 from accelcheck.experiments.curve import WrongError
 from accelcheck.report.console import plain
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-
 
 # Runs
 
@@ -62,8 +57,8 @@ def answered(experiment: Scripted, device: Device, *chosen: Claim) -> list[Claim
 
 def test_claims_that_share_an_experiment_share_its_contest() -> None:
     experiment = Scripted()
-    found = answered(experiment, Clocked(), claim(What.SPEED_UP, 9.0, "b"), claim(What.ERROR, 1e-4, "a"))
-    assert [(one.claim.name, one.outcome) for one in found] == [
+    answer = answered(experiment, Clocked(), claim(What.SPEED_UP, 9.0, "b"), claim(What.ERROR, 1e-4, "a"))
+    assert [(item.claim.name, item.outcome) for item in answer] == [
         ("a", ClaimStatus.CONFIRMED),
         ("b", ClaimStatus.NOT_CONFIRMED),
     ]
@@ -73,8 +68,8 @@ def test_claims_that_share_an_experiment_share_its_contest() -> None:
 def test_what_does_not_exist_is_not_tried() -> None:
     absent = unsupported(Code.NO_BACKEND, "none here")
     experiment = Scripted(absent)
-    (found,) = answered(experiment, Clocked(), claim(What.SPEED_UP, 2.0))
-    assert (found.outcome, found.reason, found.code, found.broken) == (
+    (answer,) = answered(experiment, Clocked(), claim(What.SPEED_UP, 2.0))
+    assert (answer.outcome, answer.reason, answer.code, answer.broken) == (
         ClaimStatus.NOT_MEASURABLE,
         str(absent),
         "no-backend",
@@ -114,11 +109,9 @@ def test_a_device_that_counts_no_memory_is_asked_for_the_rest() -> None:
         (Unsupported(unsupported(Code.NO_DTYPE, "not these inputs")), "unsupported [no-dtype] not these inputs", False),
     ],
 )
-def test_what_is_wrong_is_the_answer_to_all_claims_of_the_experiment(
-    fault: Exception, reason: str, broken: bool
-) -> None:
-    found = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
-    assert [(one.outcome, one.reason, one.broken) for one in found] == [
+def test_a_fault_is_the_answer_to_all_claims_of_the_experiment(fault: Exception, reason: str, broken: bool) -> None:
+    answer = answered(Scripted(fault=fault), Clocked(), claim(What.SPEED_UP, 2.0, "a"), claim(What.ERROR, 0.1, "b"))
+    assert [(item.outcome, item.reason, item.broken) for item in answer] == [
         (ClaimStatus.NOT_MEASURABLE, reason, broken)
     ] * 2
 
@@ -133,9 +126,9 @@ def test_a_clock_that_stands_still_gives_no_figure() -> None:
         def contest(self, device: Device) -> Iterator[Contest]:
             yield sides(0.0, 0.0, device)
 
-    (found,) = answered(Still(), Stopped(), claim(What.SPEED_UP, 2.0))
-    assert found.reason.startswith("ClockError: ")
-    assert found.measured is None
+    (answer,) = answered(Still(), Stopped(), claim(What.SPEED_UP, 2.0))
+    assert answer.reason.startswith("ClockError: ")
+    assert answer.measured is None
 
 
 # Report
@@ -170,14 +163,11 @@ def test_the_text_has_claim_beside_measurement_and_every_reason() -> None:
 
 
 def test_json_has_each_claim_by_name_with_its_source_and_its_figures() -> None:
-    found = report.as_json(ANSWERS)["claims"]
-    assert set(found) == {answer.claim.name for answer in ANSWERS}
-    assert (found["speed"]["outcome"], found["speed"]["low"], found["speed"]["least"]) == ("not confirmed", 1.0, 1.5)
-    assert (found["time"]["value"], found["time"]["code"]) == (None, "no-feature")
-    assert json.loads(json.dumps(found)) == found
-
-
-# The command
+    result = report.as_json(ANSWERS)["claims"]
+    assert set(result) == {answer.claim.name for answer in ANSWERS}
+    assert (result["speed"]["outcome"], result["speed"]["low"], result["speed"]["least"]) == ("not confirmed", 1.0, 1.5)
+    assert (result["time"]["value"], result["time"]["code"]) == (None, "no-feature")
+    assert json.loads(json.dumps(result)) == result
 
 
 @pytest.fixture
@@ -186,8 +176,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     told: dict[str, Any] = {"make": lambda one: judged(one, Measured.exactly(one.figure, "as promised"))}
 
     def answers(device: object, chosen: list[Claim], known: object) -> Iterator[ClaimResult]:
-        told["chosen"] = [one.name for one in chosen]
-        yield from (told["make"](one) for one in chosen)
+        told["chosen"] = [row.name for row in chosen]
+        yield from (told["make"](row) for row in chosen)
 
     monkeypatch.setattr(common, "refusal", lambda _: None)
     monkeypatch.setattr(run, "answers", answers)
@@ -200,12 +190,8 @@ def test_the_command_measures_the_claims_that_were_asked_for_and_writes_them(
     path = tmp_path / "claims.json"
     assert cli.main(["claims", "--claim", "int8-*", "--claim", "fp16-speed", "--json", str(path)]) == GREEN
     assert sorted(scripted["chosen"]) == [
-        "fp16-speed",
-        "int8-dynamic-memory",
-        "int8-dynamic-speed",
-        "int8-static-memory",
-        "int8-static-speed",
-    ]
+        "fp16-speed", "int8-dynamic-memory", "int8-dynamic-speed", "int8-static-memory", "int8-static-speed",
+    ]  # fmt: skip
     data = json.loads(path.read_text())
     assert (data["kind"], sorted(data["claims"])) == ("claims", sorted(scripted["chosen"]))
     told = capsys.readouterr()
@@ -222,19 +208,12 @@ def test_a_claim_that_is_not_confirmed_is_green_and_a_wrong_result_is_not(script
     assert cli.main(["claims"]) == NOTHING
 
 
-def test_unknown_claims_and_devices_are_answered_with_the_legal_ones(
-    scripted: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_met_with_legal_ones(scripted: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["claims", "--claim", "fp15-speed"]) == USAGE
-    said = capsys.readouterr().err
-    assert "unknown claim 'fp15-speed'. Did you mean 'fp16-speed'? Legal values: " in said
-    assert all(one.name in said for one in claims())
+    printed = capsys.readouterr().err
+    assert "unknown claim 'fp15-speed'. Did you mean 'fp16-speed'? Legal values: " in printed
+    assert all(item.name in printed for item in claims())
     assert "chosen" not in scripted
-
-
-def test_an_unknown_device_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["claims", "--device", "cpuu"]) == USAGE
-    assert "Did you mean 'cpu'? Legal values: cpu," in capsys.readouterr().err
 
 
 def test_a_file_of_claims_that_is_wrong_ends_the_command_before_anything_is_measured(
@@ -244,14 +223,6 @@ def test_a_file_of_claims_that_is_wrong_ends_the_command_before_anything_is_meas
     assert cli.main(["claims"]) == USAGE
     assert "mine.toml: claim 1 (mine): field 'least'" in capsys.readouterr().err
     assert "chosen" not in scripted
-
-
-def test_an_absent_device_is_said_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
-    assert cli.main(["claims", "--device", "cuda"]) == NOTHING
-    assert "cuda: no such hardware" in capsys.readouterr().err
 
 
 def test_declaring_the_commands_imports_no_torch() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from claims_harness import ENTRY, claim, claims, experiments, given, written
 
 from accelcheck.experiments.claims import catalogue
 from accelcheck.experiments.claims.catalogue import ClaimsError, ClaimStatus, Measured, What, judged
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # The data
 
@@ -51,21 +47,21 @@ PROMISED = {
 
 
 def test_the_packaged_claims_are_those_that_were_asked_for() -> None:
-    assert {one.name: one.figure for one in claims()} == PROMISED
-    assert next(one for one in claims() if one.name == "amp-training-speed").most == 3.5
+    assert {item.name: item.figure for item in claims()} == PROMISED
+    assert next(item for item in claims() if item.name == "amp-training-speed").most == 3.5
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))
 def test_each_has_an_experiment_that_measures_it_and_words_for_people(name: str) -> None:
-    one = next(one for one in claims() if one.name == name)
-    assert one.what in experiments()[one.experiment].gives
-    assert one.workload
-    assert one.published.endswith(".")
-    assert one.source or "without an address" in one.published, "a claim without a source says so"
+    match = next(item for item in claims() if item.name == name)
+    assert match.what in experiments()[match.experiment].gives
+    assert match.workload
+    assert match.published.endswith(".")
+    assert match.source or "without an address" in match.published, "a claim without a source says so"
 
 
 def test_every_experiment_serves_a_claim() -> None:
-    assert {one.experiment for one in claims()} == set(experiments())
+    assert {item.experiment for item in claims()} == set(experiments())
 
 
 @pytest.mark.parametrize(
@@ -92,9 +88,7 @@ def test_every_experiment_serves_a_claim() -> None:
         ({"figure": "2.0"}, "figure", "Legal values: devices, experiment"),
     ],
 )
-def test_an_entry_that_is_wrong_is_refused_with_file_entry_and_field(
-    tmp_path: Path, changes: dict[str, str | None], field: str, said: str
-) -> None:
+def test_wrong_entries_are_named_in_full(tmp_path: Path, changes: dict[str, str | None], field: str, said: str) -> None:
     path = written(tmp_path / "mine.toml", **changes)
     with pytest.raises(ClaimsError) as refused:
         catalogue.load(path, given())
@@ -115,8 +109,8 @@ def test_figures_have_the_end_that_their_kind_needs(tmp_path: Path) -> None:
         catalogue.load(written(tmp_path / "a.toml", **growing), given())
     with pytest.raises(ClaimsError, match="field 'most': missing"):
         catalogue.load(written(tmp_path / "b.toml", **growing, least=None), given())
-    (one,) = catalogue.load(written(tmp_path / "c.toml", **growing, least=None, most="2"), given())
-    assert one.figure == 2.0
+    (first,) = catalogue.load(written(tmp_path / "c.toml", **growing, least=None, most="2"), given())
+    assert first.figure == 2.0
 
 
 @pytest.mark.parametrize(
@@ -144,9 +138,6 @@ def test_an_absent_file_and_a_name_that_is_there_twice_are_refused(tmp_path: Pat
     path.write_text(path.read_text() * 2)
     with pytest.raises(ClaimsError, match=r"claim 2 \(mine\): field 'name': 'mine' is also the name of another claim"):
         catalogue.load(path, given())
-
-
-# Outcomes
 
 
 @pytest.mark.parametrize(

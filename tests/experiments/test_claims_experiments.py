@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.units import duration, size
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.experiments import curve
 from accelcheck.experiments.claims import applied, attention, chains, tensors
 from accelcheck.experiments.claims.catalogue import Measured, What
@@ -24,33 +26,26 @@ from accelcheck.measure.memory import held
 from accelcheck.measure.paired import Comparison
 from accelcheck.measure.paired import SpeedVerdict as Answered
 from accelcheck.techniques.base import Technique
-from accelcheck.workloads.base import Problem, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-
+from accelcheck.workloads.base import Problem, Program, Workload
 
 # Figures
 
 
 def test_a_speed_up_and_the_time_that_something_takes_longer_are_the_clocks() -> None:
-    found = measured(sides(0.004, 0.001), What.SPEED_UP, 1.5)
-    assert (found.value, found.low, found.high) == pytest.approx((4.0, 4.0, 4.0))
-    assert found.how.startswith("1 ms against 4 ms, ")
+    comparison = measured(sides(0.004, 0.001), What.SPEED_UP, 1.5)
+    assert (comparison.value, comparison.low, comparison.high) == pytest.approx((4.0, 4.0, 4.0))
+    assert comparison.how.startswith("1 ms against 4 ms, ")
     for figure in (0.0, 2.0):
-        found = measured(sides(0.001, 0.0025), What.EXTRA_TIME, figure)
-        assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
-        assert found.how.startswith("2.5 ms against 1 ms, ")
+        comparison = measured(sides(0.001, 0.0025), What.EXTRA_TIME, figure)
+        assert (comparison.value, comparison.low, comparison.high) == pytest.approx((1.5, 1.5, 1.5))
+        assert comparison.how.startswith("2.5 ms against 1 ms, ")
 
 
 def test_the_interval_of_a_figure_is_that_of_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     from accelcheck.experiments.claims import experiment
 
-    found = Comparison(Answered.UNDECIDED, 0.5, 0.4, 0.8, 9, 1.0, (1.0,), (0.5,))
-    monkeypatch.setattr(experiment, "compare", lambda *_: found)
+    result = Comparison(Answered.UNDECIDED, 0.5, 0.4, 0.8, 9, 1.0, (1.0,), (0.5,))
+    monkeypatch.setattr(experiment, "compare", lambda *_: result)
     fast = measured(sides(0.004, 0.001), What.SPEED_UP, 2.0)  # the other's times are halved for the comparison
     assert (fast.value, fast.low, fast.high) == pytest.approx((4.0, 2.5, 5.0))
     slow = measured(sides(0.004, 0.001), What.EXTRA_TIME, 1.0)  # and doubled for this one
@@ -80,9 +75,11 @@ def test_memory_counts_what_is_held_and_what_is_allocated_to_the_byte() -> None:
     contest = Contest(
         Side(lambda: x + x, device, held=4 * MIB), Side(lambda: x[: MIB // 2] * 2.0, device, held=2 * MIB)
     )
-    found = measured(contest, What.MEMORY, 0.5)
-    assert found.how == "4 MiB against 8 MiB"
-    assert found.value == found.low == found.high == pytest.approx(0.5, abs=1e-5)  # a factor takes 8 bytes
+    comparison = measured(contest, What.MEMORY, 0.5)
+    assert comparison.how == "4 MiB against 8 MiB"
+    assert (
+        comparison.value == comparison.low == comparison.high == pytest.approx(0.5, abs=1e-5)
+    )  # a factor takes 8 bytes
 
 
 def test_what_an_earlier_call_left_is_freed_before_memory_is_measured() -> None:
@@ -100,9 +97,6 @@ def test_packed_weights_count_too() -> None:
 def test_times_and_sizes_are_in_units_that_suit_them() -> None:
     assert [duration(seconds) for seconds in (2.5, 0.0031, 4.2e-5)] == ["2.5 s", "3.1 ms", "42 us"]
     assert [size(count) for count in (12, 3 * MIB)] == ["12 B", "3 MiB"]
-
-
-# Experiments
 
 
 def contested(experiment: Experiment, what: What, device: Device | None = None) -> Measured:
@@ -175,9 +169,7 @@ def test_attention_written_out_is_attention() -> None:
     torch.testing.assert_close(attention.written_out(q, k, v), expected)
 
 
-def test_memory_of_flash_attention_does_not_grow_as_that_of_attention_written_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_flash_attention_grows_less_than_of_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LENGTHS", (1024, 2048))
     assert attention._growth(StubDevice(), "float32").value < 2.1
     monkeypatch.setattr(attention, "flash", attention.written_out)
@@ -227,11 +219,11 @@ def test_a_technique_is_judged_as_a_case_is_before_it_is_measured(monkeypatch: p
     right = Doubled()
     attempt(right, monkeypatch)
     assert right.finished >= 2, "what it leaves behind is undone after judging and at the end"
-    for wrong, said in (
+    for wrong, message in (
         (Doubled(1.05), "doubled/claim-small/cpu/float32/forward: out: view"),
         (Doubled(engaged=False), "not engaged: it ran"),
     ):
-        with pytest.raises(WrongError, match=said):
+        with pytest.raises(WrongError, match=message):
             attempt(wrong, monkeypatch)
         assert wrong.finished
 
@@ -328,10 +320,10 @@ def test_few_statements_are_as_slow_as_the_fastest_of_them(monkeypatch: pytest.M
         return point(count, ratios[count])
 
     monkeypatch.setattr(curve, "point", measured_at)
-    found = contested(chains.Few(Form.DYNAMIC, Shapes.VARYING), What.EXTRA_TIME)
+    comparison = contested(chains.Few(Form.DYNAMIC, Shapes.VARYING), What.EXTRA_TIME)
     assert asked == [(Shapes.VARYING, Form.DYNAMIC)] * 4
-    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.4, 0.6))
-    assert "at 3 statements" in found.how
+    assert (comparison.value, comparison.low, comparison.high) == pytest.approx((0.5, 0.4, 0.6))
+    assert "at 3 statements" in comparison.how
     monkeypatch.setattr(curve, "point", lambda *_: Gap(1, Shapes.FIXED, Form.STATIC, "no compiler"))
     with pytest.raises(WrongError, match="1 statements: no compiler"):
         contested(chains.Few(Form.STATIC, Shapes.FIXED), What.EXTRA_TIME)

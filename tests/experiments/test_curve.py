@@ -1,10 +1,13 @@
-"""The compile curve: chains that are what they say, points from clocks that are known, where they cross, and the command."""
+"""The compile curve: chains, points from known clocks, their crossing, and the command."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,10 +26,6 @@ from accelcheck.report import results
 from accelcheck.report.console import plain
 from accelcheck.techniques.observe import OperatorLog
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
 STATIC, DYNAMIC, FIXED, VARYING = Form.STATIC, Form.DYNAMIC, Shapes.FIXED, Shapes.VARYING
 SOON = (0.01,)
 
@@ -44,9 +43,6 @@ def made(
     }
     eager = 2e-6 * count
     return Point(count, shapes, form, eager, eager * ratio, ratio, ratio - width, ratio + width, 9, **facts)
-
-
-# Chains
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 14, 30])
@@ -89,11 +85,8 @@ def test_inputs_are_the_published_shapes_and_the_fixed_one_is_none_of_them() -> 
     assert not torch.equal(fixed[0], fixed[1])
 
 
-# Points
-
-
 class Costs(StubDevice):
-    """A device without inductor whose clock says what a call costs: `plain` seconds, or `cheap` if something compiled ran."""
+    """A device without inductor whose clock charges a call `plain` seconds, or `cheap` if compiled code ran."""
 
     name = "costs"
 
@@ -130,20 +123,20 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_a_point_has_the_ratio_and_the_times_of_the_clock(pretend: Callable[..., None]) -> None:
     device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out)
-    found = curve.point(device, 5, FIXED, STATIC, SOON)
-    assert isinstance(found, Point)
-    assert (found.ratio, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
-    assert (found.eager, found.seconds) == pytest.approx((4e-3, 1e-3))
-    assert found.pairs >= 9
-    assert found.programs is None
+    point = curve.point(device, 5, FIXED, STATIC, SOON)
+    assert isinstance(point, Point)
+    assert (point.ratio, point.low, point.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert (point.eager, point.seconds) == pytest.approx((4e-3, 1e-3))
+    assert point.pairs >= 9
+    assert point.programs is None
 
 
 def test_a_wrong_result_is_no_point(pretend: Callable[..., None]) -> None:
     device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out * (1 + 1e-4))
-    found = curve.point(device, 5, VARYING, DYNAMIC, SOON)
-    assert isinstance(found, Gap)
-    assert found.reason.startswith("wrong: expected an error of at most ")
+    point = curve.point(device, 5, VARYING, DYNAMIC, SOON)
+    assert isinstance(point, Gap)
+    assert point.reason.startswith("wrong: expected an error of at most ")
 
 
 def test_what_goes_wrong_while_it_is_timed_is_no_point_either(pretend: Callable[..., None]) -> None:
@@ -160,24 +153,21 @@ def test_what_goes_wrong_while_it_is_timed_is_no_point_either(pretend: Callable[
 
 
 @pytest.mark.parametrize(
-    ("counted", "said"), [([0], "expected a graph to be compiled, got none"), ([1, 1, 3], "no further graphs")]
+    ("device", "counted", "said"),
+    [
+        (Costs(4e-3, 1e-3), [0], "expected a graph to be compiled, got none"),
+        (Costs(4e-3, 1e-3), [1, 1, 3], "no further graphs"),
+        (Costs(0.0, 0.0), [1], "ClockError"),
+    ],
+    ids=["nothing compiled", "compiled again later", "a clock that stands still"],
 )
-def test_nothing_compiled_or_compiled_again_later_is_no_point(
-    pretend: Callable[..., None], counted: list[int], said: str
+def test_what_tells_nothing_is_no_point(
+    pretend: Callable[..., None], device: Costs, counted: list[int], said: str
 ) -> None:
-    device = Costs(4e-3, 1e-3)
     pretend(device, lambda out: out, counted)
-    found = curve.point(device, 2, FIXED, STATIC, SOON)
-    assert isinstance(found, Gap)
-    assert said in found.reason
-
-
-def test_a_clock_that_stands_still_gives_a_reason(pretend: Callable[..., None]) -> None:
-    device = Costs(0.0, 0.0)
-    pretend(device, lambda out: out)
-    found = curve.point(device, 2, FIXED, STATIC, SOON)
-    assert isinstance(found, Gap)
-    assert "ClockError" in found.reason
+    point = curve.point(device, 2, FIXED, STATIC, SOON)
+    assert isinstance(point, Gap)
+    assert said in point.reason
 
 
 def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
@@ -194,27 +184,24 @@ def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
 def test_a_form_that_does_not_exist_has_gaps_and_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "refusal", lambda _, form: "no dynamic shapes here" if form is DYNAMIC else "")
     monkeypatch.setattr(curve, "point", lambda _, count, shapes, form: made(count, 0.5, form, shapes))
-    found = list(curve.measure(StubDevice(), (1, 2)))
-    assert [(one.count, one.shapes, one.form) for one in found] == [
+    points = list(curve.measure(StubDevice(), (1, 2)))
+    assert [(item.count, item.shapes, item.form) for item in points] == [
         (count, shapes, form) for count in (1, 2) for shapes in Shapes for form in Form
     ]
-    assert {one.form for one in found if isinstance(one, Gap)} == {DYNAMIC}
-    assert {one.form for one in found if isinstance(one, Point)} == {STATIC}
+    assert {item.form for item in points if isinstance(item, Gap)} == {DYNAMIC}
+    assert {item.form for item in points if isinstance(item, Point)} == {STATIC}
 
 
 def test_without_a_compiler_every_form_is_refused_with_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no compiler", "install one")
     monkeypatch.setattr(curve, "compiler_capability", lambda _: absent)
-    assert {one.reason for one in curve.measure(StubDevice(), (1,)) if isinstance(one, Gap)} == {str(absent)}
+    assert {point.reason for point in curve.measure(StubDevice(), (1,)) if isinstance(point, Gap)} == {str(absent)}
 
 
 def test_compilation_is_paid_back_by_what_it_saves_a_call() -> None:
     assert made(10, 0.5, first=1.0, eager_first=0.0).repaid == 100_000  # of 20 us a call, 10 us are saved
     assert made(10, 1.2).repaid is None
     assert made(10, 0.995, width=0.01).repaid is None, "not faster for certain"
-
-
-# Break-even
 
 
 @pytest.mark.parametrize(
@@ -234,10 +221,10 @@ def test_compilation_is_paid_back_by_what_it_saves_a_call() -> None:
 def test_it_lies_between_the_last_that_is_slower_and_the_first_from_which_on_all_are_faster(
     ratios: dict[int, float], expected: tuple[int | None, int | None]
 ) -> None:
-    found = break_even([made(count, ratio) for count, ratio in reversed(ratios.items())])
-    assert (found.slower, found.faster) == expected
-    assert found.last == max(ratios)
-    assert (found.estimate is None) == (found.faster is None or (found.slower is None and ratios[1] < 1))
+    result = break_even([made(count, ratio) for count, ratio in reversed(ratios.items())])
+    assert (result.slower, result.faster) == expected
+    assert result.last == max(ratios)
+    assert (result.estimate is None) == (result.faster is None or (result.slower is None and ratios[1] < 1))
 
 
 def test_the_estimate_lies_where_a_line_on_logarithms_crosses_one() -> None:
@@ -259,9 +246,6 @@ def test_the_estimate_lies_where_a_line_on_logarithms_crosses_one() -> None:
 )
 def test_a_break_even_point_in_words(at: BreakEven, said: str) -> None:
     assert report.crossing(at) == said
-
-
-# Report
 
 
 FOUND: list[Point | Gap] = [
@@ -309,17 +293,14 @@ def test_json_is_sorted_rounded_and_whole(tmp_path: Path) -> None:
     assert [point["ratio"] for point in data["points"] if point["count"] == 3] == [0.3333]
     assert data["break_even"]["static, varying shapes"]["faster"] is None
     assert data["rows"]["varying"] == list(ROWS)
-    assert [one.name for one in tmp_path.iterdir()] == ["curve.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["curve.json"]
 
 
 def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "curve.json"
     path.write_text("old")
 
-    def full(*_: object, **__: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(results.ResultsError, match=r"curve.json: cannot be written: No space left on device"):
         results.write(path, "curve", StubDevice().fingerprint(), {})
     assert path.read_text() == "old"
@@ -330,10 +311,7 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     curve_report.draw(path, FOUND, "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    curve_report.draw(path, [one for one in FOUND if isinstance(one, Gap)], "nothing was measured")
-
-
-# The command
+    curve_report.draw(path, [point for point in FOUND if isinstance(point, Gap)], "nothing was measured")
 
 
 def test_counts_are_whole_numbers_ascending_each_once() -> None:
@@ -345,6 +323,7 @@ def test_counts_are_whole_numbers_ascending_each_once() -> None:
 def test_other_counts_are_answered_with_the_legal_ones(text: str) -> None:
     with pytest.raises(UnknownNameError, match="whole numbers from 1 to 100"):
         command.counts(text)
+    assert cli.main(["curve", f"--counts={text}"]) == USAGE
 
 
 @pytest.fixture
@@ -372,25 +351,20 @@ def test_the_command_prints_and_writes_what_it_measured(
 
 
 def test_without_matplotlib_it_says_how_to_get_it_and_measures_all_the_same(
-    measured: list[tuple[int, ...]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = unavailable(Code.NO_PACKAGE, "no matplotlib", 'pip install "accelcheck[plot]"')
     monkeypatch.setattr(curve_report, "available", lambda: absent)
     path = tmp_path / "curve.png"
     assert cli.main(["curve", "--plot", str(path)]) == RED, "what was asked for was not done"
-    said = capsys.readouterr()
-    assert 'pip install "accelcheck[plot]"' in said.err
-    assert "Break-even" in said.out
+    printed = capsys.readouterr()
+    assert 'pip install "accelcheck[plot]"' in printed.err
+    assert "Break-even" in printed.out
     assert not path.exists()
     assert cli.main(["curve"]) == GREEN
 
 
-def test_a_plot_that_can_be_drawn_is(
-    measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_be_drawn_is(measured: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(curve_report, "available", lambda: SUPPORTED)
     monkeypatch.setattr(curve_report, "draw", lambda path, found, _: drawn.append((path, len(found))))
@@ -404,9 +378,9 @@ def test_a_file_that_cannot_be_written_is_known_before_anything_is_measured(
 ) -> None:
     assert cli.main(["curve", "--json", str(tmp_path / "absent" / "curve.json")]) == USAGE
     assert cli.main(["curve", "--json", str(tmp_path)]) == USAGE
-    said = capsys.readouterr().err
-    assert "expected a folder that exists" in said
-    assert "expected a file's name" in said
+    printed = capsys.readouterr().err
+    assert "expected a folder that exists" in printed
+    assert "expected a file's name" in printed
     assert measured == []
 
 
@@ -415,18 +389,18 @@ def test_nothing_measured_is_not_green(monkeypatch: pytest.MonkeyPatch, measured
     assert cli.main(["curve"]) == NOTHING
 
 
-def test_an_unknown_device_or_count_is_answered_with_the_legal_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["curve", "--device", "cpuu"]) == USAGE
+@pytest.mark.parametrize("name", ["claims", "curve"])
+def test_an_unknown_device_is_answered_with_the_legal_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--device", "cpuu"]) == USAGE
     assert "Did you mean 'cpu'? Legal values: cpu," in capsys.readouterr().err
-    assert cli.main(["curve", "--counts", "many"]) == USAGE
-    assert "whole numbers from 1 to 100" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["claims", "curve"])
 def test_an_absent_device_is_said_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(common, "refusal", lambda _: "no such hardware")
-    assert cli.main(["curve", "--device", "cuda"]) == NOTHING
+    assert cli.main([name, "--device", "cuda"]) == NOTHING
     assert "cuda: no such hardware" in capsys.readouterr().err
 
 

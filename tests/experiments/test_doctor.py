@@ -9,13 +9,14 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from process_harness import completed
 
 from accelcheck import cli
 from accelcheck.commands import doctor as command
@@ -27,9 +28,6 @@ from accelcheck.devices.probe import HostFacts
 from accelcheck.devices.requirements import Needed
 from accelcheck.experiments import doctor
 from accelcheck.experiments.doctor import Diagnosis, Examination, Grade
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 CPU = Status("cpu", SUPPORTED, Fingerprint("cpu", "Toy processor", 2, runtime="ATen", versions={"torch": "2.13"}))
@@ -68,19 +66,20 @@ class Machine:
             self.host(name, value)
 
     def host(self, name: str, value: Any) -> None:
-        """Change a fact of the host."""
         self.patch.setattr(host, name, lambda *_: value)
 
     def worst(self) -> list[Diagnosis]:
         """All findings that are not in order, but for the GPU that the machine has not."""
         return [
-            one for one in doctor.examine().findings if one.grade is not Grade.OK and "no NVIDIA GPU" not in one.fact
+            finding
+            for finding in doctor.examine().findings
+            if finding.grade is not Grade.OK and "no NVIDIA GPU" not in finding.fact
         ]
 
     def one(self) -> Diagnosis:
         """The only one of them."""
-        (found,) = self.worst()
-        return found
+        (finding,) = self.worst()
+        return finding
 
 
 @pytest.fixture
@@ -89,21 +88,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_machine_in_order_has_no_problem(machine: Machine) -> None:
-    found = doctor.examine()
+    result = doctor.examine()
     assert machine.worst() == []
-    assert found.present == ["cpu"]
-    assert "cpu: Toy processor x 2, ATen, torch 2.13" in [one.fact for one in found.findings]
+    assert result.present == ["cpu"]
+    assert "cpu: Toy processor x 2, ATen, torch 2.13" in [finding.fact for finding in result.findings]
 
 
 def test_an_absent_gpu_is_a_note_and_a_broken_one_a_problem(machine: Machine) -> None:
-    (absent,) = [one for one in doctor.examine().findings if "no NVIDIA GPU" in one.fact]
+    (absent,) = [item for item in doctor.examine().findings if "no NVIDIA GPU" in item.fact]
     assert (absent.grade, absent.action) == (Grade.NOTE, "run on a machine with one")
     machine.statuses["cuda"] = Status(
         "cuda", unavailable(Code.WRONG_BUILD, "torch is built without CUDA", "install one")
     )
-    found = machine.one()
-    assert (found.grade, found.stops) == (Grade.PROBLEM, False)
-    assert found.fact == "cuda: cannot be tested [wrong-build]: torch is built without CUDA"
+    finding = machine.one()
+    assert (finding.grade, finding.stops) == (Grade.PROBLEM, False)
+    assert finding.fact == "cuda: cannot be tested [wrong-build]: torch is built without CUDA"
 
 
 def test_a_backend_that_breaks_torch_is_named(machine: Machine) -> None:
@@ -111,7 +110,7 @@ def test_a_backend_that_breaks_torch_is_named(machine: Machine) -> None:
     machine.statuses["vendor"] = Status(
         "vendor", unavailable(Code.IMPORT_FAILED, "breaks `import torch`", "uninstall it")
     )
-    grades = {one.grade: one.fact for one in machine.worst()}
+    grades = {item.grade: item.fact for item in machine.worst()}
     assert "vendor: cannot be tested [import-failed]" in grades[Grade.PROBLEM]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0, because a backend breaks `import torch`: vendor" in grades[Grade.NOTE]
 
@@ -125,9 +124,9 @@ def test_without_a_device_nothing_can_be_tested(machine: Machine) -> None:
 @pytest.mark.parametrize(("installed", "stops"), [("2.8.0", False), ("2.16.0", False), ("", True)])
 def test_a_torch_outside_of_the_range_is_a_problem(machine: Machine, installed: str, stops: bool) -> None:
     machine.needs[0] = Needed("torch", ">=2.9,<2.16", installed)
-    found = machine.one()
-    assert (found.grade, found.stops) == (Grade.PROBLEM, stops)
-    assert found.action.startswith("pip install 'torch>=2.9,<2.16'")
+    finding = machine.one()
+    assert (finding.grade, finding.stops) == (Grade.PROBLEM, stops)
+    assert finding.action.startswith("pip install 'torch>=2.9,<2.16'")
 
 
 def test_a_missing_requirement_of_accelcheck_itself_stops(machine: Machine) -> None:
@@ -143,9 +142,9 @@ def test_a_missing_requirement_of_accelcheck_itself_stops(machine: Machine) -> N
 
 def test_a_package_of_another_version_is_a_problem_with_its_extra(machine: Machine) -> None:
     machine.needs[1] = Needed("torchao", ">=0.14", "0.9", "torchao")
-    found = machine.one()
-    assert (found.grade, found.fact) == (Grade.PROBLEM, "[torchao] torchao 0.9, expected >=0.14")
-    assert found.action == "pip install 'accelcheck[torchao]'"
+    finding = machine.one()
+    assert (finding.grade, finding.fact) == (Grade.PROBLEM, "[torchao] torchao 0.9, expected >=0.14")
+    assert finding.action == "pip install 'accelcheck[torchao]'"
 
 
 def test_what_a_missing_package_costs_is_counted_on_each_device(machine: Machine) -> None:
@@ -156,12 +155,12 @@ def test_what_a_missing_package_costs_is_counted_on_each_device(machine: Machine
         "cases": 45,
     }
     machine.told = [{"device": "cpu", "missing": [lacking]}, {"device": "xla", "missing": [{**lacking, "cases": 44}]}]
-    found = machine.one()
-    assert found.fact == (
+    finding = machine.one()
+    assert finding.fact == (
         "torchao is not installed: cpu: 45 cases up to level 2 are left out; xla: 44 cases up to level 2 are left out "
         "(a, b, c, d and 1 more)"
     )
-    assert found.action == "pip install 'accelcheck[torchao]'"
+    assert finding.action == "pip install 'accelcheck[torchao]'"
 
 
 @pytest.mark.parametrize(
@@ -224,10 +223,10 @@ def test_each_shortage_of_the_host_is_graded_with_what_to_do(
     if grade is None:
         assert machine.worst() == []
         return
-    found = machine.one()
-    assert found.grade is grade
-    assert words in found.action
-    assert found.stops == (grade is Grade.PROBLEM)
+    finding = machine.one()
+    assert finding.grade is grade
+    assert words in finding.action
+    assert finding.stops == (grade is Grade.PROBLEM)
 
 
 @pytest.mark.parametrize(
@@ -240,18 +239,15 @@ def test_each_shortage_of_the_host_is_graded_with_what_to_do(
         ({"accelcheck": False}, "pytest does not load accelcheck's plugin", True),
     ],
 )
-def test_settings_of_pytest_that_were_seen_to_interfere_are_problems(
-    machine: Machine, change: dict[str, Any], said: str, stops: bool
-) -> None:
+def test_settings_that_interfere_are_problems(machine: Machine, change: dict[str, Any], said: str, stops: bool) -> None:
     machine.told = [{"pytest": {**PYTEST, **change}}]
-    found = machine.one()
-    assert said in found.fact
-    assert (found.grade, found.stops) == (Grade.PROBLEM, stops)
+    finding = machine.one()
+    assert said in finding.fact
+    assert (finding.grade, finding.stops) == (Grade.PROBLEM, stops)
 
 
 @pytest.mark.parametrize(
-    ("message", "grade"),
-    [({"fork": "does not begin"}, Grade.NOTE), ({"plugins": "UsageError: no"}, Grade.PROBLEM)],
+    ("message", "grade"), [({"fork": "does not begin"}, Grade.NOTE), ({"plugins": "UsageError: no"}, Grade.PROBLEM)]
 )
 def test_what_the_child_could_not_do_is_said(machine: Machine, message: dict[str, str], grade: Grade) -> None:
     machine.told = [message]
@@ -265,9 +261,9 @@ def test_a_child_that_dies_is_a_problem(machine: Machine) -> None:
 
 def test_several_builds_of_a_module_are_a_conflict(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "rivals", lambda: {"onnxruntime": ["onnxruntime 1.23", "onnxruntime-gpu 1.31"]})
-    found = machine.one()
-    assert "several packages install the module onnxruntime" in found.fact
-    assert found.action.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
+    finding = machine.one()
+    assert "several packages install the module onnxruntime" in finding.fact
+    assert finding.action.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
 
 
 def test_rivals_are_found_among_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +274,10 @@ def test_rivals_are_found_among_what_is_installed(monkeypatch: pytest.MonkeyPatc
 
 def test_requirements_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = requirements.needed()
-    assert sum(not one.extra for one in found) == len(project["dependencies"])
-    assert {one.extra for one in found} - {""} <= set(project["optional-dependencies"])
-    (torch,) = [one for one in found if one.name == "torch"]
+    result = requirements.needed()
+    assert sum(not item.extra for item in result) == len(project["dependencies"])
+    assert {item.extra for item in result} - {""} <= set(project["optional-dependencies"])
+    (torch,) = [item for item in result if item.name == "torch"]
     assert torch.met
 
 
@@ -303,9 +299,6 @@ def test_every_extra_that_a_technique_names_exists() -> None:
     named = {extra for text in texts for extra in re.findall(r"pip install ['\"]accelcheck\[([\w,-]+)\]", text)}
     assert len(named) > 4
     assert named <= set(project["optional-dependencies"])
-
-
-# The host itself.
 
 
 def test_memory_is_that_of_the_control_group_where_it_is_less(tmp_path: Path) -> None:
@@ -352,9 +345,6 @@ def test_a_compiler_that_is_absent_has_no_version(tmp_path: Path) -> None:
         assert host.compiler({})[1]
 
 
-# The command.
-
-
 def shown(
     found: Examination, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> tuple[int, str]:
@@ -378,10 +368,10 @@ def test_it_exits_with_1_where_nothing_can_be_tested(
 
 def test_json_has_every_finding_and_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, out = shown(Examination((PROBLEM,), {"cpu": CPU, "cuda": CUDA}), capsys, monkeypatch, "--json")
-    found = json.loads(out)
-    assert found["testable"] == []
-    assert found["findings"][0] == PROBLEM.as_json()
-    assert found["devices"]["cuda"]["fingerprint"]["runtime"] == "CUDA 13.0"
+    document = json.loads(out)
+    assert document["testable"] == []
+    assert document["findings"][0] == PROBLEM.as_json()
+    assert document["devices"]["cuda"]["fingerprint"]["runtime"] == "CUDA 13.0"
 
 
 @pytest.mark.parametrize("seconds", ["0", "inf", "many"])
@@ -410,13 +400,11 @@ def test_this_machine_is_examined_without_torch_in_this_process(tmp_path: Path) 
         "import sys; from accelcheck import cli; code = cli.main(['doctor', '--json']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=240
-    )
+    ended = completed([sys.executable, "-c", code], cwd=tmp_path, timeout=240)
     assert ended.returncode == GREEN, ended.stdout + ended.stderr
-    found = json.loads(ended.stdout)
-    assert "cpu" in found["testable"]
-    facts = [one["fact"] for one in found["findings"]]
+    document = json.loads(ended.stdout)
+    assert "cpu" in document["testable"]
+    facts = [item["fact"] for item in document["findings"]]
     assert any(fact.startswith("a fork of a process with torch computes") for fact in facts)
     assert any(fact.startswith("--timeout=3 (in ") for fact in facts)
 
@@ -436,7 +424,7 @@ doctor.installed = packages.installed = lambda name: name != "torch"
 from accelcheck import cli
 sys.exit(cli.main(["doctor"]))
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    ended = completed([sys.executable, "-c", code], timeout=120)
     assert ended.returncode == RED, ended.stderr
     assert "torch is not installed; accelcheck requires torch" in ended.stdout
     assert re.search(r"-> .*pip install 'torch", ended.stdout)

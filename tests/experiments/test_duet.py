@@ -1,4 +1,4 @@
-"""Gate 3: two environments in processes that take turns. The environments are stubs that say what a test wants, but for the last one."""
+"""Gate 3: two environments, stubs but for the last test, in processes that take turns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from accelcheck.core.selection import Selection
 from accelcheck.experiments.duet import DuetCase, located, medians, run_pairs
 from accelcheck.experiments.duet_side import DuetSide, SideError
 from accelcheck.measure.paired import SpeedVerdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MLP, CNN = "eager/speed-mlp/cpu/float32/speed", "eager/speed-cnn/cpu/float32/speed"
 
@@ -190,8 +188,6 @@ def answer(row: DuetCase) -> SpeedVerdict:
 
 
 # The parent: order, stopping, answers
-
-
 def test_processes_alternate_and_judging_comes_first(stage: Stage) -> None:
     wild = {"seconds": [0.01, 0.02, 0.005, 0.04]}
     assert answer(stage.row(wild, steady(), looks=(2, 4))) is SpeedVerdict.UNDECIDED
@@ -234,9 +230,7 @@ def test_the_process_whose_turn_it_is_not_is_stopped(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("holder", ["A", "B"])
-def test_where_one_process_at_a_time_can_hold_the_device_they_run_one_after_the_other(
-    stage: Stage, holder: str
-) -> None:
+def test_where_one_process_alone_can_hold_the_device_they_run_in_turn(stage: Stage, holder: str) -> None:
     plans: dict[str, dict[str, Any]] = {name: {"cases": {MLP: steady(turns=3)}} for name in "AB"}
     plans[holder] |= {"hello": {**HELLO, "exclusive": True}}
     assert [len(row.samples[0]) for row in stage.run_pairs(plans["A"], plans["B"], looks=(2,))] == [2]
@@ -270,8 +264,6 @@ def test_medians_are_over_processes(stage: Stage) -> None:
 
 
 # The parent: what goes wrong with a case
-
-
 def test_a_case_that_crashes_on_a_side_is_said_and_the_others_go_on(stage: Stage) -> None:
     three = {"one": steady(), MLP: steady(), CNN: steady()}
     rows = stage.run_pairs({"cases": three}, {"cases": {**three, MLP: steady(measure="crash")}})
@@ -307,11 +299,15 @@ def test_a_process_that_leaves_others_with_its_output_is_over_when_it_is(stage: 
     assert row.absent["B"].startswith("the process ended with status 3")
 
 
-def test_what_is_wrong_on_a_side_is_never_timed(stage: Stage) -> None:
-    wrong = steady(verdict={"wrong": "fail: out: view row: expected 1e-7, got 0.3", "broken": True})
-    row = stage.row(steady(), wrong)
-    assert row.absent == {"B": "fail: out: view row: expected 1e-7, got 0.3"}
-    assert row.worse
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [("fail: out: view row: expected 1e-7, got 0.3", True), ("unsupported [no-feature] it has none", False)],
+    ids=["wrong", "absent"],
+)
+def test_what_is_wrong_or_absent_on_a_side_is_never_timed(stage: Stage, wrong: str, broken: bool) -> None:
+    row = stage.row(steady(), steady(verdict={"wrong": wrong, "broken": broken}))
+    assert row.absent == {"B": wrong}
+    assert row.worse == broken
     assert not stage.measured
 
 
@@ -321,13 +317,6 @@ def test_what_crashes_while_it_is_judged_does_not_hide_the_rest(stage: Stage) ->
     )
     assert "SIGSEGV" in rows[0].absent["A"]
     assert answer(rows[1]) is SpeedVerdict.SAME
-
-
-def test_what_does_not_exist_on_a_side_is_said_and_not_red(stage: Stage) -> None:
-    absent = steady(verdict={"wrong": "unsupported [no-feature] it has none", "broken": False})
-    row = stage.row(steady(), absent)
-    assert row.absent == {"B": "unsupported [no-feature] it has none"}
-    assert not row.worse
 
 
 def test_what_fails_on_both_sides_is_no_reason_against_b(stage: Stage) -> None:
@@ -376,9 +365,7 @@ def test_a_process_that_dies_when_it_has_answered_everything_loses_nothing(stage
 
 def test_a_process_that_dies_between_two_cases_loses_neither(stage: Stage) -> None:
     rows = stage.run_pairs(
-        {"cases": {MLP: steady(after="crash"), CNN: steady()}},
-        {"cases": {MLP: steady(), CNN: steady()}},
-        looks=(2,),
+        {"cases": {MLP: steady(after="crash"), CNN: steady()}}, {"cases": {MLP: steady(), CNN: steady()}}, looks=(2,)
     )
     assert [answer(row) for row in rows] == [SpeedVerdict.SAME, SpeedVerdict.SAME]
 
@@ -406,21 +393,16 @@ def test_figures_that_are_none_are_refused(stage: Stage, figures: dict[str, Any]
         stage.row(steady(), steady(answer=figures))
 
 
-# Environments that cannot be used
-
-
 def test_an_environment_that_cannot_start_is_a_usage_error(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({}, {"start": "exit"}) == 4
-    said = capsys.readouterr().err
-    assert "accelcheck: B (" in said
-    assert "expected a Python in which torch and an accelcheck that has duets can be imported" in said
-    assert "status 3; its last output: first | second | last words" in said
-    assert "--env-b PYTHONPATH=FOLDER" in said
+    printed = capsys.readouterr().err
+    assert "accelcheck: B (" in printed
+    assert "expected a Python in which torch and an accelcheck that has duets can be imported" in printed
+    assert "status 3; its last output: first | second | last words" in printed
+    assert "--env-b PYTHONPATH=FOLDER" in printed
 
 
-def test_a_python_that_does_not_exist_is_a_usage_error(
-    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_python_that_is_absent_is_misuse(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["duet", f"--python={tmp_path}/none"]) == 4
     assert (
         f"expected the path of a python executable such as /env/bin/python, got {tmp_path}/none"
@@ -444,16 +426,11 @@ def test_an_accelcheck_of_another_protocol_is_a_usage_error(stage: Stage, capsys
     assert "expected an accelcheck that speaks protocol 3 of duets, got 7" in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_a_usage_error_and_an_absent_device_is_nothing_done(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_misuse_and_absent_devices_no_fault(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.cli({"refused": {"refused": "unknown workload 'x'", "absent": False}}, {}) == 4
     assert "unknown workload 'x'" in capsys.readouterr().err
     assert stage.cli({}, {"refused": {"refused": "cuda: no NVIDIA GPU", "absent": True}}) == 5
     assert "B (" in capsys.readouterr().err
-
-
-# The command
 
 
 def test_the_command_prints_versions_figures_and_answers(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -499,27 +476,26 @@ def test_what_is_not_compared_is_printed_with_its_reason(stage: Stage, capsys: p
 
 
 def test_one_python_with_two_settings(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    one = stage.side("A", settings=["ONEDNN_MAX_CPU_ISA", "SHARED"], hello=HELLO)
-    words = [f"--python={one}", "--env-a=ONEDNN_MAX_CPU_ISA=AVX2", "--env-b=ONEDNN_MAX_CPU_ISA=A=B", "--env-b=SHARED=1"]
+    first = stage.side("A", settings=["ONEDNN_MAX_CPU_ISA", "SHARED"], hello=HELLO)
+    words = [
+        f"--python={first}",
+        "--env-a=ONEDNN_MAX_CPU_ISA=AVX2",
+        "--env-b=ONEDNN_MAX_CPU_ISA=A=B",
+        "--env-b=SHARED=1",
+    ]
     assert cli.main(["duet", *words, "--pairs=2"]) == 0
-    said = capsys.readouterr().out
-    assert f"A: {one} ONEDNN_MAX_CPU_ISA=AVX2" in said
-    assert "{'ONEDNN_MAX_CPU_ISA': 'AVX2', 'SHARED': None}" in said
-    assert "{'ONEDNN_MAX_CPU_ISA': 'A=B', 'SHARED': '1'}" in said
+    printed = capsys.readouterr().out
+    assert f"A: {first} ONEDNN_MAX_CPU_ISA=AVX2" in printed
+    assert "{'ONEDNN_MAX_CPU_ISA': 'AVX2', 'SHARED': None}" in printed
+    assert "{'ONEDNN_MAX_CPU_ISA': 'A=B', 'SHARED': '1'}" in printed
 
 
 def test_what_is_selected_reaches_both_sides(stage: Stage) -> None:
     for name in "AB":
         path = stage.side(name)
         path.write_text(path.read_text().replace('job["selection"]["cases"]])', 'job["selection"]])'))
-    words = [
-        "--technique=amp*",
-        "--workload=speed-mlp",
-        "--workload=speed-cnn",
-        "--level=3",
-        "--device=cpu",
-        f"--case={MLP}",
-    ]
+    words = ["--technique=amp*", "--workload=speed-mlp", "--workload=speed-cnn", "--level=3", "--device=cpu"]
+    words.append(f"--case={MLP}")
     cli.main(["duet", f"--python={stage.folder / 'A'}", f"--python={stage.folder / 'B'}", *words, "--pairs=2"])
     seen = [selection for _, task, selection in stage.log if task == "judge"]
     assert (
@@ -555,9 +531,6 @@ def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["duet", *words])
     assert ended.value.code == 4
-
-
-# Ends
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,6 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Problem, Workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -33,7 +32,7 @@ def linear(generator: torch.Generator, extent: int) -> Problem:
 
 def worker(folder: Path, *techniques: Toy | Eager) -> duet_process._Worker:
     tiny = Workload("tiny", "A linear layer.", linear, modes=frozenset({Mode.FORWARD, Mode.SPEED}))
-    known = Matrix({one.name: one for one in techniques}, {"tiny": tiny})
+    known = Matrix({technique.name: technique for technique in techniques}, {"tiny": tiny})
     return duet_process._Worker(known, devices()["cpu"], folder)
 
 
@@ -44,17 +43,17 @@ def case(technique: str) -> Case:
 def test_a_process_judges_as_the_suite_does(tmp_path: Path) -> None:
     bad = Toy("bad", raises)
     assert worker(tmp_path, Eager()).judged(case("eager")) == {}
-    found = worker(tmp_path, bad).judged(case("bad"))
-    assert found["broken"]
-    assert found["wrong"].startswith("error: ")
+    result = worker(tmp_path, bad).judged(case("bad"))
+    assert result["broken"]
+    assert result["wrong"].startswith("error: ")
 
 
 def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duet_process, "SECONDS", 0.5)  # beside load a few blocks say nothing of their median
     monkeypatch.setattr(duet_process, "stop", lambda: None)
-    found = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
-    assert 1e-7 < found["seconds"] < 1.0
-    assert 0.1 < found["to_eager"] < 10.0
+    comparison = worker(tmp_path, Eager()).measured(case("eager"), duet_process.Turns())
+    assert 1e-7 < comparison["seconds"] < 1.0
+    assert 0.1 < comparison["to_eager"] < 10.0
 
 
 def test_the_clock_of_a_process_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +77,7 @@ def test_cases_are_taken_in_the_order_in_which_they_were_asked(
         selection = asdict(Selection(("cpu",), level=2, cases=tuple(asked)))
         duet_process._work({"task": "judge", "selection": selection}, tmp_path)
         begun = [line for line in capsys.readouterr().out.splitlines() if '"begin"' in line]
-        assert [one in line for one, line in zip(asked, begun, strict=True)] == [True, True]
+        assert [first in line for first, line in zip(asked, begun, strict=True)] == [True, True]
 
 
 def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_what_a_technique_raises_while_it_is_measured_is_its_cases_error(tmp_pat
         def finish(self) -> None:
             finished.append(self.name)
 
-    found = worker(tmp_path, Bad("bad", raises)).measured(case("bad"), duet_process.Turns())
-    assert found["broken"]
-    assert found["wrong"].startswith("error: ")
+    comparison = worker(tmp_path, Bad("bad", raises)).measured(case("bad"), duet_process.Turns())
+    assert comparison["broken"]
+    assert comparison["wrong"].startswith("error: ")
     assert finished == ["bad"]

@@ -1,9 +1,10 @@
-"""Which operator is wrong: computed again in FP64 from the very inputs that it had, in chains, in place and in half precision."""
+"""Wrong operators, found in FP64 from the very inputs that they had, in chains, in place and in half precision."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,8 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.explain.budgets import OperatorBudgets
 from accelcheck.explain.calls import OperatorCall
 from accelcheck.explain.holding import NoTruthError
-from accelcheck.explain.operators import Recompute, together
+from accelcheck.explain.operators import OperatorTrace, Recompute, together
 from accelcheck.explain.places import Places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.explain.operators import OperatorTrace
 
 SEEDS = range(4)
 OPERATORS = 12
@@ -74,8 +70,8 @@ def traced(
     places = Places()
     mode = Recompute(OperatorBudgets(dtype, dtype), places, most=most)
     with contextlib.ExitStack() as held:
-        for one in (*planted, places.followed(module), mode):
-            held.enter_context(one)
+        for item in (*planted, places.followed(module), mode):
+            held.enter_context(item)
         run()
     return mode.trace
 
@@ -99,7 +95,7 @@ def chain(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def larger(out: Any) -> Any:
     """By 1 %: more than any dtype here rounds."""
-    return tuple(larger(one) for one in out) if isinstance(out, tuple) else out * 1.01
+    return tuple(larger(item) for item in out) if isinstance(out, tuple) else out * 1.01
 
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -135,7 +131,7 @@ def test_the_third_operator_of_a_backward_pass_is_named(dtype: str, seed: int) -
     kind = getattr(torch, dtype)
     module = chain(seed, kind)
     clean = traced(passes(module, seed, kind), module, dtype=dtype)
-    backward = [number for number, one in enumerate(clean.seen) if one.place.backward]
+    backward = [number for number, call in enumerate(clean.seen) if call.place.backward]
     planted = backward[THIRD]
     trace = traced(passes(module, seed, kind), module, Nth(planted, larger), dtype=dtype, most=99)
     (culprit,) = trace.culprits
@@ -156,7 +152,7 @@ def test_a_fault_of_one_element_is_named_with_its_place() -> None:
     (culprit,) = traced(passes(module, 0, torch.float32), module, Nth(THIRD, upset)).culprits
     assert culprit.number == THIRD
     assert any(fault.place == "[5, :]" for fault in culprit.faults)
-    assert [str(one) for one in culprit.inputs] == ["float32[16, 24], strides [24, 1]"]
+    assert [str(tensor) for tensor in culprit.inputs] == ["float32[16, 24], strides [24, 1]"]
     assert culprit.options == "other=3.0"
 
 
@@ -242,7 +238,7 @@ def test_the_last_operator_of_a_forward_pass_keeps_its_place_in_the_backward_pas
         out = module(x)
         return out.backward(torch.randn_like(out))  # which is dispatched before the last operator's gradient
 
-    places = {one.place.module for one in traced(run, module).seen if one.place.backward == "AddmmBackward0"}
+    places = {call.place.module for call in traced(run, module).seen if call.place.backward == "AddmmBackward0"}
     assert places == {"0", "1"}
 
 
@@ -251,7 +247,7 @@ def test_views_and_random_numbers_are_not_computed_again() -> None:
     x = torch.randn(4, 4)
     trace = traced(lambda: torch.bernoulli(x.t().abs().clamp(0, 1)), module)
     assert trace.skipped == {("bernoulli", "draws random numbers"): 1}
-    assert [one.operator.partition(".")[0] for one in trace.seen] == ["aten::abs", "aten::clamp", "aten::bernoulli"]
+    assert [call.operator.partition(".")[0] for call in trace.seen] == ["aten::abs", "aten::clamp", "aten::bernoulli"]
 
 
 def test_an_operator_without_an_fp64_kernel_is_said_to_have_none() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,6 @@ from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, last
 from accelcheck.explain.script import LINES, FaultScript
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.subjects import PartSubject
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 aten = torch.ops.aten
 BACKEND = """
@@ -79,19 +77,19 @@ def names(smallest: SmallestPart | None) -> list[str]:
 
 def test_as_few_operators_are_left_as_show_the_fault() -> None:
     part = traced(lambda x: chain(x)[..., :4].sin(), torch.linspace(-1, 1, 64).reshape(8, 8))
-    found = shrunk(part, "node.name == 'sin_1'")
-    assert names(found) == ["aten::sin"]
-    assert found is not None
-    assert found.values == "ones"
-    assert [list(one.shape) for one in found.part.inputs] == [[1, 1]]
+    smallest = shrunk(part, "node.name == 'sin_1'")
+    assert names(smallest) == ["aten::sin"]
+    assert smallest is not None
+    assert smallest.values == "ones"
+    assert [list(tensor.shape) for tensor in smallest.part.inputs] == [[1, 1]]
 
 
 def test_a_fault_of_two_operators_together_keeps_both() -> None:
-    found = shrunk(
+    smallest = shrunk(
         traced(lambda x: chain(x).add(1).sin(), torch.randn(6, 5)),
         "'sin_1' == node.name and 'add_1' in str(node.args[0])",
     )
-    assert names(found) == ["aten::add.Tensor", "aten::sin"]
+    assert names(smallest) == ["aten::add.Tensor", "aten::sin"]
 
 
 def test_one_of_several_results_is_taken_from_its_operator() -> None:
@@ -155,10 +153,10 @@ def test_a_right_graph_with_half_precision_within_is_right(function: Callable[..
 
 
 def test_a_compiler_without_a_name_has_no_script() -> None:
-    found = shrunk(traced(chain, torch.randn(3, 4)), SIN)
-    assert found is not None
+    smallest = shrunk(traced(chain, torch.randn(3, 4)), SIN)
+    assert smallest is not None
     with pytest.raises(NotWrittenError, match="which has no name"):
-        PartSubject(found)
+        PartSubject(smallest)
 
 
 def test_what_is_no_operator_has_no_script() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,6 @@ from accelcheck.explain.script import LINES, script_of
 from accelcheck.explain.smallest import RUNS, Shrinker, Smallest, SmallestRuns, smallest_runs
 from accelcheck.explain.source import NotWrittenError, literal, written
 from accelcheck.selftest.faults.plant import Kernels
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 PLANT = """
@@ -38,7 +36,7 @@ Kernels(dict.fromkeys({names!r}, wrong)).__enter__()
 def shrunk(
     call: OperatorCall, wrong: Callable[..., Any], dtype: str = "float32", seconds: float = 60.0
 ) -> Smallest | None:
-    """Of a call whose kernel is wrong; without seconds the call as it is."""
+    """Shrinks a call whose kernel is wrong; with 0 seconds it stays as it is."""
     mode = Kernels({call.name: wrong})
 
     def run(other: OperatorCall) -> Any:
@@ -100,10 +98,7 @@ CASES = {
         lambda: OperatorCall(aten.exp.default, (noise(12, 12),), {}),
         "out = func(*args); out[..., -1] = float('nan'); return out",
     ),
-    "integers": (
-        lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}),
-        "return (func(*args) + 1) % 12",
-    ),
+    "integers": (lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}), "return (func(*args) + 1) % 12"),
     "attention": (
         lambda: OperatorCall(
             aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -116,7 +111,7 @@ CASES = {
 
 
 QUICK = {"attention", "a product"}
-"""Those of `CASES` that are tried by default: each script is a process that imports torch."""
+"""Names of `CASES` tried by default: each script is a process that imports torch."""
 
 
 @pytest.mark.parametrize("what", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES])
@@ -127,7 +122,7 @@ def test_a_script_fails_alone_while_the_fault_is_there(what: str, tmp_path: Path
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     smallest = shrunk(call, scope["wrong"], "bfloat16" if "half" in what else "float32")
     assert smallest is not None
-    assert sum(one.numel() for one in smallest.call.tensors()) <= sum(one.numel() for one in call.tensors())
+    assert sum(tensor.numel() for tensor in smallest.call.tensors()) <= sum(tensor.numel() for tensor in call.tensors())
     wrong, right, text = alone(smallest, tmp_path, body)
     assert wrong.returncode == 1, wrong.stderr + wrong.stdout
     assert right.returncode == 0, right.stderr + right.stdout
@@ -143,7 +138,7 @@ def test_sizes_and_values_shrink_to_the_least_that_fails() -> None:
     call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, short)
     assert smallest is not None
-    assert [list(one.shape) for one in smallest.call.tensors()] == [[1, 1], [1, 1]]
+    assert [list(tensor.shape) for tensor in smallest.call.tensors()] == [[1, 1], [1, 1]]
     assert smallest.values == "ones"
 
 
@@ -162,11 +157,11 @@ def test_a_right_operator_passes_its_script_and_a_wrong_one_does_not(
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def wrong(func, *args, **kwargs):\n    {body}", scope)
     dtype = str(call().tensors()[0].dtype).removeprefix("torch.")
-    found = shrunk(call(), scope["wrong"], dtype, 0.0)  # with the numbers of the call
-    assert found is not None
+    smallest = shrunk(call(), scope["wrong"], dtype, 0.0)  # with the numbers of the call
+    assert smallest is not None
     given = Shrinker(OperatorBudgets(), lambda other: other.run())
     assert given.failing(call()) is None
-    wrong, right, text = alone(found, tmp_path, body)
+    wrong, right, text = alone(smallest, tmp_path, body)
     assert (wrong.returncode, right.returncode) == (1, 0), wrong.stdout + right.stdout + right.stderr
     assert len(text.splitlines()) <= LINES
 
@@ -194,7 +189,7 @@ DOWN = (
     "wide = func(*(one.float() for one in args)); half = args[0].dtype == torch.bfloat16; "
     "return (wide.view(torch.int32) & -65536).view(torch.float32).bfloat16() if half else func(*args)"
 )
-"""Rounds towards zero, where right numbers round to the nearest: less than one rounding error each, and always in one direction."""
+"""Rounds towards zero instead of to the nearest: errors below one rounding error, all in one direction."""
 
 
 def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path) -> None:
@@ -221,9 +216,7 @@ def test_errors_that_point_one_way_have_a_script_of_several_calls(tmp_path: Path
 
 def test_what_is_never_written_shows_though_the_last_call_has_left_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        smallest_module, "_poison", lambda results: poisoned.extend(tuple(one.shape) for one in results)
-    )
+    monkeypatch.setattr(smallest_module, "_poison", lambda r: poisoned.extend(tuple(result.shape) for result in r))
 
     def unwritten(func: Any, a: Tensor, b: Tensor) -> Any:
         out = func(a, b)
@@ -246,7 +239,7 @@ def test_a_size_is_cut_no_further_than_it_fails() -> None:
     call = OperatorCall(aten.mm.default, (noise(33, 48), noise(48, 20)), {})
     smallest = shrunk(call, tail)
     assert smallest is not None
-    assert [list(one.shape) for one in smallest.call.tensors()] == [[18, 1], [1, 1]]
+    assert [list(tensor.shape) for tensor in smallest.call.tensors()] == [[18, 1], [1, 1]]
 
 
 def test_the_last_element_is_found_as_the_first_is() -> None:
@@ -259,7 +252,7 @@ def test_the_last_element_is_found_as_the_first_is() -> None:
     x[-1, -1] = 9.0
     smallest = shrunk(OperatorCall(aten.exp.default, (x,), {}), last)
     assert smallest is not None
-    assert [one.tolist() for one in smallest.call.tensors()] == [[[9.0]]]
+    assert [tensor.tolist() for tensor in smallest.call.tensors()] == [[[9.0]]]
     assert smallest.values == "given"
 
 

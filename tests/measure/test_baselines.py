@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from process_harness import PATIENT, started
@@ -17,10 +20,6 @@ from accelcheck.core.files import file_name
 from accelcheck.devices.base import Fingerprint
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place, settings
 from accelcheck.measure.regression import Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PLACE = Place("cpu", "Some Chip 9000", 2, "2.13", "ATen AVX2")
 BASELINE = Baseline(
@@ -81,9 +80,9 @@ def test_a_changed_workload_replaces_what_it_was(store: Baselines) -> None:
 
 def test_the_place_is_coarse() -> None:
     versions = {"torch": "2.13.1+cu130"}
-    found = Place.of(Fingerprint("cuda", "GPU", 2, 1, "555.1", "CUDA 13.2", versions))
-    assert found == Place("cuda", "GPU", 2, "2.13", "CUDA 13")
-    assert found.folder == "cuda-gpu-x2/torch-2.13-cuda-13"
+    differences = Place.of(Fingerprint("cuda", "GPU", 2, 1, "555.1", "CUDA 13.2", versions))
+    assert differences == Place("cuda", "GPU", 2, "2.13", "CUDA 13")
+    assert differences.folder == "cuda-gpu-x2/torch-2.13-cuda-13"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +111,7 @@ def test_settings_are_what_changes_speed_and_not_which_chips_are_used() -> None:
     assert settings(Fingerprint("cuda", "GPU", 1, environment=environment)) == {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
-def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
-    store: Baselines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_read_or_written_is_named(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
     # As for others than root: what os.path cannot look into is not there, and pathlib raises.
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -129,15 +126,10 @@ def test_a_folder_that_may_not_be_looked_into_or_written_is_named(
             list(store.stored(place))
 
 
-def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
-    store: Baselines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read_is_not_called_spoilt(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(BASELINE, replace=True)
 
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(BaselineError) as raised:
         list(store.stored(PLACE))
     assert str(raised.value) == f"{path_of(store)} cannot be read: Permission denied"
@@ -145,8 +137,8 @@ def test_a_file_that_may_not_be_read_is_named_and_not_called_spoilt(
 
 def test_a_file_that_another_run_replaces_while_this_one_reads_is_none(store: Baselines) -> None:
     beside = replace(BASELINE, case="eager/cnn/cpu/float32/speed")
-    for one in (beside, BASELINE):
-        store.write(one, replace=True)
+    for item in (beside, BASELINE):
+        store.write(item, replace=True)
     reading = store.stored(PLACE)
     assert next(reading)[1] == beside
     path_of(store).unlink()
@@ -166,14 +158,14 @@ def test_places_with_the_same_chip_are_near_the_same_number_first(store: Baselin
         store.write(replace(BASELINE, place=place), replace=True)
     store.write(replace(BASELINE, digest="ffff0000", place=replace(PLACE, torch="2.15")), replace=True)
     near = store.near(PLACE, BASELINE.case, BASELINE.digest)
-    assert [found.place for found in near] == [newer, fewer]
+    assert [result.place for result in near] == [newer, fewer]
 
 
 def test_of_other_torches_the_nearest_comes_first_and_before_that_another_runtime(store: Baselines) -> None:
     versions = ["2.9", "2.10", "2.12", "2.15", "3.0"]
     for place in (replace(PLACE, runtime="ATen AVX512"), *(replace(PLACE, torch=version) for version in versions)):
         store.write(replace(BASELINE, place=place), replace=True)
-    near = [found.place for found in store.near(PLACE, BASELINE.case, BASELINE.digest)]
+    near = [result.place for result in store.near(PLACE, BASELINE.case, BASELINE.digest)]
     assert PLACE.torch == "2.13"
     assert [place.torch for place in near] == ["2.13", "2.12", "2.15", "2.10", "2.9", "3.0"]
 
@@ -193,7 +185,7 @@ def test_of_two_digests_the_one_that_is_stored_again_stays(store: Baselines) -> 
     store.write(BASELINE, replace=True)
     path_of(store, former).write_text(text)  # as a merge of two branches leaves them
     assert not store.write(BASELINE, replace=False)
-    assert [found for _, found in store.stored(PLACE)] == [BASELINE]
+    assert [result for _, result in store.stored(PLACE)] == [BASELINE]
 
 
 def test_whether_baselines_can_be_written_is_known_before_they_are(tmp_path: Path) -> None:
@@ -265,10 +257,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing_behind(store: Baselines, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(BaselineError, match="No space left on device"):
         store.write(BASELINE, replace=True)
     assert store.partial() == []
@@ -317,7 +306,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file(store: Baselines, moment: s
 
 
 def test_writers_side_by_side_lose_nothing(store: Baselines) -> None:
-    one = """
+    first = """
 import sys
 from pathlib import Path
 from accelcheck.measure.regression import Sample
@@ -328,8 +317,6 @@ for number in range(25):
     Baselines(Path(sys.argv[1])).write(Baseline(case, "0123abcd", place, Sample(0.0, 0.01, 10)), replace=True)
 """
     with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(started([sys.executable, "-c", one, store.root, name])) for name in ("a", "b", "c")
-        ]
+        writers = [stack.enter_context(started([sys.executable, "-c", first, store.root, n])) for n in ("a", "b", "c")]
         assert [writer.wait(PATIENT) for writer in writers] == [0, 0, 0]
     assert len(store.read(PLACE)) == 75

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import math
 import platform
-import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from process_harness import completed
 from technique_harness import StubDevice
 
 from accelcheck.measure.clocks import (
@@ -24,9 +24,6 @@ from accelcheck.measure.clocks import (
     settle,
     undisturbed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Clocked(StubDevice):
@@ -49,9 +46,6 @@ def nothing() -> None:
 
 def steady(each: float) -> Clocked:
     return Clocked(lambda times: times * each)
-
-
-# Blocks
 
 
 @pytest.mark.parametrize("each", [2e-7, 3e-6, 1e-4, 9e-4])
@@ -122,9 +116,6 @@ def test_the_calls_of_a_block_are_made() -> None:
     assert len(calls) > before
 
 
-# Warming up
-
-
 class Warming:
     """Blocks that take one time after the other, on a clock of their own; the last one for ever."""
 
@@ -173,9 +164,6 @@ def test_times_that_fall_for_ever_are_left_when_patience_ends() -> None:
 def test_warming_up_ends_with_the_block_that_exceeds_the_patience() -> None:
     assert settle((slow := Warming(10.0)).timed, slow.now) == 1
     assert settle((slow := Warming(PATIENCE / 2)).timed, slow.now) == 2
-
-
-# Nothing disturbs
 
 
 def test_garbage_is_collected_before_and_not_within() -> None:
@@ -236,7 +224,7 @@ def test_a_process_that_has_settled_keeps_the_memory_that_it_frees() -> None:
         touched()
         print(first, touched())
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", textwrap.dedent(code)], check=True)
     before, after = map(int, done.stdout.split())
     assert before > 100  # pages, of whichever size
     assert after < before / 10

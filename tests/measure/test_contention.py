@@ -1,18 +1,15 @@
-"""How long a process waited for a core."""
+"""Time that a process waited for a core."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from accelcheck.measure import paired
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_waits_of_all_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,5 +39,5 @@ def test_a_process_that_shares_a_core_waits_for_it() -> None:
         os.kill(other, 9)
         print(waited() - before)
         """
-    found = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
-    assert 0.2 < float(found) < 1.0
+    result = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
+    assert 0.2 < float(result) < 1.0

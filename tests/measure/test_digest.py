@@ -1,13 +1,15 @@
-"""What the digest of a timed case depends on, and what it does not."""
+"""Dependencies of the digest of a timed case."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,6 @@ from torch.nn import functional
 from accelcheck.measure.digest import digest
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CASE = "eager/toy/cpu/float32/train-speed"
 
@@ -103,7 +101,7 @@ def test_what_the_work_depends_on_counts(changed: Callable[[], Problem]) -> None
 
 
 def test_what_is_bound_to_a_loss_or_an_optimizer_counts() -> None:
-    for one, other in (
+    for first, other in (
         (
             problem(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
             problem(loss=nn.CrossEntropyLoss(label_smoothing=0.2)),
@@ -111,12 +109,9 @@ def test_what_is_bound_to_a_loss_or_an_optimizer_counts() -> None:
         (problem(loss=weighed(0.5)), problem(loss=weighed(0.25))),
         (problem(loss=partial(typed, torch.float32)), problem(loss=partial(typed, torch.bfloat16))),
         (problem(optimizer=Maker(0.1).make), problem(optimizer=Maker(0.2).make)),
-        (
-            problem(optimizer=partial(made_by, Maker(0.1))),
-            problem(optimizer=partial(made_by, Maker(0.2))),
-        ),
+        (problem(optimizer=partial(made_by, Maker(0.1))), problem(optimizer=partial(made_by, Maker(0.2)))),
     ):
-        assert digest(CASE, one) != digest(CASE, other)
+        assert digest(CASE, first) != digest(CASE, other)
 
 
 def test_the_case_counts() -> None:
@@ -152,6 +147,6 @@ from accelcheck.measure.digest import digest
 from accelcheck.workloads.speed import WORKLOADS
 print([digest("a", workload.problem(3)) for workload in WORKLOADS])
 """
-    found = {subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) for _ in range(2)}
-    assert len(found) == 1
-    assert len(set(eval(found.pop()))) > 3
+    result = {subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) for _ in range(2)}
+    assert len(result) == 1
+    assert len(set(eval(result.pop()))) > 3

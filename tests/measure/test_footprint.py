@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -44,10 +45,7 @@ def test_a_half_precision_model_is_counted_as_if_it_were_float32() -> None:
 
 
 def test_where_a_device_cannot_be_saved_from_the_size_of_the_file_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise NotImplementedError("no copy of a storage\nin C++")
-
-    monkeypatch.setattr(torch, "save", refuse)
+    monkeypatch.setattr(torch, "save", Mock(side_effect=NotImplementedError("no copy of a storage\nin C++")))
     there = nn.Linear(64, 64, device="meta")
     seen = smaller_file(there, there, 4 * 64 * 64)
     assert not seen.seen

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from torch._C._autograd import DeviceType
 from accelcheck.devices.cpu import Cpu
 from accelcheck.measure import kernels
 from accelcheck.measure.kernels import Launches, launches
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_operators_that_others_call_do_not_count() -> None:
@@ -53,10 +51,10 @@ def test_kernels_of_a_device_count_in_place_of_operators() -> None:
         recorded("void gemm<float, 4>(int, float*)", DeviceType.CUDA, 3.0),
         recorded("relu", DeviceType.CUDA, 1.0),
     ]
-    found = kernels._counted(seen)
-    assert found.count == 2
-    assert found.names == {"gemm": 1, "relu": 1}
-    assert found.seconds == pytest.approx(4e-6)
+    result = kernels._counted(seen)
+    assert result.count == 2
+    assert result.names == {"gemm": 1, "relu": 1}
+    assert result.seconds == pytest.approx(4e-6)
 
 
 def test_ranges_that_a_device_shows_are_no_kernels() -> None:
@@ -66,9 +64,9 @@ def test_ranges_that_a_device_shows_are_no_kernels() -> None:
         recorded("a step of mine", DeviceType.CUDA, 9.0, annotation=True),  # as long as all kernels within
         recorded("gemm", DeviceType.CUDA, 3.0),
     ]
-    found = kernels._counted(seen)
-    assert found.names == {"gemm": 1}
-    assert found.seconds == pytest.approx(3e-6)
+    result = kernels._counted(seen)
+    assert result.names == {"gemm": 1}
+    assert result.seconds == pytest.approx(3e-6)
     assert kernels._counted([seen[1], seen[2]]) == Launches({"aten::mm": 1}, None)
 
 

@@ -18,12 +18,12 @@ def test_the_order_of_sides_alternates() -> None:
 
 def test_the_interval_is_students_with_the_error_shared_among_looks_cases_and_sides() -> None:
     logs = [0.01, 0.02, 0.03, 0.04, 0.05]
-    found = duet.judge([math.exp(value) for value in logs], cases=1, looks=5)
+    judgement = duet.judge([math.exp(value) for value in logs], cases=1, looks=5)
     half = 7.173 * statistics.stdev(logs) / math.sqrt(5)  # 7.173: t of 4 degrees at 0.001, from printed tables
-    assert math.log(found.ratio) == pytest.approx(0.03)
-    assert math.log(found.low) == pytest.approx(0.03 - half, abs=1e-5)
-    assert math.log(found.high) == pytest.approx(0.03 + half, abs=1e-5)
-    assert found.pairs == 5
+    assert math.log(judgement.ratio) == pytest.approx(0.03)
+    assert math.log(judgement.low) == pytest.approx(0.03 - half, abs=1e-5)
+    assert math.log(judgement.high) == pytest.approx(0.03 + half, abs=1e-5)
+    assert judgement.pairs == 5
 
 
 def test_more_cases_and_more_looks_widen_the_interval() -> None:
@@ -68,10 +68,10 @@ def simulated(chance: random.Random, spread: float, planted: float, cases: int) 
     """A duet of processes whose log times spread so, on both sides."""
     ratios = [(1 + planted) * math.exp(chance.gauss(0, spread) - chance.gauss(0, spread)) for _ in range(34)]
     for look in duet.LOOKS:
-        found = duet.judge(ratios[:look], cases)
-        if found.answer is not SpeedVerdict.UNDECIDED:
+        judgement = duet.judge(ratios[:look], cases)
+        if judgement.answer is not SpeedVerdict.UNDECIDED:
             break
-    return found
+    return judgement
 
 
 @pytest.mark.parametrize("spread", [0.004, 0.01, 0.015])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from torch import nn
 from accelcheck.core.capability import Code
 from accelcheck.devices.base import Memory
 from accelcheck.measure.memory import measurable, peak
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1 << 20
 CPU = StubDevice()
@@ -55,8 +52,8 @@ def test_layers_with_gradients_end_with_those_of_all_weights() -> None:
         out = module(z)
         out.sum().backward()
 
-    # As the last weight's gradient is made: four of them, the gradient that goes into the first layer, the output (which
-    # `run` holds), the loss, and its gradient.
+    # As the last weight's gradient is made: four of them, the gradient that goes into the first layer, the output
+    # (which `run` holds), the loss, and its gradient.
     expected = 4 * 256 * 1024 + 2 * 64 * 1024 + 4 + 4
     # Each run releases the gradients of the one before, which the profiler saw come: they are none of its own.
     assert [peak(CPU, run).bytes for _ in range(3)] == [expected] * 3
@@ -67,8 +64,6 @@ def test_what_the_run_returns_is_live_until_it_ends(x: torch.Tensor) -> None:
 
 
 class Statistics(StubDevice):
-    """Has them, and notes what is done."""
-
     def __init__(self, *answers: Memory) -> None:
         super().__init__("fancy")
         self.told = list(answers)
@@ -98,8 +93,8 @@ def test_statistics_are_read_around_the_run_when_all_work_is_done() -> None:
 def test_without_statistics_there_is_a_reason_no_number_and_no_run() -> None:
     for answer in (Memory(None, None, "it counts nothing"), Memory(5, None, "it counts nothing")):
         device = Statistics(answer, answer)
-        found = peak(device, noting(device))
-        assert (found.bytes, found.reason) == (None, "it counts nothing")
+        result = peak(device, noting(device))
+        assert (result.bytes, result.reason) == (None, "it counts nothing")
         assert "run" not in device.done
         assert measurable(device).code is Code.NO_FEATURE
     assert measurable(CPU).ok

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from accelcheck.measure import paired
 from accelcheck.measure.clocks import ClockError
 from accelcheck.measure.paired import ERROR, LOOKS, SpeedVerdict, compare, fewest, interval, judged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Bench:
@@ -49,9 +46,6 @@ def spread(center: float, part: float, seed: int) -> Iterable[float]:
         yield center * math.exp(chance.gauss(0, part))
 
 
-# Order, and where it stops
-
-
 def test_each_is_second_as_often_as_first() -> None:
     bench = Bench(always(0.01), always(0.01))
     compare(bench.runs("A"), bench.runs("B"), looks=(0.2,), now=bench.now)
@@ -61,11 +55,11 @@ def test_each_is_second_as_often_as_first() -> None:
 
 def test_a_clear_answer_is_given_at_the_first_look() -> None:
     bench = Bench(always(0.01), always(0.0105))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.SLOWER
-    assert found.ratio == pytest.approx(1.05)
-    assert LOOKS[0] <= found.seconds < LOOKS[0] + 0.03
-    assert found.pairs == len(bench.order) / 2 == math.ceil(LOOKS[0] / 0.0205)
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.SLOWER
+    assert comparison.ratio == pytest.approx(1.05)
+    assert LOOKS[0] <= comparison.seconds < LOOKS[0] + 0.03
+    assert comparison.pairs == len(bench.order) / 2 == math.ceil(LOOKS[0] / 0.0205)
 
 
 @pytest.mark.parametrize(
@@ -79,26 +73,26 @@ def test_the_answer_is_the_candidates(part: float, answer: SpeedVerdict) -> None
 def test_what_stays_unclear_is_measured_to_the_last_look_and_undecided() -> None:
     # Half of the pairs say 10 % slower and half say equal: the interval holds both for ever.
     bench = Bench(always(0.01), itertools.cycle([0.01, 0.011]))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.UNDECIDED
-    assert found.seconds >= LOOKS[-1]
-    assert (found.low, found.high) == pytest.approx((1.0, 1.1))
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.UNDECIDED
+    assert comparison.seconds >= LOOKS[-1]
+    assert (comparison.low, comparison.high) == pytest.approx((1.0, 1.1))
 
 
 def test_later_looks_decide_what_earlier_ones_cannot() -> None:
     bench = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.answer is SpeedVerdict.SLOWER
-    assert found.seconds > LOOKS[0]
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.answer is SpeedVerdict.SLOWER
+    assert comparison.seconds > LOOKS[0]
     first = Bench(spread(0.004, 0.035, 1), spread(0.004 * 1.035, 0.035, 2))
     assert compare(first.runs("A"), first.runs("B"), looks=LOOKS[:1], now=first.now).answer is SpeedVerdict.UNDECIDED
 
 
 def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
     bench = Bench(always(3.0), always(3.3))
-    found = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
-    assert found.pairs == fewest(ERROR) == 9
-    assert found.answer is SpeedVerdict.SLOWER
+    comparison = compare(bench.runs("A"), bench.runs("B"), now=bench.now)
+    assert comparison.pairs == fewest(ERROR) == 9
+    assert comparison.answer is SpeedVerdict.SLOWER
     rough = Bench(always(3.0), always(3.3))
     assert compare(rough.runs("A"), rough.runs("B"), now=rough.now, error=0.0625).pairs == 4
 
@@ -106,9 +100,9 @@ def test_slow_blocks_are_measured_until_there_is_an_interval() -> None:
 def test_the_times_are_kept_in_the_order_in_which_they_were_measured() -> None:
     base, candidate = [0.1 + 0.001 * n for n in range(9)], [0.2 + 0.001 * n for n in range(9)]
     bench = Bench(base, candidate)
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.1,), now=bench.now)
-    assert (found.base, found.candidate) == (tuple(base), tuple(candidate))
-    assert found.seconds == pytest.approx(sum(base) + sum(candidate))
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.1,), now=bench.now)
+    assert (comparison.base, comparison.candidate) == (tuple(base), tuple(candidate))
+    assert comparison.seconds == pytest.approx(sum(base) + sum(candidate))
 
 
 def test_drift_that_both_share_leaves_the_ratio_alone() -> None:
@@ -116,9 +110,9 @@ def test_drift_that_both_share_leaves_the_ratio_alone() -> None:
     bench = Bench([], [])
     clock = iter(drift)
     bench.times = {"A": clock, "B": clock}
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.5,), now=bench.now)
-    assert found.ratio == pytest.approx(1.0, abs=0.011)
-    assert found.answer is not SpeedVerdict.SLOWER
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.5,), now=bench.now)
+    assert comparison.ratio == pytest.approx(1.0, abs=0.011)
+    assert comparison.answer is not SpeedVerdict.SLOWER
 
 
 def test_no_false_alarm_and_nothing_missed_in_200_seeded_runs() -> None:
@@ -130,9 +124,6 @@ def test_no_false_alarm_and_nothing_missed_in_200_seeded_runs() -> None:
     assert set(answers[0.0]) <= {SpeedVerdict.SAME, SpeedVerdict.UNDECIDED}
     assert answers[0.0].count(SpeedVerdict.SAME) > 95
     assert answers[0.03] == [SpeedVerdict.SLOWER] * 100
-
-
-# What cannot be done
 
 
 @pytest.mark.parametrize("margin", [0.0, 1.0, -0.1, math.nan])
@@ -154,9 +145,6 @@ def test_a_clock_that_fails_ends_the_comparison() -> None:
         compare(lambda: 1.0, broken)
 
 
-# Intervals
-
-
 def below(count: int, rank: int) -> float:
     """P(Binomial(count, 1/2) < rank), by counting."""
     ways: int = sum(math.comb(count, k) for k in range(rank))
@@ -176,7 +164,7 @@ def test_the_interval_is_the_narrowest_whose_error_is_allowed(error: float) -> N
     [(6, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (23, 7), (25, 8), (30, 10), (40, 14), (50, 18)],
 )
 def test_ranks_are_those_of_printed_tables(count: int, rank: int) -> None:
-    # Of the interval of the median at 95 %, as of the sign test (Dixon and Mood 1946: one more than the critical count).
+    # Of the median's interval at 95 %, as of the sign test (Dixon and Mood 1946: one more than the critical count).
     assert interval(range(1, count + 1), 0.025) == (rank, count + 1 - rank)
 
 
@@ -232,7 +220,7 @@ def test_what_was_waited_for_a_core_is_a_part_of_the_time(monkeypatch: pytest.Mo
     waited = iter([2.0, 2.5])
     monkeypatch.setattr(paired, "waited", lambda: next(waited))
     bench = Bench(always(0.01), always(0.01))
-    found = compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now)
-    assert found.waited == pytest.approx(0.5 / found.seconds)
+    comparison = compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now)
+    assert comparison.waited == pytest.approx(0.5 / comparison.seconds)
     monkeypatch.setattr(paired, "waited", lambda: None)
     assert compare(bench.runs("A"), bench.runs("B"), looks=(0.25,), now=bench.now).waited is None

@@ -26,29 +26,29 @@ TABLE = (
 
 @pytest.mark.parametrize(("stored", "checked", "cases", "quantile"), TABLE)
 def test_limits_have_the_quantiles_of_printed_tables(stored: int, checked: int, cases: int, quantile: float) -> None:
-    found = change(Sample(0.0, 0.01, stored), Sample(0.0, 0.01, checked), cases)
+    changed = change(Sample(0.0, 0.01, stored), Sample(0.0, 0.01, checked), cases)
     scale = 0.01 * math.sqrt(1 / stored + 1 / checked)
-    assert math.log(found.limit) == pytest.approx(quantile * scale, abs=5e-4 * scale)
+    assert math.log(changed.limit) == pytest.approx(quantile * scale, abs=5e-4 * scale)
 
 
 def test_of_thousands_of_cases_two_degrees_of_freedom_have_their_formula_still() -> None:
     # Far out, where a series or a table ends: t = a sqrt(2 / (1 - a^2)), a being the probability between -t and t.
     for cases in (1, 100, 10_000):
         a = 1 - 2 * ERROR / cases
-        found = change(Sample(0.0, 0.01, 2), Sample(0.0, 0.01, 2), cases)
-        assert math.log(found.limit) == pytest.approx(0.01 * a * math.sqrt(2 / (1 - a * a)), rel=1e-6)
+        changed = change(Sample(0.0, 0.01, 2), Sample(0.0, 0.01, 2), cases)
+        assert math.log(changed.limit) == pytest.approx(0.01 * a * math.sqrt(2 / (1 - a * a)), rel=1e-6)
 
 
 def test_with_many_processes_the_quantile_is_the_normal_distributions() -> None:
     normal = statistics.NormalDist().inv_cdf(1 - ERROR / 10)
-    found = change(Sample(0.0, 0.01, 5000), Sample(0.0, 0.01, 5000), 10)
-    assert math.log(found.limit) == pytest.approx(normal * 0.01 * math.sqrt(2 / 5000), rel=2e-3)
+    changed = change(Sample(0.0, 0.01, 5000), Sample(0.0, 0.01, 5000), 10)
+    assert math.log(changed.limit) == pytest.approx(normal * 0.01 * math.sqrt(2 / 5000), rel=2e-3)
 
 
 def test_a_sample_is_of_logarithms() -> None:
-    found = Sample.of([0.5, 1.0, 2.0])
-    assert (found.mean, found.spread) == pytest.approx((0.0, math.log(2)))
-    assert found.count == 3
+    differences = Sample.of([0.5, 1.0, 2.0])
+    assert (differences.mean, differences.spread) == pytest.approx((0.0, math.log(2)))
+    assert differences.count == 3
 
 
 @pytest.mark.parametrize("ratios", [[], [1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan]])
@@ -58,13 +58,13 @@ def test_a_sample_of_too_few_or_senseless_ratios_is_refused(ratios: list[float])
 
 
 def test_the_limit_and_the_smallest_change_by_hand() -> None:
-    found = change(Sample(0.10, 0.01, 10), Sample(0.13, 0.02, 3), cases=1)
+    changed = change(Sample(0.10, 0.01, 10), Sample(0.13, 0.02, 3), cases=1)
     spread = math.sqrt((9 * 0.01**2 + 2 * 0.02**2) / 11)
     scale = spread * math.sqrt(1 / 10 + 1 / 3)
-    assert found.factor == pytest.approx(math.exp(0.03))
-    assert found.limit == pytest.approx(math.exp(2.718 * scale), rel=1e-4)
-    assert found.smallest == pytest.approx(math.exp(2 * 2.718 * scale), rel=1e-4)
-    assert found.regression
+    assert changed.factor == pytest.approx(math.exp(0.03))
+    assert changed.limit == pytest.approx(math.exp(2.718 * scale), rel=1e-4)
+    assert changed.smallest == pytest.approx(math.exp(2 * 2.718 * scale), rel=1e-4)
+    assert changed.regression
 
 
 def test_what_got_faster_is_no_regression() -> None:
@@ -106,14 +106,14 @@ def test_runs_of_twenty_cases_give_false_alarm_as_seldom_as_they_say() -> None:
 
 def test_a_change_of_the_stated_size_is_found_in_95_of_100_checks() -> None:
     chance = random.Random(1)
-    found = 0
+    result = 0
     for _ in range(1000):
         stored, checked = run(chance, 0.01)
         further = Sample.of([chance.lognormvariate(0.3, 0.01) for _ in range(STORED)])
         seen, again = (change(stored, sample, cases=20) for sample in (checked, further))
         # The same two samples, had everything been so much slower.
-        found += all(one.factor * seen.smallest > one.limit for one in (seen, again))
-    assert found >= 950
+        result += all(item.factor * seen.smallest > item.limit for item in (seen, again))
+    assert result >= 950
 
 
 def test_what_few_processes_name_by_chance_more_of_them_do_not() -> None:

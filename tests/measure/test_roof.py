@@ -1,4 +1,4 @@
-"""Peak rates: sizes grow until the time is long enough for the clock, and stop before a device's slowness costs minutes."""
+"""Peak rates: sizes grow until the clock can tell, and stop before a slow device takes minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.measure import roof
 
 
 class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes have no annotations
-    """The side of the last product, the number of elements of the last copy, and whether the second matrix was transposed."""
+    """Side of the last product, elements of the last copy, and whether the second matrix was transposed."""
 
     side = copied = 0
     transposed = False
@@ -76,25 +76,23 @@ def test_matrices_grow_as_far_as_the_limit_allows(
 ) -> None:
     monkeypatch.setattr(roof, "ELSEWHERE", 1024)
     device = clock(Timed(rate=rate, latency=latency))
-    found = roof.matmul_peak(device, "float32")
-    assert found.size == f"{side} x {side} matrices"
-    assert found.remark == f"with {found.size}"
-    assert found.value == pytest.approx(2 * side**3 / (latency + 2 * side**3 / rate))
-    assert found.seconds == pytest.approx(device.now)
-    assert found.seconds <= roof.LIMIT * 1.1
+    highest = roof.matmul_peak(device, "float32")
+    assert highest.size == f"{side} x {side} matrices"
+    assert highest.remark == f"with {highest.size}"
+    assert highest.value == pytest.approx(2 * side**3 / (latency + 2 * side**3 / rate))
+    assert highest.seconds == pytest.approx(device.now)
+    assert highest.seconds <= roof.LIMIT * 1.1
 
 
 def test_one_call_serves_where_it_takes_longer_than_the_limit_and_the_remark_says_so(clock: Any) -> None:
     device = clock(Timed(rate=1e5))
-    found = roof.matmul_peak(device, "float32")
+    highest = roof.matmul_peak(device, "float32")
     assert device.sides == [128]
-    assert found.value == pytest.approx(1e5)
-    assert found.remark == "with 128 x 128 matrices, which took 42 s"
+    assert highest.value == pytest.approx(1e5)
+    assert highest.remark == "with 128 x 128 matrices, which took 42 s"
 
 
-def test_a_clock_too_coarse_for_small_matrices_is_given_larger_ones(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_too_coarse_for_small_matrices_gets_larger_ones(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Coarse(Timed):
         def elapsed(self, call: Any, times: int) -> float:
             return float(int(super().elapsed(call, times) * 100)) / 100
@@ -129,7 +127,7 @@ def test_the_peak_is_that_of_the_faster_layout(clock: Any) -> None:
 
 def test_the_slower_layout_does_not_keep_the_matrices_small(clock: Any) -> None:
     device = clock(Timed("cpu", rate=2e10, transposed=20.0))
-    found = roof.matmul_peak(device, "float32")
-    assert found.size == "1024 x 1024 matrices"
-    assert found.value == pytest.approx(4e11)
-    assert found.seconds <= roof.LIMIT
+    highest = roof.matmul_peak(device, "float32")
+    assert highest.size == "1024 x 1024 matrices"
+    assert highest.value == pytest.approx(4e11)
+    assert highest.seconds <= roof.LIMIT

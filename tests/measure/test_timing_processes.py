@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelcheck.core.processes import End
 from accelcheck.measure import timing_processes
 from accelcheck.measure.timing_processes import Timed, TimingError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STUB = """#!{python}
 import json, os, sys, time
@@ -79,8 +77,8 @@ def stubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubbed:
 
 
 def test_each_process_runs_the_command_again_and_gives_a_ratio(stubbed: Stubbed) -> None:
-    found = stubbed.measure(2, b=2.0)
-    assert found == {case: timed(ratio, ratio, asked=2) for case, ratio in (("a", 0.5), ("b", 2.0), ("c", 0.5))}
+    measurements = stubbed.measure(2, b=2.0)
+    assert measurements == {case: timed(ratio, ratio, asked=2) for case, ratio in (("a", 0.5), ("b", 2.0), ("c", 0.5))}
     assert stubbed.said == [f"timing 3 cases in a process of its own, {number} of 2" for number in (1, 2)]
     lines = [json.loads(line) for line in (stubbed.folder / "asked").read_text().splitlines()]
     for number, (cases, words) in enumerate(lines, 1):
@@ -96,8 +94,8 @@ def test_what_each_process_waited_for_a_core_is_kept(tmp_path: Path, monkeypatch
         return End(0), "", {"a": (0.5, next(parts))}
 
     monkeypatch.setattr(timing_processes, "_run_process", run)
-    found = timing_processes.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
-    assert found == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
+    measurements = timing_processes.measure([], ["a"], 3, tmp_path, tmp_path, lambda _: None)
+    assert measurements == {"a": Timed((0.5, 0.5, 0.5), waited=(0.01, 0.4, 0.02), asked=3)}
 
 
 def test_a_case_that_has_no_ratio_says_why(stubbed: Stubbed) -> None:
@@ -107,11 +105,11 @@ def test_a_case_that_has_no_ratio_says_why(stubbed: Stubbed) -> None:
 
 @pytest.mark.parametrize("how", ["die", "half"])
 def test_what_ends_a_process_is_left_out_and_takes_no_other_along(stubbed: Stubbed, how: str) -> None:
-    found = stubbed.measure(b=how)
+    measurements = stubbed.measure(b=how)
     end = End(-signal.SIGKILL) if how == "die" else End(3)
     assert str(end) == ("died of SIGKILL" if how == "die" else "ended with status 3")
-    assert found["b"] == Timed((), f"a process that timed it {end}", asked=3, ended=end)
-    assert found["a"] == found["c"] == timed(0.5, 0.5, 0.5)
+    assert measurements["b"] == Timed((), f"a process that timed it {end}", asked=3, ended=end)
+    assert measurements["a"] == measurements["c"] == timed(0.5, 0.5, 0.5)
     assert stubbed.asked() == [["a", "b", "c"], ["c"], ["a", "c"], ["a", "c"]]
     assert f"b: the process that timed it {end}; it is left out from now on" in stubbed.said
 
@@ -122,15 +120,15 @@ def test_two_that_end_a_process_leave_the_third_its_processes(stubbed: Stubbed) 
 
 def test_what_hangs_is_ended_and_left_out(stubbed: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
-    found = stubbed.measure(b="hang")
+    measurements = stubbed.measure(b="hang")
     why = "a process that timed it was silent for 2 s and was killed"
-    assert found["b"] == Timed((), why, asked=3, ended=End(-signal.SIGKILL, 2.0, silent=True))
-    assert found["c"] == timed(0.5, 0.5, 0.5)
+    assert measurements["b"] == Timed((), why, asked=3, ended=End(-signal.SIGKILL, 2.0, silent=True))
+    assert measurements["c"] == timed(0.5, 0.5, 0.5)
 
 
 def test_nothing_is_started_when_nothing_is_left(stubbed: Stubbed) -> None:
-    (found,) = stubbed.measure(cases=("a",), a="die").values()
-    assert found.ended == End(-signal.SIGKILL)
+    (measurements,) = stubbed.measure(cases=("a",), a="die").values()
+    assert measurements.ended == End(-signal.SIGKILL)
     assert len(stubbed.asked()) == 1
 
 
@@ -158,8 +156,8 @@ def test_cases_that_a_mark_skips_are_not_timed_and_no_error(stubbed: Stubbed) ->
     [(0, 2, True), (1, 2, True), (2, 2, False), (1, 3, True), (2, 3, False), (5, 10, True), (6, 10, False)],
 )
 def test_a_sample_is_of_more_than_half_the_processes(ratios: int, asked: int, lacks: bool) -> None:
-    found = Timed((0.5,) * ratios, "out of memory", asked=asked)
-    assert found.lacking == (f"{ratios} of {asked} processes measured it: out of memory" if lacks else "")
+    result = Timed((0.5,) * ratios, "out of memory", asked=asked)
+    assert result.lacking == (f"{ratios} of {asked} processes measured it: out of memory" if lacks else "")
 
 
 @pytest.mark.parametrize(

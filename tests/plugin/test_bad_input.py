@@ -1,4 +1,4 @@
-"""What a person, a backend, a plugin or a file can get wrong, and how the run answers."""
+"""Wrong input of a person, a backend, a plugin or a file, and the run's answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,7 @@ from pathlib import Path
 import pytest
 from plugin_harness import Ran, Suite, only
 
-USAGE, NOTHING_RAN, FAILED, OK = (
-    int(code)
-    for code in (
-        pytest.ExitCode.USAGE_ERROR,
-        pytest.ExitCode.NO_TESTS_COLLECTED,
-        pytest.ExitCode.TESTS_FAILED,
-        pytest.ExitCode.OK,
-    )
-)
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
+OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 4, 5
 
 
 def refused(ran: Ran) -> str:
@@ -56,51 +43,43 @@ def test_an_unknown_name_is_answered_with_the_legal_ones_and_the_nearest(
     assert nearest in line.split("Legal values: ")[1]
 
 
-def test_a_word_with_no_near_name_is_answered_with_the_legal_ones_alone(suite: Suite) -> None:
-    line = refused(suite.run("--accel-device=qqqqqq"))
-    assert "unknown device 'qqqqqq'. Legal values: auto, all, cpu" in line
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--accel-device=qqqqqq", "unknown device 'qqqqqq'. Legal values: auto, all, cpu"),
+        ("--accel-technique=nonsuch-*", "unknown technique 'nonsuch-*'"),
+    ],
+)
+def test_a_word_with_no_near_name_is_answered_with_the_legal_ones_alone(suite: Suite, words: str, message: str) -> None:
+    assert message in refused(suite.run(words))
 
 
-def test_a_glob_that_matches_nothing_is_an_unknown_name(suite: Suite) -> None:
-    assert "unknown technique 'nonsuch-*'" in refused(suite.run("--accel-technique=nonsuch-*"))
+VALUES = {
+    "level": ("level", "Legal values: 1, 2, 3, 4.", ["5", "0", "-1", "two", "1.5", ""]),
+    "probe-timeout": ("probe timeout", "a positive number of seconds", ["0", "-3", "soon", "inf", "nan"]),
+    "timeout": ("timeout", "Legal values: a number of seconds, 0 for no limit", ["-1", "soon", "inf"]),
+    "effort": ("effort", "auto, full, least", ["leest"]),
+    "fuzz": (
+        "number of random programs",
+        "N or N@FIRST, two whole numbers from 1",
+        ["0", "-1", "many", "5@", "5@0", "2.5", "99999999"],
+    ),
+}
 
 
-@pytest.mark.parametrize("word", ["5", "0", "-1", "two", "1.5", ""])
-def test_an_unknown_level_is_answered_with_the_legal_ones(suite: Suite, word: str) -> None:
-    line = refused(suite.run(f"--accel-level={word}"))
-    assert f"unknown level {word!r}." in line
-    assert line.endswith("Legal values: 1, 2, 3, 4.")
+@pytest.mark.parametrize(("option", "word"), [(option, word) for option in VALUES for word in VALUES[option][2]])
+def test_a_word_that_is_no_value_is_answered_with_the_legal_ones(suite: Suite, option: str, word: str) -> None:
+    line = refused(suite.run(f"--accel-{option}={word}"))
+    name, legal, _ = VALUES[option]
+    assert f"unknown {name} {word!r}." in line
+    assert legal in line
 
 
-@pytest.mark.parametrize("word", ["0", "-3", "soon", "inf", "nan"])
-def test_a_probe_timeout_that_is_no_time_is_refused(suite: Suite, word: str) -> None:
-    line = refused(suite.run(f"--accel-probe-timeout={word}"))
-    assert f"unknown probe timeout {word!r}." in line
-    assert "a positive number of seconds" in line
-
-
-def test_an_unknown_effort_is_answered_with_the_legal_ones(suite: Suite) -> None:
-    line = refused(suite.run("--accel-effort=leest"))
-    assert "unknown effort 'leest'." in line
-    assert "auto, full, least" in line
-
-
-@pytest.mark.parametrize("word", ["0", "-1", "many", "5@", "5@0", "2.5", "99999999"])
-def test_a_number_of_programs_that_is_none_is_refused(suite: Suite, word: str) -> None:
-    line = refused(suite.run(f"--accel-fuzz={word}"))
-    assert f"unknown number of random programs {word!r}." in line
-    assert "N or N@FIRST, two whole numbers from 1" in line
-
-
-def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite) -> None:
-    line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tinny/cpu/float32/forward"))
-    assert "unknown case 'toy/tinny/cpu/float32/forward'" in line
+@pytest.mark.parametrize("place", ["tinny/cpu", "tiny/xla"], ids=["unknown workload", "device not asked for"])
+def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite, place: str) -> None:
+    line = refused(suite.run("--accel-device=cpu", f"--accel-case=toy/{place}/float32/forward"))
+    assert f"unknown case 'toy/{place}/float32/forward'" in line
     assert "Expected technique/workload/device/dtype/mode; nearest: toy/tiny/cpu/float32/forward" in line
-
-
-def test_a_case_of_a_device_that_was_not_asked_for_is_unknown(suite: Suite) -> None:
-    line = refused(suite.run("--accel-device=cpu", "--accel-case=toy/tiny/xla/float32/forward"))
-    assert "nearest: toy/tiny/cpu/float32/forward" in line
 
 
 def test_wrong_words_are_answered_before_the_devices_are_asked(suite: Suite) -> None:
@@ -215,9 +194,7 @@ def test_a_workload_that_cannot_be_made_is_the_error_of_its_cases_alone(suite: S
         ("toy-run", "NotImplementedError: no such kernel", "in _no_kernel"),
     ],
 )
-def test_a_technique_that_raises_is_the_error_of_its_cases_alone(
-    suite: Suite, technique: str, error: str, place: str
-) -> None:
+def test_a_technique_that_raises_errs_in_its_cases_alone(suite: Suite, technique: str, error: str, place: str) -> None:
     ran = suite.run(*only(technique, "toy"))
     assert ran.ret == FAILED
     assert ran.record("toy").verdict == "pass"
@@ -379,9 +356,7 @@ def pytest_accel_workloads():
         ),
     ],
 )
-def test_a_hook_of_a_conftest_that_raises_or_gives_something_else_is_named(
-    suite: Suite, body: str, message: str
-) -> None:
+def test_a_hook_of_a_conftest_that_raises_or_gives_nonsense_is_named(suite: Suite, body: str, message: str) -> None:
     suite.pytester.makeconftest(f"def pytest_accel_workloads():\n    {body}\n")
     line = refused(suite.run(*only("eager", workload="mlp")))
     assert "pytest_accel_workloads of" in line

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from process_harness import completed
 
 from accelcheck.core.journal_reading import read
 from accelcheck.core.selection import Selection
@@ -18,15 +18,11 @@ SUITE = "accelcheck/suite/"
 
 
 def collected(*words: str) -> list[str]:
-    """Ids of what a run in the checkout would run."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ACCELCHECK_"))}
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words],
         cwd=CHECKOUT,
         env=environ | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return [line for line in done.stdout.splitlines() if "::" in line]
@@ -42,11 +38,11 @@ def collected(*words: str) -> list[str]:
     ids=" ".join,
 )
 def test_a_selection_of_cases_collects_the_suite_and_nothing_else(words: list[str]) -> None:
-    found = collected(*words)
-    assert found
-    assert {line for line in found if not line.startswith(SUITE)} == set()
+    result = collected(*words)
+    assert result
+    assert {line for line in result if not line.startswith(SUITE)} == set()
     if "eager" in words[-1]:
-        assert all("[eager/" in line or "[no-case]" in line for line in found)
+        assert all("[eager/" in line or "[no-case]" in line for line in result)
 
 
 @pytest.mark.slow
@@ -58,15 +54,15 @@ def test_a_path_is_what_is_run_whatever_is_selected() -> None:
 
 @pytest.mark.slow
 def test_without_a_selection_the_tests_are_run() -> None:
-    found = collected("--ignore-glob=tests/*/*")  # the tests of the package's folders take seconds to collect
-    assert found
-    assert not [line for line in found if not line.startswith("tests/test_")]
+    result = collected("--ignore-glob=tests/*/*")  # the tests of the package's folders take seconds to collect
+    assert result
+    assert not [line for line in result if not line.startswith("tests/test_")]
 
 
 @pytest.mark.slow
 def test_workers_run_the_suite_too(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    done = subprocess.run(
+    done = completed(
         [
             *(sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", f"--accel-journal={journal}"),
             *("--accel-device=cpu", "--accel-technique=eager", "--accel-workload=mlp"),
@@ -74,9 +70,6 @@ def test_workers_run_the_suite_too(tmp_path: Path) -> None:
         cwd=CHECKOUT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     lines = done.stdout.splitlines()

@@ -1,18 +1,15 @@
-"""A conftest.py that imports torch, before devices are probed, where an installed backend breaks or hangs that import."""
+"""A conftest.py that imports torch before devices are probed, where a backend breaks or hangs that import."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from probe_harness import HANG, TORCH
-from process_harness import PATIENT
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from process_harness import PATIENT, completed
 
 BACKENDS = {
     "raises": "raise OSError('libvendor.so: cannot open shared object file')",
@@ -38,20 +35,15 @@ def run(folder: Path, conftest: str, backend: str | None, *arguments: str) -> su
         if name not in {"TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"}
     }
     path = os.pathsep.join([str(folder), *filter(None, [environ.get("PYTHONPATH")])])
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "pytest", "-p", "no:benchmark", "test_mine.py", *arguments],
         cwd=folder,
         env={**environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
         timeout=PATIENT,
-        check=False,
     )
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.slow) if name == "hangs" else name for name in BACKENDS]
-)
+@pytest.mark.parametrize("backend", [pytest.param(n, marks=pytest.mark.slow) if n == "hangs" else n for n in BACKENDS])
 def test_a_backend_that_breaks_torch_does_not_end_a_run_whose_conftest_imports_it(tmp_path: Path, backend: str) -> None:
     limit = "--accel-probe-timeout=4" if backend == "hangs" else "--accel-probe-timeout=60"
     ran = run(tmp_path, "import torch\n", BACKENDS[backend], "--accel-device=cpu", limit)

@@ -1,4 +1,4 @@
-"""What a technique says of itself may be of any type, and raise when it is shown: no case, and no run, ends by that."""
+"""Evidence of any type, even one that raises when it is shown, ends no case and no run."""
 
 from __future__ import annotations
 
@@ -62,12 +62,9 @@ def pytest_accel_workloads():
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.slow
-def test_evidence_of_any_type_ends_no_run(
-    workers: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = Suite(pytester, monkeypatch)
+def test_evidence_of_any_type_ends_no_run(workers: str, suite: Suite) -> None:
     imports = "\n".join(CONFTEST.splitlines()[:3])
-    pytester.makeconftest(imports + TALKERS)
+    suite.pytester.makeconftest(imports + TALKERS)
     ran = suite.run_apart(*only("says-*", "toy-last"), "-n", workers, "-rs", "--junit-xml=junit.xml")
     assert "INTERNALERROR" not in ran.out + ran.err, ran.out
     verdicts = {name.split("/")[0].removeprefix("says-"): verdict for name, verdict in ran.verdicts.items()}
@@ -108,17 +105,17 @@ def test_evidence_of_any_type_ends_no_run(
     ids=lambda value: type(value).__name__,
 )
 def test_an_observation_becomes_a_number_or_a_text(given: Any, kept: Any) -> None:
-    found = Evidence("claim", given, engaged=True)
-    assert (type(found.observed), found.observed) == (type(kept), kept)
+    result = Evidence("claim", given, engaged=True)
+    assert (type(result.observed), result.observed) == (type(kept), kept)
     case = Case("a", "b", "cpu", "float32", Mode.FORWARD, 1)
-    record = Record(case, Verdict.PASS, evidence=(found,))
+    record = Record(case, Verdict.PASS, evidence=(result,))
     assert Record.from_json(json.loads(json.dumps(record.as_json()))) == record
 
 
 def test_a_long_text_is_cut() -> None:
-    found = Evidence("x" * 10**6, "y" * 10**6, engaged=True)
-    assert len(found.claim) < MOST_TEXT + 50
-    assert str(found.observed).endswith(f"({10**6 - MOST_TEXT} more characters)")
+    result = Evidence("x" * 10**6, "y" * 10**6, engaged=True)
+    assert len(result.claim) < MOST_TEXT + 50
+    assert str(result.observed).endswith(f"({10**6 - MOST_TEXT} more characters)")
 
 
 @pytest.mark.parametrize("engaged", ["no", torch.ones(2), object.__new__(type("Odd", (), {"__bool__": lambda _: 3}))])

@@ -1,10 +1,10 @@
-"""Hooks and methods of other packages that raise, hang or return nonsense: the run says whose, or goes on without them."""
+"""Foreign hooks and methods that raise, hang or return nonsense are named, or the run goes on without them."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from plugin_harness import Suite, only
@@ -12,9 +12,6 @@ from plugin_harness import Suite, only
 from accelcheck.core.capability import Capability, Code
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import _detect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 USAGE = pytest.ExitCode.USAGE_ERROR
 BODIES = {
@@ -28,11 +25,6 @@ METHODS = {
     "covers": ("def covers(self, mode): raise LookupError(self.name)", "in covers"),
     "hangs": ("def accepts(self, workload): __import__('time').sleep(600)", "in accepts"),
 }
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -96,8 +88,8 @@ def hangs() -> None:
     ],
 )
 def test_a_device_whose_detect_does_not_answer_is_absent(act: Callable[[], object], code: Code, reason: str) -> None:
-    found = _detect(Toy(act), 0.2)
-    assert not found.ok
-    assert found.code is code
-    assert found.reason.startswith("test_foreign_code.Toy.detect")
-    assert reason in found.reason
+    result = _detect(Toy(act), 0.2)
+    assert not result.ok
+    assert result.code is code
+    assert result.reason.startswith("test_foreign_code.Toy.detect")
+    assert reason in result.reason

@@ -9,11 +9,6 @@ OWN = "def test_own():\n    pass\n"
 HINT = "accelcheck: no collected test takes accel_case, so nothing was verified; accelcheck's own tests: "
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 def hints(result: pytest.RunResult) -> list[str]:
     return [line for line in result.outlines if line.startswith(HINT)]
 

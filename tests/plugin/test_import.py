@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
+from marks import needs_python_backends
 from plugin_harness import CONFTEST, Suite, only
+from process_harness import python
 
-import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.devices.packages import installed
 from accelcheck.devices.probe import builtin
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+pytestmark = needs_python_backends
 
 OK = int(pytest.ExitCode.OK)
 VENDOR = """
@@ -87,25 +83,10 @@ def main():
 
 @pytest.fixture
 def vendor(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """A folder with a backend in it."""
     suite = Suite(pytester, monkeypatch)
     (suite.path / "vendor_toy.py").write_text(VENDOR)
     monkeypatch.delenv(imports.VARIABLE, raising=False)
     return suite
-
-
-def python(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder that has modules."""
-    where = os.pathsep.join(map(str, (Path(accelcheck.__file__).parents[1], Path(__file__).parents[1], folder)))
-    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**known, "PYTHONPATH": where, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.slow
@@ -183,15 +164,32 @@ def test_a_module_that_cannot_be_imported_leaves_other_devices_alone(vendor: Sui
     ran = vendor.run_apart(*only("toy"), "--accel-import=vendor_nonsuch", "--accel-import=vendor_toy")
     assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}, ran.out
     assert ran.lines(
-        r"  --accel-import=vendor_nonsuch: unavailable \[import-failed\] ModuleNotFoundError: No module named 'vendor_nonsuch'; .*"
+        r"  --accel-import=vendor_nonsuch: unavailable \[import-failed\] ModuleNotFoundError: "
+        r"No module named 'vendor_nonsuch'; .*"
     )
     assert ran.lines("  toy: 1 x Toy 0; .*")
 
 
-def test_with_require_a_module_that_cannot_be_imported_ends_the_run(vendor: Suite) -> None:
-    ran = vendor.run_apart(*only("toy"), "--accel-import=vendor_nonsuch", "--accel-require")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*only("toy"), "--accel-import=vendor_nonsuch", "--accel-require"], "No module named 'vendor_nonsuch'"),
+        (
+            [*only("toy", device="toy"), "--accel-import=vendor_broken"],
+            "--accel-import=vendor_broken: unavailable [import-failed] OSError: libtoy.so",
+        ),
+        (
+            [*only("toy"), "--accel-import=vendor/toy.py"],
+            "module 'vendor/toy.py': expected a name such as torch_vendor",
+        ),
+    ],
+    ids=["required", "its device", "no name"],
+)
+def test_a_run_that_needs_a_module_that_cannot_be_imported_ends(vendor: Suite, words: list[str], message: str) -> None:
+    (vendor.path / "vendor_broken.py").write_text("raise OSError('libtoy.so: cannot open shared object file')")
+    ran = vendor.run_apart(*words)
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert "No module named 'vendor_nonsuch'" in ran.err
+    assert message in ran.err
 
 
 def test_an_unknown_device_is_answered_with_how_a_backend_is_found(vendor: Suite) -> None:
@@ -202,19 +200,6 @@ def test_an_unknown_device_is_answered_with_how_a_backend_is_found(vendor: Suite
     assert f"Legal values: auto, all, {', '.join(sorted(builtin()))}." in ran.err
     assert "A backend that only conftest.py imports is not found" in ran.err
     assert "give --accel-import=MODULE, or install it as a package with a torch.backends entry point." in ran.err
-
-
-def test_an_unknown_device_is_answered_with_the_module_that_failed(vendor: Suite) -> None:
-    (vendor.path / "vendor_broken.py").write_text("raise OSError('libtoy.so: cannot open shared object file')")
-    ran = vendor.run_apart(*only("toy", device="toy"), "--accel-import=vendor_broken")
-    assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--accel-import=vendor_broken: unavailable [import-failed] OSError: libtoy.so" in ran.err
-
-
-def test_what_is_no_name_of_a_module_is_refused(vendor: Suite) -> None:
-    ran = vendor.run(*only("toy"), "--accel-import=vendor/toy.py")
-    assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert "module 'vendor/toy.py': expected a name such as torch_vendor" in ran.err
 
 
 def test_a_run_leaves_the_variable_as_it_was(vendor: Suite) -> None:
@@ -234,9 +219,6 @@ def test_names_are_kept_in_order_each_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(imports.VARIABLE, "no_such_module")
     with pytest.raises(imports.ModuleImportError, match="module no_such_module: cannot be imported"):
         imports.load()
-
-
-# Commands.
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,14 +14,8 @@ from accelcheck.plugin.options import OPTIONS
 COMMAND_LINE, INI = "command line", "ini file"
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 @pytest.fixture(params=[COMMAND_LINE, INI])
 def place(request: pytest.FixtureRequest) -> str:
-    """Where the option under test is given."""
     word: str = request.param
     return word
 
@@ -54,20 +48,8 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
     text = done.stdout.str()
     assert {option.name for option in OPTIONS} == {
         *("device", "technique", "workload", "dtype", "case", "level", "shard"),
-        *(
-            "require",
-            "explain",
-            "journal",
-            "ledger",
-            "probe_timeout",
-            "timeout",
-            "in_process",
-            "resume",
-            "import",
-            "effort",
-            "model",
-            "fuzz",
-        ),
+        *("require", "explain", "journal", "ledger", "probe_timeout", "timeout", "in_process", "resume", "import"),
+        *("effort", "model", "fuzz"),
         *("baseline", "baselines", "limits", "processes", "profile"),
     }
     for option in OPTIONS:
@@ -83,9 +65,10 @@ def test_device_is_repeatable_and_keeps_its_order(suite: Suite, place: str) -> N
     assert ran.lines("technique +xla +cpu")
 
 
-def test_device_auto_takes_what_is_here(suite: Suite, place: str) -> None:
-    ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", device=["auto"])
-    assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
+def test_device_auto_takes_what_is_here_and_is_what_runs_unless_said(suite: Suite, place: str) -> None:
+    for options in ({"device": ["auto"]}, {}):
+        ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", **options)
+        assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
 
 
 def test_device_all_takes_all_that_are_known(suite: Suite, place: str) -> None:
@@ -94,23 +77,15 @@ def test_device_all_takes_all_that_are_known(suite: Suite, place: str) -> None:
     assert sorted(ran.verdicts.values()) == ["pass", *["unavailable"] * (len(builtin()) - 1)]
 
 
-def test_device_is_auto_unless_said(suite: Suite) -> None:
-    ran = suite.run("--accel-technique=toy", "--accel-workload=tiny")
-    assert parts(ran, 2) == {"cpu"}
-
-
 def test_an_accelerator_that_only_the_probe_knows_can_be_named(suite: Suite) -> None:
     suite.answer(toyaccel=unavailable(Code.PROBE_FAILED, "it does not answer"))
     ran = suite.run(*only("toy", device="toyaccel"))
     assert ran.verdicts == {"toy/tiny/toyaccel/float32/forward": "unavailable"}
 
 
-def test_technique_is_repeatable_and_takes_globs(suite: Suite, place: str) -> None:
+def test_technique_and_workload_are_repeatable_and_take_globs(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-device=cpu", "--accel-workload=tiny", technique=["toy-t*", "eager", "toy"])
     assert parts(ran, 0) == {"eager", "toy", "toy-too", "toy-two"}
-
-
-def test_workload_is_repeatable_and_takes_globs(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-device=cpu", "--accel-technique=toy", workload=["s?all", "tiny"])
     assert parts(ran, 1) == {"small", "tiny"}
 
@@ -151,9 +126,6 @@ def test_require_refuses_an_absent_device(suite: Suite, place: str) -> None:
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert "xla: unavailable [no-package] the package torch_xla is not installed" in ran.err
     assert not ran.records
-
-
-def test_require_is_content_with_what_is_here(suite: Suite, place: str) -> None:
     assert give(suite, place, *only("toy"), require=True).ret == 0
 
 
@@ -176,9 +148,9 @@ def test_journal_keeps_a_line_a_case(suite: Suite, place: str) -> None:
 
 
 def test_ledger_is_repeatable(suite: Suite, place: str) -> None:
-    one = suite.ledger("one.toml")
+    first = suite.ledger("one.toml")
     other = suite.ledger("other.toml", cases=["toy-idle/*"], match="not engaged")
-    ran = give(suite, place, *only("toy-value", "toy-idle"), ledger=[str(one), str(other)])
+    ran = give(suite, place, *only("toy-value", "toy-idle"), ledger=[str(first), str(other)])
     assert set(ran.verdicts.values()) == {"xfail"}
     assert ran.ret == 0
 
@@ -193,9 +165,7 @@ def test_files_named_in_the_ini_file_are_relative_to_it(suite: Suite, monkeypatc
     done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'folder' / JOURNAL}"])
 
 
-def test_files_named_on_the_command_line_are_relative_to_where_pytest_starts(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_on_the_command_line_are_relative_to_the_start(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.ini()
     (suite.path / "below").mkdir()
     monkeypatch.chdir(suite.path / "below")
@@ -228,16 +198,9 @@ def test_any_ini_value_asks_for_accelcheck(suite: Suite) -> None:
     assert (done.ret, suite.probed) == (0, 1)
 
 
-def test_fuzz_adds_programs_of_consecutive_numbers(suite: Suite, place: str) -> None:
+def test_fuzz_adds_programs_of_consecutive_numbers_and_the_journal_says_so(suite: Suite, place: str) -> None:
     ran = give(suite, place, *only("eager", workload="program-*"), fuzz="2@5001")
     assert parts(ran, 1) == {"program-5001", "program-5002"}
-
-
-def test_a_case_of_a_program_needs_no_fuzz(suite: Suite) -> None:
+    assert ran.header["selection"]["fuzz"] == "2@5001"
     ran = suite.run("--accel-case=eager/program-5001/cpu/float32/forward", "--accel-device=cpu")
     assert parts(ran, 1) == {"program-5001"}
-
-
-def test_the_journal_says_which_programs_were_asked_for(suite: Suite) -> None:
-    ran = suite.run(*only("eager", workload="program-*"), "--accel-fuzz=1@5001")
-    assert ran.header["selection"]["fuzz"] == "1@5001"

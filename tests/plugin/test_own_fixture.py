@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from plugin_harness import Suite
 
 from accelcheck.core.journal_reading import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = """
 import pytest, torch
@@ -223,8 +220,8 @@ def test_it(accel, pytestconfig):
 """
     for _ in range(2):
         run(suite, body).assert_outcomes(passed=1)
-    one, other = (suite.pytester.path / "drawn.txt").read_text(encoding="utf-8").splitlines()
-    assert one == other
+    first, other = (suite.pytester.path / "drawn.txt").read_text(encoding="utf-8").splitlines()
+    assert first == other
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])

@@ -1,10 +1,10 @@
-"""``--accel-explain``: the first failure of each cause is explained at the end of a run, and the report has the text."""
+"""``--accel-explain``: explains the first failure of each cause at the end of a run, in the report too."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from plugin_harness import Suite
@@ -17,9 +17,6 @@ from accelcheck.plugin import explanations
 from accelcheck.report.causes import Cause
 from accelcheck.report.explained import Explained, explained, folder_of, text_of
 from accelcheck.report.signatures import Kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASE = "wrong/mlp/cpu/float32/forward"
 PATIENT = """
@@ -37,19 +34,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 def run(suite: Suite, *words: str) -> pytest.RunResult:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--pyargs",
-        "accelcheck.suite",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *WORDS,
-        *words,
-    ]
-    return suite.pytester.run(*command)
+    command = [sys.executable, "-m", "pytest", "--pyargs", "accelcheck.suite", "-q", "-p", "no:cacheprovider"]
+    return suite.pytester.run(*command, *WORDS, *words)
 
 
 @pytest.mark.slow
@@ -78,9 +64,9 @@ def test_it_needs_a_journal_to_write_beside(suite: Suite) -> None:
 def test_what_there_is_no_time_for_is_counted(suite: Suite) -> None:
     run(suite, "--accel-journal=j.jsonl")
     begun: list[str] = []
-    said = list(explanations.explain(suite.path / "j.jsonl", (), 0.0, 0.0, begun.append))
+    answer = list(explanations.explain(suite.path / "j.jsonl", (), 0.0, 0.0, begun.append))
     assert not begun
-    assert said == ["1 of 1 causes: no time was left of 0 s: accelcheck explain CASE"]
+    assert answer == ["1 of 1 causes: no time was left of 0 s: accelcheck explain CASE"]
     assert not any((suite.path / "j-explained").iterdir())
 
 
@@ -166,7 +152,7 @@ def test_the_text_of_any_case_of_a_cause_is_found(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "j.jsonl")
     folder.mkdir()
     text_of(folder, second.case.id).write_text("why")
-    found = explained([run], [cause])  # type: ignore[list-item]  # as above
-    assert found == {first.case.id: Explained(second.case.id, "why")}
+    explanation = explained([run], [cause])  # type: ignore[list-item]  # as above
+    assert explanation == {first.case.id: Explained(second.case.id, "why")}
     text_of(folder, first.case.id).write_text("its own")
     assert explained([run], [cause])[first.case.id].text == "its own"  # type: ignore[list-item]  # as above

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from plugin_harness import ABSENT, CONFTEST, JOURNAL, Suite, only
+from process_harness import completed
 
 from accelcheck.core import files
 from accelcheck.core.case import stable_seed
@@ -18,11 +18,6 @@ from accelcheck.expectations.must_pass import Floor, MustPass
 from accelcheck.plugin.controller import _bracketed, running
 
 OK, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
 
 
 # Those who have accelcheck installed and did not ask for it.
@@ -51,16 +46,15 @@ def test_an_unrelated_run_pays_for_no_torch_no_probe_and_no_header(pytester: pyt
 
 def test_importing_the_plugin_imports_no_torch() -> None:
     code = (
-        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, accelcheck.expectations.ledger, "
+        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.plugin.configuration, "
+        "accelcheck.expectations.ledger, "
         "accelcheck.devices.probe, accelcheck.report.terminal; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_what_the_registry_imports_is_frozen_before_cases_are_collected(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_registry_imports_is_frozen_before_collection(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the garbage collector goes through torch again and again while pytest makes its items."""
     frozen: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append("frozen"))
@@ -110,9 +104,6 @@ def test_a_run_that_asks_but_has_no_cases_keeps_its_exit_status(suite: Suite) ->
     done.stdout.no_fnmatch_line("technique*")
 
 
-# What is shown.
-
-
 def test_the_header_names_found_devices_and_why_others_are_not_here(suite: Suite) -> None:
     ran = suite.run(*only("toy"))
     top = ran.out.partition("rootdir:")[0].splitlines()
@@ -158,8 +149,8 @@ def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
     cases = {case.get("name", ""): case for case in ET.parse(suite.path / "junit.xml").iter("testcase")}
 
     def properties(name: str) -> dict[str, str]:
-        found = cases[f"test_equivalence[{name}]"].iter("property")
-        return {one.attrib["name"].removeprefix("accelcheck."): one.attrib["value"] for one in found}
+        result = cases[f"test_equivalence[{name}]"].iter("property")
+        return {item.attrib["name"].removeprefix("accelcheck."): item.attrib["value"] for item in result}
 
     passed = properties("toy/tiny/cpu/float32/forward")
     assert (passed["case"], passed["verdict"]) == ("toy/tiny/cpu/float32/forward", "pass")
@@ -212,9 +203,6 @@ def test_brackets_in_folder_names_do_not_hide_the_case() -> None:
     assert _bracketed("test_numerics.py::test_plain") == ""
 
 
-# Tests of one's own.
-
-
 def test_a_test_of_ones_own_takes_the_selected_cases_of_its_modes(suite: Suite) -> None:
     test = suite.pytester.makepyfile("""
         import pytest
@@ -247,11 +235,7 @@ def test_the_garbage_collector_leaves_out_what_there_was_before_the_first_case(s
     assert gc.get_freeze_count() == 0
 
 
-# Workers.
-
-
 def facts(lines: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Ids, seeds and verdicts."""
     return [(line["case"]["id"], line["case"]["seed"], line["verdict"]) for line in lines]
 
 
@@ -260,13 +244,13 @@ def test_workers_and_none_give_the_same_ids_seeds_and_verdicts_and_two_runs_the_
     words = ["--accel-device=cpu"]
     words += [f"--accel-technique={name}" for name in ("eager", "inplace", "toy-value")]
     words += [f"--accel-workload={name}" for name in ("mlp", "tiny")]
-    one, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
+    first, again = (suite.run(*words, "-n", "0").cases for _ in range(2))
     spread = suite.run(*words, "-n", "2")
-    assert len(one) > 4
-    assert {line["verdict"] for line in one} >= {"pass", "fail"}
-    assert facts(one) == facts(again) == facts(spread.cases)
+    assert len(first) > 4
+    assert {line["verdict"] for line in first} >= {"pass", "fail"}
+    assert facts(first) == facts(again) == facts(spread.cases)
     for key in ("figures", "evidence", "compared", "eager_excess", "faults", "reason"):
-        assert [line.get(key) for line in one] == [line.get(key) for line in again]
+        assert [line.get(key) for line in first] == [line.get(key) for line in again]
     # And the workers said nothing themselves: one header, one matrix, one journal.
     assert len(spread.lines("technique +cpu")) == 1
     assert len(spread.lines("=+ accelcheck =+")) == 1
@@ -291,9 +275,6 @@ def test_what_became_unsupported_only_by_trying_is_listed_with_its_message(suite
     assert "  cpu: 1 x unsupported [no-feature] No available kernel" in ran.out.split(title)[1]
 
 
-# The ledger.
-
-
 def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
     ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger()}", "-rx")
     assert ran.ret == OK
@@ -303,16 +284,24 @@ def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
     assert ran.lines(r"  cpu: 1 x its factor is 1\.5 \(https://example\.org/1\)")
 
 
-def test_an_expected_failure_fails_under_runxfail(suite: Suite) -> None:
-    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger()}", "--runxfail")
-    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+ERROR = {"verdict": "error", "match": "^LookupError: no such pass", "at_most": "LookupError"}
 
 
-def test_an_expected_error_is_xfail(suite: Suite) -> None:
-    path = suite.ledger(
-        cases=["toy-prepare/*"], verdict="error", match="^LookupError: no such pass", at_most="LookupError"
-    )
-    assert suite.run(*only("toy-prepare"), f"--accel-ledger={path}").record("toy-prepare").verdict == "xfail"
+@pytest.mark.parametrize(
+    ("technique", "entry", "words", "verdict"),
+    [
+        ("toy-value", {}, ["--runxfail"], "xfail"),
+        ("toy-prepare", {"cases": ["toy-prepare/*"], **ERROR}, [], "xfail"),
+        ("toy-value", {"expires": "2001-01-01"}, [], "fail"),
+        ("toy-value", {**ERROR, "match": "."}, [], "fail"),
+    ],
+    ids=["runxfail", "an error", "expired", "another verdict"],
+)
+def test_a_failure_is_expected_as_its_entry_says(
+    suite: Suite, technique: str, entry: dict[str, Any], words: list[str], verdict: str
+) -> None:
+    ran = suite.run(*only(technique), f"--accel-ledger={suite.ledger(**entry)}", *words)
+    assert (ran.ret, ran.record(technique).verdict) == (OK if verdict == "xfail" and not words else FAILED, verdict)
 
 
 def test_a_passing_case_with_an_entry_is_a_failure(suite: Suite) -> None:
@@ -321,11 +310,6 @@ def test_a_passing_case_with_an_entry_is_a_failure(suite: Suite) -> None:
     assert ran.record("toy").verdict == "xpass"
     assert "passes: remove the entry from the ledger" in ran.out
     assert "the ledger expects fail: its factor is 1.5" in ran.out
-
-
-def test_an_expired_entry_counts_no_more(suite: Suite) -> None:
-    ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(expires='2001-01-01')}")
-    assert (ran.ret, ran.record("toy-value").verdict) == (FAILED, "fail")
 
 
 def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Suite) -> None:
@@ -337,14 +321,7 @@ def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Sui
     assert (ran.ret, ran.record("toy-two").verdict) == (OK, "xfail")
 
 
-def test_an_entry_for_another_verdict_explains_nothing(suite: Suite) -> None:
-    path = suite.ledger(verdict="error", match=".", at_most="RuntimeError")
-    assert suite.run(*only("toy-value"), f"--accel-ledger={path}").record("toy-value").verdict == "fail"
-
-
 # What is wrong with a candidate, and how the failure says so.
-
-
 @pytest.mark.parametrize(
     ("technique", "message"),
     [
@@ -358,9 +335,7 @@ def test_an_entry_for_another_verdict_explains_nothing(suite: Suite) -> None:
         ("toy-shape", "out: shape: expected (5, 3), got (2, 3)"),
     ],
 )
-def test_a_wrong_candidate_fails_and_says_where_what_and_how_to_see_it_again(
-    suite: Suite, technique: str, message: str
-) -> None:
+def test_a_wrong_candidate_fails_and_says_what_where_and_how_again(suite: Suite, technique: str, message: str) -> None:
     ran = suite.run(*only(technique))
     assert ran.ret == FAILED
     record = ran.record(technique)
@@ -444,9 +419,7 @@ def test_a_device_of_another_package_is_probed_and_runs_cases_on_workers_too(sui
     assert ran.lines("  cpu: .*torch .*")
 
 
-def test_a_case_of_the_must_pass_list_that_was_not_collected_fails_by_name(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_must_pass_case_that_was_not_collected_fails_by_name(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     floors = dict.fromkeys((1, 2, 3, 4), Floor(1, 1, 1))
     levels = {"toy/tiny/float32/forward": 1, "toy-gone/tiny/float32/forward": 1}
     monkeypatch.setattr(must_pass, "of", lambda _: MustPass("cpu", 7, "0" * 64, 1, levels, floors))

@@ -27,11 +27,6 @@ def pytest_collection_modifyitems():
 """
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(pytester, monkeypatch)
-
-
 def timed(suite: Suite, *arguments: str) -> Ran:
     return suite.run(*QUICK, *arguments)
 
@@ -48,18 +43,11 @@ def stored(suite: Suite) -> list[Path]:
 def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
     ran = timed(suite)
     assert ran.verdicts == {TIMED: "pass"}
-    found = measured(ran)
-    assert {
-        "latency",
-        "speed-up",
-        "first-call-cold",
-        "first-call-warm",
-        "peak-memory",
-        "launches",
-        "throughput",
-    } <= set(found)
-    assert found["peak-memory"] == found["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
-    assert found["parameters"] == (4 * 3 + 3) * 4
+    comparison = measured(ran)
+    names = "latency speed-up first-call-cold first-call-warm peak-memory launches throughput"
+    assert set(names.split()) <= set(comparison)
+    assert comparison["peak-memory"] == comparison["peak-memory-fp32-eager"] == 5 * 3 * 4  # rows, columns, bytes
+    assert comparison["parameters"] == (4 * 3 + 3) * 4
     (record,) = ran.records
     assert len(record.times) >= 9
     assert record.compared == 15
@@ -68,10 +56,7 @@ def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
 
 @pytest.mark.slow
 def test_what_is_wrong_is_neither_timed_nor_stored(suite: Suite) -> None:
-    ran = suite.run(
-        *("--accel-technique=toy-value", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
-        *("--accel-baseline=new-only", "--accel-processes=2"),
-    )
+    ran = suite.run("--accel-technique=toy-value", *QUICK[1:], "--accel-baseline=new-only", "--accel-processes=2")
     (record,) = ran.records
     assert str(record.verdict) == "fail"
     assert record.measurements == ()
@@ -176,10 +161,7 @@ def test_what_the_ledger_expects_to_fail_is_not_stored_when_it_passes(suite: Sui
 
 @pytest.mark.slow
 def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> None:
-    ran = suite.run(
-        *("--accel-technique=toy-prepare", "--accel-workload=timed", "--accel-device=cpu", "--accel-dtype=float32"),
-        *("--accel-baseline=new-only", "--accel-processes=2"),
-    )
+    ran = suite.run("--accel-technique=toy-prepare", *QUICK[1:], "--accel-baseline=new-only", "--accel-processes=2")
     assert ran.ret == pytest.ExitCode.TESTS_FAILED
     (record,) = ran.records
     assert (str(record.verdict), record.why) == ("error", "LookupError: no such pass")
@@ -187,10 +169,7 @@ def test_a_case_that_no_process_could_time_has_its_own_verdict(suite: Suite) -> 
 
 @pytest.mark.slow
 def test_a_case_that_ends_the_processes_that_time_it_is_a_crash_and_not_run_again(suite: Suite) -> None:
-    ran = suite.run(
-        *("--accel-technique=toy", "--accel-technique=toy-process", "--accel-workload=timed", "--accel-device=cpu"),
-        *("--accel-dtype=float32", "--accel-baseline=new-only", "--accel-processes=2"),
-    )
+    ran = timed(suite, "--accel-technique=toy-process", "--accel-baseline=new-only", "--accel-processes=2")
     assert ran.verdicts == {TIMED: "pass", TIMED.replace("toy", "toy-process"): "crash"}
     crash = next(record for record in ran.records if record.case.technique == "toy-process")
     assert crash.reason == "a process that timed it died of SIGABRT"
@@ -334,11 +313,7 @@ def test_pytest_benchmark_shows_what_was_timed(suite: Suite) -> None:
 
 
 @pytest.mark.slow
-def test_pytest_benchmark_can_choose(suite: Suite) -> None:
+def test_pytest_benchmark_can_choose_and_is_not_needed(suite: Suite) -> None:
     assert timed(suite, "--benchmark-only").verdicts == {TIMED: "pass"}
     assert timed(suite, "--benchmark-skip").verdicts == {}
-
-
-@pytest.mark.slow
-def test_without_pytest_benchmark_it_times_all_the_same(suite: Suite) -> None:
     assert timed(suite, "-p", "no:benchmark").verdicts == {TIMED: "pass"}

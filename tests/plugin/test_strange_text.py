@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import plugin_harness
 import pytest
@@ -13,9 +12,7 @@ from plugin_harness import PRESENT, Suite, Toy, only
 
 from accelcheck.core.capability import Code, unavailable, unsupported
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 STRANGE = "\x1b[2J\a\n\u202efirst"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202e]")
@@ -36,20 +33,17 @@ def strange_techniques() -> list[Toy]:
 
 
 def strange_workloads() -> list[Workload]:
-    (tiny,) = (one for one in plugin_harness.workloads() if one.name == "tiny")
+    (tiny,) = (workload for workload in plugin_harness.workloads() if workload.name == "tiny")
     return [replace(tiny, name=f"tiny{STRANGE}")]
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
-) -> None:
-    suite = Suite(pytester, monkeypatch)
+def test_no_control_character_of_others_is_printed(suite: Suite, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     suite.answer(cuda=unavailable(Code.NO_HARDWARE, f"no GPU{STRANGE}", STRANGE))
     assert PRESENT.fingerprint is not None
     strange = replace(PRESENT, fingerprint=replace(PRESENT.fingerprint, chip=f"Toy{STRANGE}", driver=STRANGE))
     monkeypatch.setattr(plugin_harness, "PRESENT", strange)
-    pytester.makeconftest(
+    suite.pytester.makeconftest(
         f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
         + plugin_harness.CONFTEST.replace("plugin_harness.techniques", "test_strange_text.strange_techniques")
         .replace("plugin_harness.workloads", "test_strange_text.strange_workloads")
@@ -64,10 +58,8 @@ def test_nothing_that_a_run_prints_holds_a_control_character_of_somebody_else(
     assert not [line for line in printed.splitlines() if line.startswith("first")]
 
 
-def test_a_wrong_word_is_quoted_without_control_characters(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = Suite(pytester, monkeypatch).run(f"--accel-device=a{STRANGE}")
+def test_a_wrong_word_is_quoted_without_control_characters(suite: Suite) -> None:
+    ran = suite.run(f"--accel-device=a{STRANGE}")
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert r"unknown device 'a\x1b[2J\x07" in ran.err
     assert not CONTROL.search(ran.err)

@@ -1,4 +1,4 @@
-"""Techniques and workloads of other packages: what could only mean fewer cases, or an oracle that is never asked, is refused by name."""
+"""Techniques and workloads that could only mean fewer cases, or an unused oracle, are refused by name."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ PLAIN = Workload("plain", "One.", make)
 
 
 def checked(*found: Any) -> list[Workload]:
-    return workloads([(HOOK, one) for one in found], OWN.workloads, OWN.techniques.values())
+    return workloads([(HOOK, workload) for workload in found], OWN.workloads, OWN.techniques.values())
 
 
 def test_what_is_built_in_is_what_the_checks_ask_for() -> None:
-    assert techniques([("accelcheck", one) for one in OWN.techniques.values()], {}) == [*OWN.techniques.values()]
-    assert checked(*(replace(one, name=f"{name}-2") for name, one in builtin().items()))
+    assert techniques([("accelcheck", technique) for technique in OWN.techniques.values()], {}) == [
+        *OWN.techniques.values()
+    ]
+    assert checked(*(replace(workload, name=f"{name}-2") for name, workload in builtin().items()))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def test_a_trait_that_another_technique_asks_for_is_legal() -> None:
         name = "asking"
         requires = frozenset({"of-their-own"})
 
-    found = replace(PLAIN, traits=frozenset({"of-their-own"}))
-    assert workloads([(HOOK, found)], {}, [*OWN.techniques.values(), Asking()]) == [found]
+    workload = replace(PLAIN, traits=frozenset({"of-their-own"}))
+    assert workloads([(HOOK, workload)], {}, [*OWN.techniques.values(), Asking()]) == [workload]
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from journal_harness import journal
 
 from accelcheck.cli import main
 from accelcheck.core.case import HOST_RATIO, LEVELS, Case, Evidence, Measurement, Mode, Verdict
-from accelcheck.core.journal import Journal, Record
+from accelcheck.core.journal import Record
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Fingerprint
 from accelcheck.report import assessment_table
-from accelcheck.report.assessment import Assessment, assess, level, upper_bound
+from accelcheck.report.assessment import Assessment, ItemResult, assess, level, upper_bound
 from accelcheck.report.quality import QualityError, answers, tables, template
 from accelcheck.report.run import load
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.report.assessment import ItemResult
 
 CHIP = Fingerprint("toy", "Toy 0", 1, versions={"torch": "2.13.0"})
 TABLES = tables()
@@ -43,17 +40,8 @@ def timed(workload: str, ratio: float | None, low: float = 0.0, high: float = 0.
     return Record(case(workload, Mode.PLATFORM_SPEED), Verdict.PASS, compared=256, measurements=(figure,))
 
 
-def written(folder: Path, *records: Record, name: str = "toy.jsonl") -> Path:
-    path = folder / name
-    journal = Journal(path)
-    devices = {"toy": {"capability": "ok", "fingerprint": CHIP.as_json()}}
-    journal.header(
-        {"started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11", "devices": devices}
-    )
-    for one in records:
-        journal.case(one.as_json())
-    journal.end({"exit": 0})
-    return path
+def written(folder: Path, *records: Record) -> Path:
+    return journal(folder / "toy.jsonl", *records, fingerprint=CHIP)
 
 
 def assessed(folder: Path, *records: Record, given: Path | None = None) -> Assessment:
@@ -95,26 +83,21 @@ def test_the_tables_add_up_as_the_levels_say() -> None:
     unlike = {t.name: sum(i.points for i in t.items) for t in TABLES if sum(i.points for i in t.items) != t.points}
     assert unlike == {"experience": 16}
     assert [t.name for t in TABLES if t.note] == ["experience"]
-    required = {name for name, one in ITEMS.items() if one.required}
+    required = {name for name, question in ITEMS.items() if question.required}
     assert required == {
-        "smoke-test",
-        "no-open-cve",
-        "hardware-product",
-        "software-stability",
-        "software-maintenance",
-        "ci-public",
-    }
+        "smoke-test", "no-open-cve", "hardware-product", "software-stability", "software-maintenance", "ci-public",
+    }  # fmt: skip
 
 
 def test_every_glob_of_an_item_fits_cases_that_exist(tmp_path: Path) -> None:
     everything = Matrix.load().cases(Selection(("toy",), level=max(LEVELS)))
     figure = Measurement(HOST_RATIO, 0.5, "x", 0.5, 0.5)
     records = [Record(c, Verdict.PASS, compared=1, measurements=(figure,) if c.alone else ()) for c in everything]
-    found = assessed(tmp_path, *records)
-    measured = [r for t in found.tables for r in t.results if not r.item.question]
+    assessment = assessed(tmp_path, *records)
+    measured = [r for t in assessment.tables for r in t.results if not r.item.question]
     assert len(measured) == 23
     assert all(r.evidenced == r.item.points and r.evidence for r in measured)
-    assert found.evidenced == sum(r.item.points for r in measured) == 32
+    assert assessment.evidenced == sum(r.item.points for r in measured) == 32
     against = [Record(c, Verdict.FAIL) for c in everything if c.workload.startswith("import-")]
     claimed = assessed(tmp_path, *against, given=answered(tmp_path, "smoke-test"))
     assert item(claimed, "smoke-test").claimed == 0
@@ -122,30 +105,30 @@ def test_every_glob_of_an_item_fits_cases_that_exist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.PASS])
 def test_only_a_pass_gives_a_point(verdict: Verdict, tmp_path: Path) -> None:
-    found = assessed(tmp_path, seen("dtype-int8", verdict, "why it is so"), seen("dtype-int16"))
-    lost, kept = item(found, "dtype-int8"), item(found, "dtype-int16")
-    assert (lost.evidenced, lost.missing, kept.evidenced, found.evidenced) == (0, 1, 1, 1)
+    assessment = assessed(tmp_path, seen("dtype-int8", verdict, "why it is so"), seen("dtype-int16"))
+    lost, kept = item(assessment, "dtype-int8"), item(assessment, "dtype-int16")
+    assert (lost.evidenced, lost.missing, kept.evidenced, assessment.evidenced) == (0, 1, 1, 1)
     assert "platform/dtype-int8/toy/float32/platform: " in lost.lacking
     assert "why it is so" in lost.lacking
     assert ("a failure that the ledger expects" in lost.lacking) == (verdict is Verdict.XFAIL)
 
 
 def test_a_point_names_its_case_figures_and_date(tmp_path: Path) -> None:
-    found = assessed(
+    assessment = assessed(
         tmp_path, seen("dtype-int8"), timed("eager-inference", 0.25, 0.2, 0.3), timed("eager-training", 0.5, 0.4, 0.6)
     )
-    assert item(found, "dtype-int8").evidence == (
+    assert item(assessment, "dtype-int8").evidence == (
         "platform/dtype-int8/toy/float32/platform: pass, 256 elements compared, 2026-11-23",
     )
-    assert item(found, "eager-mode").evidence[0] == (
+    assert item(assessment, "eager-mode").evidence[0] == (
         "platform/eager-inference/toy/float32/platform-speed: pass, 256 elements compared; "
         "time beside the host's CPU: 0.25 times its time (0.2 to 0.3), 2026-11-23"
     )
 
 
 def test_a_case_that_is_not_in_the_journal_gives_none(tmp_path: Path) -> None:
-    found = item(assessed(tmp_path, seen("dtype-int8")), "dtype-int16")
-    assert (found.evidenced, found.lacking) == (0, "platform/dtype-int16/*/float32/platform is not in the journal")
+    answer = item(assessed(tmp_path, seen("dtype-int8")), "dtype-int16")
+    assert (answer.evidenced, answer.lacking) == (0, "platform/dtype-int16/*/float32/platform is not in the journal")
 
 
 @pytest.mark.parametrize(
@@ -160,15 +143,12 @@ def test_a_case_that_is_not_in_the_journal_gives_none(tmp_path: Path) -> None:
 def test_a_mode_must_be_shown_to_be_no_slower_than_the_host(
     ratio: float | None, low: float, high: float, said: str, tmp_path: Path
 ) -> None:
-    found = assessed(tmp_path, timed("eager-inference", ratio, low, high), timed("eager-training", 0.5))
-    result = item(found, "eager-mode")
-    assert (result.evidenced == 1) == (not said)
-    assert said in result.lacking
-
-
-def test_a_timed_case_without_a_time_gives_none(tmp_path: Path) -> None:
     bare = replace(timed("eager-inference", 1.0), measurements=())
     assert "was not measured" in item(assessed(tmp_path, bare, timed("eager-training", 0.5)), "eager-mode").lacking
+    assessment = assessed(tmp_path, timed("eager-inference", ratio, low, high), timed("eager-training", 0.5))
+    result = item(assessment, "eager-mode")
+    assert (result.evidenced == 1) == (not said)
+    assert said in result.lacking
 
 
 def test_a_device_without_graph_mode_loses_that_point_alone(tmp_path: Path) -> None:
@@ -182,12 +162,12 @@ def test_a_device_without_graph_mode_loses_that_point_alone(tmp_path: Path) -> N
         )
         for work in ("inference", "training")
     ]
-    found = assessed(tmp_path, *eager, *graph)
-    points = {name: item(found, name).evidenced for name in ("eager-mode", "graph-mode", "inference", "training")}
+    assessment = assessed(tmp_path, *eager, *graph)
+    points = {name: item(assessment, name).evidenced for name in ("eager-mode", "graph-mode", "inference", "training")}
     assert points == {"eager-mode": 1, "graph-mode": 0, "inference": 1, "training": 1}
     assert (
         "left out: platform/graph-inference/toy/float32/platform-speed: unsupported: [no-backend] no compiler"
-        in item(found, "inference").evidence
+        in item(assessment, "inference").evidence
     )
     missing = assessed(tmp_path, *eager)
     assert item(missing, "inference").evidenced == 0  # what was not run may be wrong
@@ -197,26 +177,24 @@ def test_a_mode_is_tested_where_a_case_of_each_kind_passes(tmp_path: Path) -> No
     def one(mode: Mode, verdict: Verdict = Verdict.PASS) -> Record:
         return Record(case("mlp", mode, "eager"), verdict, compared=1)
 
-    found = assessed(tmp_path, one(Mode.FORWARD), one(Mode.BACKWARD), one(Mode.TRAIN, Verdict.FAIL))
-    assert item(found, "eager-tested").lacking == "eager/*/train: none of 1 executed cases passes"
-    found = assessed(tmp_path, one(Mode.FORWARD), one(Mode.BACKWARD), one(Mode.TRAIN))
-    assert (item(found, "eager-tested").evidenced, item(found, "graph-tested").evidenced) == (2, 0)
-    assert item(found, "graph-tested").lacking.startswith("compile-*/forward was not run")
+    assessment = assessed(tmp_path, one(Mode.FORWARD), one(Mode.BACKWARD), one(Mode.TRAIN, Verdict.FAIL))
+    assert item(assessment, "eager-tested").lacking == "eager/*/train: none of 1 executed cases passes"
+    assessment = assessed(tmp_path, one(Mode.FORWARD), one(Mode.BACKWARD), one(Mode.TRAIN))
+    assert (item(assessment, "eager-tested").evidenced, item(assessment, "graph-tested").evidenced) == (2, 0)
+    assert item(assessment, "graph-tested").lacking.startswith("compile-*/forward was not run")
 
 
 @pytest.mark.parametrize(("count", "flaky", "points"), [(58, 0, 0), (59, 0, 4), (200, 4, 4), (200, 5, 0), (0, 0, 0)])
-def test_flaky_cases_must_be_fewer_than_a_twentieth_beyond_doubt(
-    count: int, flaky: int, points: int, tmp_path: Path
-) -> None:
+def test_flaky_cases_are_surely_fewer_than_a_twentieth(count: int, flaky: int, points: int, tmp_path: Path) -> None:
     records = [
         Record(case(f"w{number}", Mode.FORWARD, "eager"), Verdict.FLAKY if number < flaky else Verdict.PASS)
         for number in range(count)
     ]
     unseen = [Record(case(f"u{number}"), Verdict.UNSUPPORTED) for number in range(100)]
-    found = item(assessed(tmp_path, *records, *unseen), "flaky")
-    assert found.evidenced == points
-    said = " ".join((*found.evidence, found.lacking))
-    assert (f"{flaky} of {count} executed cases are flaky" in said) == (count > 0)
+    answer = item(assessed(tmp_path, *records, *unseen), "flaky")
+    assert answer.evidenced == points
+    remark = " ".join((*answer.evidence, answer.lacking))
+    assert (f"{flaky} of {count} executed cases are flaky" in remark) == (count > 0)
 
 
 def test_the_upper_bound_is_that_of_the_binomial() -> None:
@@ -225,22 +203,22 @@ def test_the_upper_bound_is_that_of_the_binomial() -> None:
 
 
 def test_an_answer_is_claimed_and_shown_with_its_link(tmp_path: Path) -> None:
-    found = assessed(tmp_path, given=answered(tmp_path, "hardware-access"))
-    result = item(found, "hardware-access")
-    assert (result.evidenced, result.claimed, result.missing, found.claimed) == (0, 4, 0, 4)
+    assessment = assessed(tmp_path, given=answered(tmp_path, "hardware-access"))
+    result = item(assessment, "hardware-access")
+    assert (result.evidenced, result.claimed, result.missing, assessment.claimed) == (0, 4, 0, 4)
     assert (result.evidence, result.link) == (("answered by a team on 2026-11-20",), "https://example.org/1")
-    assert item(found, "hardware-product").lacking == "no answer"
+    assert item(assessment, "hardware-product").lacking == "no answer"
 
 
 @pytest.mark.parametrize(("fraction", "points"), [(0.49, 0), (0.5, 2), (0.8, 4), (0.99, 4), (1.0, 6)])
 def test_a_fraction_gives_the_points_of_its_step(fraction: float, points: int, tmp_path: Path) -> None:
-    found = item(assessed(tmp_path, given=answered(tmp_path, "unit-tests", fraction=fraction)), "unit-tests")
-    assert (found.claimed, found.missing) == (points, 6 - points)
+    answer = item(assessed(tmp_path, given=answered(tmp_path, "unit-tests", fraction=fraction)), "unit-tests")
+    assert (answer.claimed, answer.missing) == (points, 6 - points)
 
 
 def test_no_is_no_claim(tmp_path: Path) -> None:
-    found = item(assessed(tmp_path, given=answered(tmp_path, "no-open-cve", answer=False)), "no-open-cve")
-    assert (found.claimed, found.lacking) == (0, "answered by a team on 2026-11-20: no")
+    answer = item(assessed(tmp_path, given=answered(tmp_path, "no-open-cve", answer=False)), "no-open-cve")
+    assert (answer.claimed, answer.lacking) == (0, "answered by a team on 2026-11-20: no")
 
 
 def test_an_answer_for_another_device_does_not_count(tmp_path: Path) -> None:
@@ -253,23 +231,23 @@ def test_a_claim_that_the_journal_contradicts_does_not_count(tmp_path: Path) -> 
     assert item(assessed(tmp_path, seen("import-with-hardware"), given=given), "smoke-test").claimed == 8
     absent = seen("import-without-hardware", Verdict.UNSUPPORTED)
     assert item(assessed(tmp_path, absent, given=given), "smoke-test").claimed == 8
-    found = item(
+    answer = item(
         assessed(tmp_path, seen("import-without-hardware", Verdict.ERROR, "it hangs"), given=given), "smoke-test"
     )
-    assert (found.claimed, found.missing) == (0, 8)
+    assert (answer.claimed, answer.missing) == (0, 8)
     assert (
         "the journal says otherwise: platform/import-without-hardware/toy/float32/platform: error: it hangs"
-        in found.lacking
+        in answer.lacking
     )
 
 
 def test_a_table_gives_no_more_than_it_says(tmp_path: Path) -> None:
-    given = answered(tmp_path, *(one.name for one in ASKED))
-    found = assessed(tmp_path, seen("profiler"), given=given)
-    (experience,) = (table for table in found.tables if table.table.name == "experience")
+    given = answered(tmp_path, *(question.name for question in ASKED))
+    assessment = assessed(tmp_path, seen("profiler"), given=given)
+    (experience,) = (table for table in assessment.tables if table.table.name == "experience")
     assert sum(result.evidenced + result.claimed for result in experience.results) == 16
     assert (experience.evidenced, experience.claimed, experience.missing) == (2, 12, 0)
-    assert found.evidenced + found.claimed + found.missing == 124
+    assert assessment.evidenced + assessment.claimed + assessment.missing == 124
 
 
 @pytest.mark.parametrize(
@@ -289,15 +267,17 @@ def test_the_level_follows_from_points_and_what_is_required(points: int, require
 def test_claims_alone_make_no_level_of_evidence(tmp_path: Path) -> None:
     everything = Matrix.load().cases(Selection(("toy",)))
     records = [Record(c, Verdict.PASS, compared=1) for c in everything]
-    found = assessed(tmp_path, *records, given=answered(tmp_path, *(one.name for one in ASKED)))
-    assert (found.level, found.level_of_evidence, found.unmet) == ("Stable", "Engineering", ())
+    assessment = assessed(tmp_path, *records, given=answered(tmp_path, *(question.name for question in ASKED)))
+    assert (assessment.level, assessment.level_of_evidence, assessment.unmet) == ("Stable", "Engineering", ())
     less = assessed(
-        tmp_path, *records, given=answered(tmp_path, *(one.name for one in ASKED if one.name != "ci-public"))
+        tmp_path,
+        *records,
+        given=answered(tmp_path, *(question.name for question in ASKED if question.name != "ci-public")),
     )
     assert (less.level, less.unmet) == ("Unstable", ("ci-public",))
-    said = "\n".join(assessment_table.about(less))
-    assert "Stable needs 99 points and every item of priority P0: all points of ci-public" in said
-    assert "two consecutive releases" in said
+    message = "\n".join(assessment_table.about(less))
+    assert "Stable needs 99 points and every item of priority P0: all points of ci-public" in message
+    assert "two consecutive releases" in message
 
 
 @pytest.mark.parametrize(
@@ -327,25 +307,25 @@ def test_answers_are_read_by_schema(fields: dict[str, Any], names: list[str], sa
 def test_the_template_asks_everything_once_and_is_read(tmp_path: Path) -> None:
     path = tmp_path / "template.toml"
     path.write_text("\n".join(template(TABLES)))
-    found = answers(path, TABLES)
-    assert [one.item for one in found] == [one.name for one in ASKED]
-    assert not any(one.yes for one in found)
+    result = answers(path, TABLES)
+    assert [answer.item for answer in result] == [answer.name for answer in ASKED]
+    assert not any(answer.yes for answer in result)
 
 
 def test_text_of_others_is_no_markup(tmp_path: Path) -> None:
     nasty = "<img src=x onerror=alert(1)> [a](javascript:1) | @someone\x1b[31m `code`"
-    found = assessed(
+    assessment = assessed(
         tmp_path,
         seen("dtype-int8", Verdict.FAIL, nasty),
         given=answered(tmp_path, "hardware-access", by=nasty.replace("\x1b", "")),
     )
-    text = "\n".join(assessment_table.markdown(found, "toy"))
+    text = "\n".join(assessment_table.markdown(assessment, "toy"))
     for markup in ("<img", "](javascript", "@someone", "\x1b", "`code`"):
         assert markup not in text
     rows = [line for line in text.splitlines() if line.startswith("|") and "dtype-int8" in line]
     assert [line.count("|") for line in rows] == [7]
     plain = "\n".join(
-        line for part in assessment_table.lines(found, "toy") if not isinstance(part, str) for line in part.lines()
+        line for part in assessment_table.lines(assessment, "toy") if not isinstance(part, str) for line in part.lines()
     )
     assert "\x1b" not in plain
 
@@ -364,16 +344,11 @@ def test_the_command_prints_text_markdown_and_json(tmp_path: Path, capsys: pytes
 
 
 def test_the_command_makes_one_table_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    global CHIP  # noqa: PLW0603 - the fingerprint that `written` writes
-    one, kept = written(tmp_path, seen("dtype-int8")), CHIP
-    try:
-        CHIP = replace(CHIP, chip="Toy 1")
-        two = written(tmp_path, seen("dtype-int16"), name="two.jsonl")
-    finally:
-        CHIP = kept
-    assert main(["assess", str(one), str(two), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["devices"]
-    assert [device["name"] for device in found] == ["toy, Toy 0", "toy, Toy 1"]
+    first = written(tmp_path, seen("dtype-int8"))
+    two = journal(tmp_path / "two.jsonl", seen("dtype-int16"), fingerprint=replace(CHIP, chip="Toy 1"))
+    assert main(["assess", str(first), str(two), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["devices"]
+    assert [device["name"] for device in document] == ["toy, Toy 0", "toy, Toy 1"]
 
 
 @pytest.mark.parametrize(
@@ -407,12 +382,12 @@ def test_a_pass_that_its_own_record_contradicts_gives_no_point(change: dict[str,
 
 
 @pytest.mark.parametrize(("ratio", "low", "high"), [(0.5, 0.4, -1.0), (-2.0, -3.0, -1.0), (float("nan"), 0.4, 0.6)])
-def test_a_ratio_that_is_no_interval_of_times_gives_no_point(
-    ratio: float, low: float, high: float, tmp_path: Path
-) -> None:
+def test_a_ratio_without_an_interval_gives_no_point(ratio: float, low: float, high: float, tmp_path: Path) -> None:
     cases = [timed(name, ratio, low, high) for name in ("eager-inference", "eager-training")]
-    found = [r for t in assessed(tmp_path, *cases).tables for r in t.results if r.evidenced and r.item.rule == "fast"]
-    assert found == []
+    assessment = [
+        r for t in assessed(tmp_path, *cases).tables for r in t.results if r.evidenced and r.item.rule == "fast"
+    ]
+    assert assessment == []
 
 
 def test_cases_of_a_device_without_a_fingerprint_give_no_point(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser, opened from disk: no script error, filters, keyboard, phone width, policy, hostile texts.
+"""The HTML report in a real browser, from disk: scripts, filters, keyboard, phone width, policy, hostile texts.
 
 Needs Debian's chromium and chromium-driver and the dependency group ``browser``: ``nox -s browser``.
 """
@@ -6,16 +6,16 @@ Needs Debian's chromium and chromium-driver and the dependency group ``browser``
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import json
 import shutil
-import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import script
 from test_html import BASELINES, HOSTILE, case, journal, of_a_check
 
 from accelcheck.core.case import Evidence, Figure, Measurement, Verdict
@@ -24,8 +24,6 @@ from accelcheck.report.html import document, experiments
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from accelcheck.report.run import DeviceRun
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: dependency group browser")
@@ -79,7 +77,7 @@ class Browser:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def said(self) -> list[str]:
-        """What the browser's console says."""
+        """Messages of the browser's console."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
     def see_everything(self) -> None:
@@ -103,9 +101,9 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = Browser()
-    yield found
-    found.driver.quit()
+    started = Browser()
+    yield started
+    started.driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +133,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sequence[DeviceRun]]:
     """A report of 20,000 cases."""
     folder = tmp_path_factory.mktemp("many")
-    spec = importlib.util.spec_from_file_location("report_speed", ROOT / "benchmarks" / "report_speed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["report_speed"] = module
-    spec.loader.exec_module(module)
+    module = script(ROOT / "benchmarks" / "report_speed.py")
     runs = load(module.journals(folder, CASES))
     document.write(folder / "report.html", runs)
     return folder / "report.html", runs
@@ -248,14 +241,12 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
     )
     assert speeds == sorted(speeds, reverse=True)
     fastest = max(
-        one.value for record in runs[0].records for one in record.measurements if one.name == "speed-up" and one.value is not None
+        measurement.value for record in runs[0].records for measurement in record.measurements if measurement.name == "speed-up" and measurement.value is not None
     )  # fmt: skip
     assert speeds[0] == pytest.approx(fastest, rel=1e-2)
 
 
-def test_the_page_of_a_check_has_its_plot_and_its_techniques_lead_to_their_cases(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_the_page_of_a_check_has_its_plot_and_techniques_lead_to_cases(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     document.write(path, load([of_a_check(tmp_path)]))
     for width in (400, 1400):
@@ -345,10 +336,10 @@ def test_a_command_is_copied(browser: Browser, stored: Path) -> None:
     browser.press("\ue007")
     browser.until("return document.querySelector('.command button').textContent === 'Copied'")
     assert browser.run("return document.getElementById('said').textContent") == "The command is in the clipboard."
-    found = browser.driver.execute_async_script(
+    violations = browser.driver.execute_async_script(
         "navigator.clipboard.readText().then(arguments[0], (error) => arguments[0](String(error)))"
     )
-    assert found == browser.run("return document.querySelector('.command code').textContent")
+    assert violations == browser.run("return document.querySelector('.command code').textContent")
 
 
 def test_hostile_texts_stay_texts(browser: Browser, tmp_path: Path) -> None:
@@ -417,9 +408,9 @@ def test_without_a_script_verdict_causes_and_matrix_are_there(browser: Browser, 
     try:
         browser.open(stored, ready=False)
         tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        said = " ".join(str(node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored"))
+        message = " ".join(str(node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored"))
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     for part in ("Not green: 2 of", "2 cases, 2 causes", "checkpoint-xla", "need JavaScript", "Fingerprints"):
-        assert part in said, json.dumps(said[:2000])
-    assert "sorted by" not in said
+        assert part in message, json.dumps(message[:2000])
+    assert "sorted by" not in message

@@ -17,7 +17,7 @@ from accelcheck.report.signatures import HIDDEN, Kind, signatures
 
 FOLDER = Path(__file__).parents[1]
 TOY, XLA = (FOLDER / "journals" / f"{name}.jsonl" for name in ("toy", "xla"))
-"""Level 1 without a ledger: of tests/toy_backend.py, a PrivateUse1 device in Python, with 60 s a case on a busy machine; and of torch_xla 2.9."""
+"""Level 1 without a ledger: of tests/toy_backend.py, a PrivateUse1 device in Python, and of torch_xla 2.9."""
 STORED = FOLDER.parent / "baselines"
 
 
@@ -50,26 +50,23 @@ def sized(found: tuple[Cause, ...]) -> dict[str, tuple[str, int]]:
 
 
 def one(reason: str, verdict: Verdict = Verdict.ERROR, **more: Any) -> tuple[Kind, str]:
-    (found,) = signatures(record(verdict=verdict, reason=reason, **more))
-    return found.kind, found.title
-
-
-# Real runs
+    (signature,) = signatures(record(verdict=verdict, reason=reason, **more))
+    return signature.kind, signature.title
 
 
 def test_the_failures_of_a_foreign_device_are_few_causes() -> None:
     runs = load([TOY])
-    found = causes(runs)
-    assert counted(found) == TOY_COUNTED
-    known = sized(found)
+    grouped = causes(runs)
+    assert counted(grouped) == TOY_COUNTED
+    known = sized(grouped)
     assert {title: known[title] for title in TOY_CAUSES} == TOY_CAUSES
-    named = {record.case.id for cause in found for _, record in cause.cases}
+    named = {record.case.id for cause in grouped for _, record in cause.cases}
     assert named == {record.case.id for record in runs[0].records if not record.verdict.green}
 
 
 def test_the_failures_of_xla_are_those_that_its_ledger_has_reasons_for() -> None:
-    found = causes(load([XLA]))
-    assert sized(found) == XLA_CAUSES
+    grouped = causes(load([XLA]))
+    assert sized(grouped) == XLA_CAUSES
 
 
 def test_causes_do_not_depend_on_the_order_of_the_journals() -> None:
@@ -80,7 +77,7 @@ def test_causes_do_not_depend_on_the_order_of_the_journals() -> None:
 
 def test_expected_failures_are_grouped_by_the_reasons_of_the_ledger() -> None:
     gelu, norm = (Known(Verdict.FAIL, 1.0, reason, link) for reason, link in (("gelu; (exact)", "a"), ("norm", "b")))
-    found = expected(
+    explained_by = expected(
         [
             run(
                 record("eager", verdict=Verdict.XFAIL, reason="gelu; (exact) (a); norm (b)", known=(gelu, norm)),
@@ -88,25 +85,22 @@ def test_expected_failures_are_grouped_by_the_reasons_of_the_ledger() -> None:
             )
         ]
     )
-    assert [(cause.title, cause.link, len(cause.cases)) for cause in found] == [
+    assert [(cause.title, cause.link, len(cause.cases)) for cause in explained_by] == [
         ("gelu; (exact)", "a", 2),
         ("norm", "b", 1),
     ]
 
 
 def test_expected_failures_of_older_journals_are_grouped_by_all_their_reasons() -> None:
-    found = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
-    cases = [record.case.id for cause in found for _, record in cause.cases]
+    explained_by = expected(load([STORED / "cpu" / "level1.jsonl", STORED / "xla" / "level1.jsonl"]))
+    cases = [record.case.id for cause in explained_by for _, record in cause.cases]
     assert len(cases) == len(set(cases)) == 28
-    assert any(cause.title.startswith("batch norm stores the biased variance in running_var: ") for cause in found)
+    assert any(c.title.startswith("batch norm stores the biased variance in running_var: ") for c in explained_by)
 
 
 def test_a_green_run_has_no_causes() -> None:
     assert causes(load([STORED / "cpu" / "level1.jsonl"])) == ()
     assert counted(()) == "0 cases, 0 causes"
-
-
-# Words of torch and the system
 
 
 @pytest.mark.parametrize(
@@ -206,19 +200,16 @@ def test_what_differs_from_case_to_case_is_left_out(first: str, second: str) -> 
 
 
 def test_names_of_the_case_are_left_out() -> None:
-    found = titles(
+    grouped = titles(
         record("amp-bf16", "mlp", reason="KeyError: 'mlp' under amp-bf16"),
         record("eager", "cnn", reason="KeyError: 'cnn' under eager"),
         record("eager", "moe", reason="KeyError: 'other' under eager"),
     )
-    assert found == {f"KeyError: '{HIDDEN}' under {HIDDEN}": 2, f"KeyError: 'other' under {HIDDEN}": 1}
+    assert grouped == {f"KeyError: '{HIDDEN}' under {HIDDEN}": 2, f"KeyError: 'other' under {HIDDEN}": 1}
 
 
 def test_errors_that_differ_in_a_word_are_two_causes() -> None:
     assert len(titles(record(reason="ValueError: no rows"), record("inplace", reason="ValueError: no columns"))) == 2
-
-
-# Processes that ended
 
 
 STACK = """Fatal Python error: Segmentation fault
@@ -259,12 +250,12 @@ def test_a_lost_device_is_the_error_that_it_answered_with() -> None:
 def test_flaky_cases_stand_apart_from_those_that_always_fail() -> None:
     reason = "RuntimeError: CUDA error: misaligned address"
     runs = (Verdict.ERROR, Verdict.PASS, Verdict.PASS)
-    found = titles(
+    grouped = titles(
         record(verdict=Verdict.FLAKY, reason=reason, runs=runs),
         record("inplace", reason=reason),
         record("export", verdict=Verdict.FLAKY, runs=(Verdict.FAIL, Verdict.PASS), faults=(view("out"),)),
     )
-    assert found == {
+    assert grouped == {
         "CUDA error: misaligned address": 1,
         "not in each run: CUDA error: misaligned address": 1,
         "export: not in each run: wrong values in outputs": 1,
@@ -273,14 +264,11 @@ def test_flaky_cases_stand_apart_from_those_that_always_fail() -> None:
 
 def test_a_case_that_passes_and_is_expected_to_fail_names_the_ledgers_reason() -> None:
     known = tuple(Known(Verdict.FAIL, 1.0, reason, "a link") for reason in ("GELU gives NaN", "no exp2"))
-    found = causes([run(record(verdict=Verdict.XPASS, known=known))])
-    assert {(cause.kind, cause.title) for cause in found} == {
+    grouped = causes([run(record(verdict=Verdict.XPASS, known=known))])
+    assert {(cause.kind, cause.title) for cause in grouped} == {
         (Kind.LEDGER, "passes, and the ledger expects: GELU gives NaN"),
         (Kind.LEDGER, "passes, and the ledger expects: no exp2"),
     }
-
-
-# Faults of a result
 
 
 def view(path: str, name: str = "row") -> Fault:
@@ -295,19 +283,30 @@ def passing(technique: str = "eager", workload: str = "mlp", **more: Any) -> Rec
     return record(technique, workload, Verdict.PASS, **more)
 
 
-def test_wrong_values_belong_to_the_technique_that_is_wrong_everywhere() -> None:
-    wrong = [failing(view("out"), technique="fused", workload=workload) for workload in ("mlp", "cnn", "norm")]
-    right = [passing(technique, workload) for technique in ("eager", "static") for workload in ("mlp", "cnn", "norm")]
-    assert titles(*wrong, *right) == {"fused: wrong values in outputs": 3}
-
-
-def test_wrong_values_belong_to_the_workload_that_is_wrong_under_all_techniques() -> None:
-    wrong = [
-        failing(view("grad:fc.weight"), technique=technique, workload="norm")
-        for technique in ("fused", "eager", "static")
-    ]
-    right = [passing(technique, workload) for technique in ("fused", "eager", "static") for workload in ("mlp", "cnn")]
-    assert titles(*wrong, *right) == {"norm: wrong values in gradients": 3}
+@pytest.mark.parametrize(
+    ("path", "wrong", "expected"),
+    [
+        ("out", [("fused", "mlp"), ("fused", "cnn"), ("fused", "norm")], {"fused: wrong values in outputs": 3}),
+        (
+            "grad:fc.weight",
+            [("fused", "norm"), ("eager", "norm"), ("static", "norm")],
+            {"norm: wrong values in gradients": 3},
+        ),
+        (
+            "out",
+            [(technique, workload) for technique in ("fused", "static") for workload in ("mlp", "cnn", "norm")],
+            {"fused: wrong values in outputs": 3, "static: wrong values in outputs": 3},
+        ),
+    ],
+    ids=["a technique everywhere", "a workload under all techniques", "two techniques"],
+)
+def test_wrong_values_belong_to_what_all_wrong_cases_share(
+    path: str, wrong: list[tuple[str, str]], expected: dict[str, int]
+) -> None:
+    techniques = ["fused", "eager", "static", *(f"t{i}" for i in range(9 if len(wrong) > 3 else 0))]
+    pairs = [(technique, workload) for technique in techniques for workload in ("mlp", "cnn", "norm")]
+    records = [failing(view(path), technique=p[0], workload=p[1]) if p in wrong else passing(*p) for p in pairs]
+    assert titles(*records) == expected
 
 
 def test_wrong_values_belong_to_the_dtype_that_is_wrong_in_most_cases() -> None:
@@ -316,17 +315,6 @@ def test_wrong_values_belong_to_the_dtype_that_is_wrong_in_most_cases() -> None:
         failing(view("out"), technique=technique, workload=workload, dtype="bfloat16") for technique, workload in pairs
     ]
     assert titles(*wrong, *(passing(*pair) for pair in pairs)) == {"bfloat16: wrong values in outputs": 6}
-
-
-def test_two_techniques_that_are_wrong_are_two_causes() -> None:
-    names = ("mlp", "cnn", "norm")
-    wrong = [
-        failing(view("out"), technique=technique, workload=workload)
-        for technique in ("fused", "static")
-        for workload in names
-    ]
-    right = [passing(f"t{i}", workload) for i in range(9) for workload in names]
-    assert titles(*wrong, *right) == {"fused: wrong values in outputs": 3, "static: wrong values in outputs": 3}
 
 
 def test_a_buffer_names_its_cause_unless_outputs_are_wrong_too() -> None:
@@ -368,16 +356,16 @@ def test_each_kind_of_fault_has_its_cause(fault: Fault, kind: str, title: str) -
 
 def test_a_fault_that_outgrew_its_entry_is_the_ledgers_cause_alone() -> None:
     known = Known(Verdict.FAIL, 5.0, "batch norm (in training) is biased", "a link", view("out"))
-    found = causes([run(failing(view("out"), known=(known,)))])
-    assert sized(found) == {"more than the ledger expects: batch norm (in training) is biased": ("ledger", 1)}
+    grouped = causes([run(failing(view("out"), known=(known,)))])
+    assert sized(grouped) == {"more than the ledger expects: batch norm (in training) is biased": ("ledger", 1)}
     assert len(causes([run(failing(view("out"), view("out", "gain"), known=(known,)))])) == 2
 
 
 def test_a_case_that_shows_two_causes_stands_under_both_and_counts_once() -> None:
     strayed = Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", got="aten::exp2 x3")
-    found = causes([run(failing(strayed, view("out")))])
-    assert {cause.kind for cause in found} == {Kind.OPERATOR, Kind.VALUES}
-    assert counted(found) == "1 case, 2 causes"
+    grouped = causes([run(failing(strayed, view("out")))])
+    assert {cause.kind for cause in grouped} == {Kind.OPERATOR, Kind.VALUES}
+    assert counted(grouped) == "1 case, 2 causes"
 
 
 def test_observations_that_are_missing_together_are_one_cause() -> None:
@@ -387,12 +375,9 @@ def test_observations_that_are_missing_together_are_one_cause() -> None:
     assert titles(failing(graphs, size), failing(graphs, technique="fused")) == {"not seen: graphs made = 1": 2}
 
 
-# What a cause says
-
-
 def test_the_example_is_the_simplest_case_and_its_command_runs_it() -> None:
     reason = "RuntimeError: CUDA error: misaligned address"
-    found = causes(
+    grouped = causes(
         [
             run(
                 record("a", reason=reason, mode=Mode.TRAIN),
@@ -402,22 +387,22 @@ def test_the_example_is_the_simplest_case_and_its_command_runs_it() -> None:
             )
         ]
     )
-    assert found[0].example.case.technique == "d"
+    assert grouped[0].example.case.technique == "d"
     assert (
-        found[0].reproduction
+        grouped[0].reproduction
         == "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=d/mlp/cpu/float32/forward"
     )
 
 
 def test_the_same_cause_on_two_devices_is_one() -> None:
     reason = "NotImplementedError: Could not run 'aten::exp2' with arguments from the '{}' backend."
-    (found,) = causes(
+    (grouped,) = causes(
         [
             run(record(reason=reason.format(key)), device=device)
             for device, key in (("npu", "PrivateUse1"), ("xla", "XLA"))
         ]
     )
-    assert [label for label, _ in found.cases] == ["npu", "xla"]
+    assert [label for label, _ in grouped.cases] == ["npu", "xla"]
 
 
 def test_a_hostile_reason_is_read_within_bounds() -> None:
@@ -433,9 +418,9 @@ def test_a_hostile_reason_is_read_within_bounds() -> None:
     ):
         for verdict in Verdict:
             words = Fault(FaultKind.OTHER, text), Fault(FaultKind.RAISED, text, text, text, text, text)
-            found = signatures(record(verdict=verdict, reason=text, traceback=text, faults=words))
-            assert found
-            assert all(len(signature.title) <= 200 for signature in found)
+            grouped = signatures(record(verdict=verdict, reason=text, traceback=text, faults=words))
+            assert grouped
+            assert all(len(signature.title) <= 200 for signature in grouped)
     assert expected([run(record(verdict=Verdict.XFAIL, reason=" (http" * 16_000))])
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
 import time
 
 import pytest
+from process_harness import completed
 
 from accelcheck.report import console
 from accelcheck.report.console import Table, escaped, plain, show
@@ -51,18 +51,21 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def written(*parts: str | Table, terminal: bool = False) -> io.StringIO:
-    file = Terminal() if terminal else io.StringIO()
+def written(*parts: str | Table) -> str:
+    file = io.StringIO()
+    show(parts, file)
+    return file.getvalue()
+
+
+def on_terminal(*parts: str | Table) -> Terminal:
+    file = Terminal()
     show(parts, file)
     return file
 
 
-# Tables
-
-
 def test_what_is_no_terminal_gets_whole_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    text = written("title", WIDE).getvalue()
+    text = written("title", WIDE)
     assert text.splitlines() == [
         "title",
         "case                                                  A  interval        answer",
@@ -73,8 +76,7 @@ def test_what_is_no_terminal_gets_whole_lines_without_control_characters(monkeyp
 
 
 def test_a_terminal_gets_a_table_that_fits_folded_between_words_and_never_within_a_number() -> None:
-    file = written(WIDE, terminal=True)
-    assert isinstance(file, Terminal)
+    file = on_terminal(WIDE)
     assert max(map(len, file.shown)) <= 80
     words = [word for line in file.shown for word in line.split()]
     assert "-2e-05" in words
@@ -85,8 +87,7 @@ def test_a_terminal_gets_a_table_that_fits_folded_between_words_and_never_within
 
 
 def test_of_what_fits_no_terminal_the_longest_words_are_folded_and_no_others() -> None:
-    file = written(Table(("name", "path", "count"), [("compiled", "x" * 200, "123456")], right=(2,)), terminal=True)
-    assert isinstance(file, Terminal)
+    file = on_terminal(Table(("name", "path", "count"), [("compiled", "x" * 200, "123456")], right=(2,)))
     assert max(map(len, file.shown)) <= 80
     assert file.shown[0].split() == ["name", "path", "count"]
     assert file.shown[1].split() == ["compiled", "x" * 64, "123456"]
@@ -94,22 +95,19 @@ def test_of_what_fits_no_terminal_the_longest_words_are_folded_and_no_others() -
 
 def test_a_table_that_fits_is_not_folded() -> None:
     small = Table(("view", "caught"), [("row", "12"), ("column", "3")], right=(1,), indent=2)
-    file = written(small, terminal=True)
-    assert isinstance(file, Terminal)
+    file = on_terminal(small)
     assert file.shown == ["  view    caught", "  row         12", "  column       3"] == small.lines()
 
 
 def test_a_table_without_rows_is_its_head() -> None:
     assert Table(("view", "caught"), []).lines() == ["view  caught"]
-    file = written(Table(("view", "caught"), []), terminal=True)
-    assert isinstance(file, Terminal)
-    assert file.shown == ["view  caught"]
+    assert on_terminal(Table(("view", "caught"), [])).shown == ["view  caught"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_text_from_elsewhere_is_neither_markup_nor_control_sequences(terminal: bool) -> None:
-    file = written(Table(("name",), [(HOSTILE,)]), f"reason: {HOSTILE}", terminal=terminal)
-    text = ESCAPE.sub("", file.getvalue()) if terminal else file.getvalue()
+    parts = Table(("name",), [(HOSTILE,)]), f"reason: {HOSTILE}"
+    text = ESCAPE.sub("", on_terminal(*parts).getvalue()) if terminal else written(*parts)
     safe = r"[bold red]\x1b[31m\x07\u202e[/]:smile:"
     assert text.splitlines()[1].rstrip() == safe + r"\n"
     assert text.splitlines()[2] == f"reason: {safe}"
@@ -127,9 +125,6 @@ def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     with console.progress("steps", 2, file) as done:
         done("first", 1)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", file.getvalue())
-
-
-# Progress
 
 
 @pytest.fixture
@@ -218,9 +213,10 @@ def test_the_cursor_comes_back_when_a_command_fails() -> None:
 
 def test_neither_the_plugin_nor_declaring_the_commands_imports_scipy_or_rich() -> None:
     code = (
-        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.report.terminal, accelcheck.measure.gate; "
+        "import sys, accelcheck.plugin.hooks, accelcheck.plugin.controller, accelcheck.report.terminal, "
+        "accelcheck.measure.gate; "
         "from accelcheck.core.registry import discover; discover('accelcheck.commands', 'COMMANDS'); "
         "print(*({'scipy', 'rich', 'torch'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == ""

@@ -1,4 +1,4 @@
-"""What a run says about itself: what is going to run, how far it is, and at the end what it did not look at."""
+"""A run's account of itself: its plan, its progress, and at the end what it did not look at."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from accelcheck.report.progress import Progress, rough
 from accelcheck.techniques.matrix import Matrix
 
 MARK = "not looked at:"
-
-
-@pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    monkeypatch.delenv("ACCELCHECK_SESSION", raising=False)
-    return Suite(pytester, monkeypatch)
 
 
 def last(out: str) -> list[str]:
@@ -70,13 +64,13 @@ def test_the_summary_ends_with_what_was_not_looked_at(suite: Suite, workers: str
 
 
 def test_techniques_that_executed_nothing_are_counted_by_reason(suite: Suite) -> None:
-    found = last(suite.run("--accel-device=cpu", "--accel-technique=tensorrt*", "--accel-level=2").out)
-    assert "techniques without an executed case: 3 of 3: 3 no-backend" in found
+    result = last(suite.run("--accel-device=cpu", "--accel-technique=tensorrt*", "--accel-level=2").out)
+    assert "techniques without an executed case: 3 of 3: 3 no-backend" in result
 
 
 def test_devices_that_are_present_and_not_selected_are_named(suite: Suite) -> None:
-    found = last(suite.run(*only("toy", device="xla")).out)
-    assert "devices that are present and not selected: cpu" in found
+    result = last(suite.run(*only("toy", device="xla")).out)
+    assert "devices that are present and not selected: cpu" in result
 
 
 def test_the_command_of_a_nox_session_is_the_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +118,6 @@ def test_the_deeper_command_has_one_level() -> None:
 def test_a_scope_travels_as_json() -> None:
     scope = Scope(7, (1, 2, 3, 4), 5, ("a/b/cpu/float32/forward",), 6)
     assert Scope.from_json(scope.as_json()) == scope
-
-
-# While a run goes.
 
 
 def test_progress_waits_for_its_interval_and_tells_percentage_and_the_time_left() -> None:

@@ -1,4 +1,4 @@
-"""What differs between two runs: what counts as worse, what is only shown, and what is no difference."""
+"""Differences of two runs: worse, only shown, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORED = Path(__file__).parents[2] / "baselines"
 CPU, XLA = (STORED / name / "level1.jsonl" for name in ("cpu", "xla"))
 EPYC = Fingerprint("cpu", "EPYC", 2, versions={"torch": "2.13.0"})
 ULP = 2.0**-23
-"""Of float32."""
+"""Machine epsilon of float32."""
 
 
 def run(*records: Record, fingerprint: Fingerprint = EPYC) -> DeviceRun:
@@ -67,13 +67,10 @@ def test_the_command_of_a_difference_has_the_model_of_the_run() -> None:
 
 def test_a_run_does_not_differ_from_itself() -> None:
     for path in (CPU, XLA, CPU.with_name("level1-speed.jsonl")):
-        found = compare(load([path]), load([path]))
-        assert found.changes == ()
-        assert found.pairs[0].same
-        assert found.pairs[0].both > 20
-
-
-# Verdicts
+        comparison = compare(load([path]), load([path]))
+        assert comparison.changes == ()
+        assert comparison.pairs[0].same
+        assert comparison.pairs[0].both > 20
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,6 @@ def test_a_verdict_is_worse_or_not(before: Verdict, after: Verdict, worse: bool)
     assert change.reproduction.endswith("--accel-case=eager/mlp/cpu/float32/forward")
 
 
-# Coverage
-
-
 @pytest.mark.parametrize("after", [Verdict.UNSUPPORTED, Verdict.UNAVAILABLE])
 def test_a_case_that_does_not_run_any_more_is_lost_with_its_reason(after: Verdict) -> None:
     change = only(of(record(), record(verdict=after, reason="no torchao")))
@@ -110,16 +104,16 @@ def test_a_case_that_does_not_run_any_more_is_lost_with_its_reason(after: Verdic
 
 
 def test_a_case_that_is_not_there_any_more_is_lost_by_name() -> None:
-    found = compare([run(record(), record("amp-bf16"))], [run(record())])
-    change = only(found)
+    comparison = compare([run(record(), record("amp-bf16"))], [run(record())])
+    change = only(comparison)
     assert (change.kind, change.case, change.worse) == (Aspect.LOST, "amp-bf16/mlp/cpu/float32/forward", True)
     assert change.after == "not in the run"
 
 
 def test_a_device_that_is_not_there_any_more_loses_all_its_cases() -> None:
     other = run(record(device="xla"), fingerprint=replace(EPYC, device="xla"))
-    found = compare([run(record()), other], [run(record())])
-    assert [(change.kind, change.devices, change.worse) for change in found.changes] == [
+    comparison = compare([run(record()), other], [run(record())])
+    assert [(change.kind, change.devices, change.worse) for change in comparison.changes] == [
         (Aspect.LOST, "xla -> -", True)
     ]
     gained = compare([run(record())], [run(record()), other])
@@ -128,9 +122,6 @@ def test_a_device_that_is_not_there_any_more_loses_all_its_cases() -> None:
 
 def test_what_ran_in_neither_is_no_difference() -> None:
     assert of(record(verdict=Verdict.UNSUPPORTED), record(verdict=Verdict.UNAVAILABLE)).changes == ()
-
-
-# Errors
 
 
 def test_the_views_in_units_in_the_last_place_are_those_of_the_judge() -> None:
@@ -154,14 +145,16 @@ def test_an_error_has_grown_if_it_is_twice_what_it_was_and_more_than_rounding_sa
     ],
 )
 def test_less_is_rounding(before: float, after: float, allowed: float) -> None:
-    found = of(record(figures=(figure(before, allowed=allowed),)), record(figures=(figure(after, allowed=allowed),)))
-    assert found.changes == ()
+    differences = of(
+        record(figures=(figure(before, allowed=allowed),)), record(figures=(figure(after, allowed=allowed),))
+    )
+    assert differences.changes == ()
 
 
 def test_an_error_where_there_was_none_has_grown_without_bound() -> None:
-    found = of(record(figures=(figure(0.0, allowed=0.0),)), record(figures=(figure(1.0, allowed=0.0),)))
-    assert only(found).factor == math.inf
-    assert json.dumps(found.as_json(), allow_nan=False)
+    differences = of(record(figures=(figure(0.0, allowed=0.0),)), record(figures=(figure(1.0, allowed=0.0),)))
+    assert only(differences).factor == math.inf
+    assert json.dumps(differences.as_json(), allow_nan=False)
 
 
 def test_an_error_of_another_tensor_is_held_against_the_closest_one_before() -> None:
@@ -199,9 +192,6 @@ def test_units_in_the_last_place_are_those_of_the_cases_dtype() -> None:
     )
     change = only(of(before, after))
     assert (change.before, change.after) == ("0.5 ulp", "2 ulp")
-
-
-# Speed
 
 
 def timed(name: str, value: float, low: float, high: float) -> Record:
@@ -242,30 +232,25 @@ def test_intervals_that_touch_are_no_difference() -> None:
 
 def test_times_of_another_fingerprint_are_not_compared_but_ratios_are() -> None:
     newer = replace(EPYC, versions={"torch": "2.14.0"})
-    found = compare([run(timed("latency", 1.0, 0.9, 1.1))], [run(timed("latency", 3.0, 2.9, 3.1), fingerprint=newer)])
-    assert (found.changes, found.pairs[0].same) == ((), False)
+    comparison = compare(
+        [run(timed("latency", 1.0, 0.9, 1.1))], [run(timed("latency", 3.0, 2.9, 3.1), fingerprint=newer)]
+    )
+    assert (comparison.changes, comparison.pairs[0].same) == ((), False)
     ratios = compare(
         [run(timed("speed-up", 2.0, 1.9, 2.1))], [run(timed("speed-up", 1.0, 0.9, 1.1), fingerprint=newer)]
     )
     assert only(ratios).worse
 
 
-# Devices
-
-
 def test_what_is_right_on_one_device_and_not_on_the_other() -> None:
-    found = compare(load([CPU]), load([XLA]))
-    assert found.across
-    assert (found.pairs[0].name, found.pairs[0].both) == ("cpu -> xla", 172)
-    assert found.counts() == {
+    comparison = compare(load([CPU]), load([XLA]))
+    assert comparison.across
+    assert (comparison.pairs[0].name, comparison.pairs[0].both) == ("cpu -> xla", 172)
+    assert comparison.counts() == {
         "verdict": (26, 25), "coverage lost": (127, 0), "coverage gained": (17, 0), "error grown": (31, 0)
     }  # fmt: skip
-    first = next(change for change in found.changes if change.worse)
-    assert (first.case, first.before, first.after) == (
-        "amp-bf16/cnn/float32/backward",
-        "pass",
-        "xfail",
-    )
+    first = next(change for change in comparison.changes if change.worse)
+    assert (first.case, first.before, first.after) == ("amp-bf16/cnn/float32/backward", "pass", "xfail")
     assert "--accel-device=xla" in first.reproduction
 
 
@@ -275,8 +260,8 @@ def test_across_compares_devices_of_one_journal() -> None:
         run(record(device="rocm", verdict=Verdict.FAIL, reason="out: wrong"), fingerprint=replace(EPYC, device="rocm")),
     ]
     assert compare(both, both).changes == ()
-    found = compare(both, both, across=True)
-    assert [(change.devices, change.worse) for change in found.changes] == [
+    comparison = compare(both, both, across=True)
+    assert [(change.devices, change.worse) for change in comparison.changes] == [
         ("cuda -> rocm", True),
         ("rocm -> cuda", False),
     ]
@@ -284,13 +269,10 @@ def test_across_compares_devices_of_one_journal() -> None:
 
 def test_a_device_is_found_again_where_another_chip_stands_beside_it() -> None:
     xeon = replace(EPYC, chip="Xeon", versions={"torch": "2.9.0"})
-    found = compare([run(record())], [run(record()), run(record("amp-bf16"), fingerprint=xeon)])
-    assert [change.kind for change in found.changes] == [Aspect.LOST, Aspect.GAINED, Aspect.GAINED]
+    comparison = compare([run(record())], [run(record()), run(record("amp-bf16"), fingerprint=xeon)])
+    assert [change.kind for change in comparison.changes] == [Aspect.LOST, Aspect.GAINED, Aspect.GAINED]
     again = compare([run(record())], [run(record("eager", Verdict.FAIL), fingerprint=xeon)])
     assert only(again).kind is Aspect.VERDICT
-
-
-# The command
 
 
 @pytest.fixture
@@ -300,16 +282,14 @@ def changed(tmp_path: Path) -> Path:
     cases = [line for line in lines if line.get("verdict") == "pass" and line["case"]["technique"] == "eager"]
     cases[0] |= {"verdict": "fail", "reason": "out: view row: expected at most 1e-7, got 1e-3"}
     lines.remove(cases[1])
-    one = next(figure for figure in cases[2]["figures"] if figure["view"] == "row")
-    one["measured"] *= 1000
+    match = next(figure for figure in cases[2]["figures"] if figure["view"] == "row")
+    match["measured"] *= 1000
     path = tmp_path / "changed.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
-def test_the_command_exits_with_1_if_something_is_worse(
-    changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_exits_with_1_if_worse(changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = [f"--json={tmp_path / 'diff.json'}", f"--markdown={tmp_path / 'diff.md'}"]
     assert main(["diff", str(CPU), str(changed), *written]) == 1
     out = capsys.readouterr().out
@@ -347,10 +327,10 @@ def test_a_long_difference_is_cut_on_the_screen_and_says_so() -> None:
 def test_a_journal_cannot_write_into_the_difference() -> None:
     hostile = "`|</details><script> @everyone \x1b[2J"
     before = Record(replace(record().case, technique=hostile), Verdict.PASS)
-    found = of(before, replace(before, verdict=Verdict.FAIL, reason=hostile))
-    page = difference_text.page(found)
+    differences = of(before, replace(before, verdict=Verdict.FAIL, reason=hostile))
+    page = difference_text.page(differences)
     assert "\x1b" not in page
-    assert "\x1b" not in "\n".join(plain(difference_text.terminal(found)))
+    assert "\x1b" not in "\n".join(plain(difference_text.terminal(differences)))
     row = next(line for line in page.splitlines() if line.startswith("| `worse`"))
     assert row.count("`` `") == 2  # case and reason are code, which their backticks do not end
     assert len(re.findall(r"(?<!\\)\|", row)) == 7

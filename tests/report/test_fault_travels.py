@@ -1,17 +1,17 @@
-"""A fault whose path looks like text of accelcheck's own travels unharmed from a journal to ledger, suggestion, cause and message."""
+"""A fault whose path looks like accelcheck's text stays as it is in journal, ledger, suggestion, cause, message."""
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from journal_harness import journal, record
 
-from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.journal import Journal, Record
-from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations.ledger import Ledger, hold
 from accelcheck.report import ledger_stubs
 from accelcheck.report.causes import causes
@@ -19,8 +19,6 @@ from accelcheck.report.message import explain
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from accelcheck.report.run import DeviceRun
 
 TODAY = dt.date(2026, 11, 23)
@@ -36,35 +34,28 @@ def fault(request: pytest.FixtureRequest) -> Fault:
 @pytest.fixture
 def run(fault: Fault, tmp_path: Path) -> DeviceRun:
     """The run of a journal whose only case fails with the fault alone."""
-    journal = Journal(tmp_path / "a.jsonl")
-    device = {"capability": "ok", "fingerprint": Fingerprint("cpu", "AMD EPYC", 2).as_json()}
-    journal.header({"started": "2026-11-20T10:00:00+00:00", "devices": {"cpu": device}})
-    case = Case("eager", "mlp", "cpu", "float32", Mode.FORWARD, 1)
-    journal.case(Record(case, Verdict.FAIL, faults=(fault,)).as_json())
-    journal.end({"exit": 1})
-    return load([tmp_path / "a.jsonl"])[0]
+    failed = replace(record("eager", Verdict.FAIL), faults=(fault,))
+    return load([journal(tmp_path / "a.jsonl", failed)])[0]
 
 
 def test_a_journal_gives_the_fault_that_was_written(run: DeviceRun, fault: Fault) -> None:
     assert run.records[0].faults == (fault,)
 
 
-def test_the_entry_that_is_suggested_expects_this_fault_and_no_other(
-    run: DeviceRun, fault: Fault, tmp_path: Path
-) -> None:
+def test_a_suggested_entry_expects_this_fault_and_no_other(run: DeviceRun, fault: Fault, tmp_path: Path) -> None:
     lines, count = ledger_stubs.suggest([run], Ledger(), TODAY, lambda _: {})
     assert count == 1
     (tmp_path / "new.toml").write_text("\n".join(lines).replace("TODO", "done"))
     ledger = Ledger.load((tmp_path / "new.toml",))
-    (record,) = run.records
-    assert hold(record, ledger).verdict is Verdict.XFAIL
+    (failed,) = run.records
+    assert hold(failed, ledger).verdict is Verdict.XFAIL
     for other in (
         replace(fault, path="out"),
         replace(fault, draw=""),
         replace(fault, view="column"),
         replace(fault, measured=7e-6),
     ):
-        assert hold(replace(record, faults=(other,)), ledger).verdict is Verdict.FAIL
+        assert hold(replace(failed, faults=(other,)), ledger).verdict is Verdict.FAIL
 
 
 def test_its_cause_is_wrong_outputs(run: DeviceRun) -> None:

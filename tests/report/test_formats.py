@@ -1,4 +1,4 @@
-"""Reports for other tools: each validates against its published schema, says what the journal says, and cannot be injected into."""
+"""Reports for other tools validate against published schemas, agree with the journal, and allow no injection."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ HOSTILE = "`|</code></details><script>alert(1)</script> @everyone [x](javascript
 
 
 def run(*records: Record, device: str = "cpu", **facts: Any) -> DeviceRun:
-    found = Fingerprint(device, "EPYC", 2, driver="1.2", runtime="ATen", versions={"torch": "2.13.0"})
-    whole: dict[str, Any] = {"fingerprint": found, "started": "2026-11-23T10:00:00+00:00", "remarks": ()} | facts
+    device_fingerprint = Fingerprint(device, "EPYC", 2, driver="1.2", runtime="ATen", versions={"torch": "2.13.0"})
+    whole: dict[str, Any] = {
+        "fingerprint": device_fingerprint,
+        "started": "2026-11-23T10:00:00+00:00",
+        "remarks": (),
+    } | facts
     return DeviceRun(
         device=device, capability="ok", accelcheck="0.1.0", python="3.11.7", platforms=("Linux",), level=1, selections=({},), packages={},
         records=records, sources=("j",), **whole,
@@ -47,9 +51,6 @@ def run(*records: Record, device: str = "cpu", **facts: Any) -> DeviceRun:
 
 def record(technique: str = "eager", verdict: Verdict = Verdict.PASS, reason: str = "", **more: Any) -> Record:
     return Record(Case(technique, "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict, reason=reason, **more)
-
-
-# Markdown
 
 
 def test_the_first_line_of_the_markdown_is_the_verdict() -> None:
@@ -62,7 +63,7 @@ def test_the_first_line_of_the_markdown_is_the_verdict() -> None:
 def test_the_markdown_has_causes_with_their_commands_and_a_row_for_each_technique_that_is_not_right() -> None:
     runs = load([TOY, XLA])
     page = markdown.page(runs)
-    wrong = {r.case.technique for one in runs for r in one.records if not r.verdict.green}
+    wrong = {r.case.technique for other in runs for r in other.records if not r.verdict.green}
     assert set(re.findall(r"^\| `([^`]+)` \| (?=[\d-])", page, re.MULTILINE)) >= wrong
     assert "<summary>14 cases: <code>autocast is not registered</code> (missing feature)</summary>" in page
     assert "pytest --pyargs accelcheck.suite --accel-device=toy --accel-case=amp-bf16/cnn/toy/float32/forward" in page
@@ -113,9 +114,6 @@ def test_the_markdown_fits_into_a_comment_and_says_that_it_was_cut() -> None:
     assert page.startswith("## accelcheck: 300 of 300")
 
 
-# Common Test Report Format
-
-
 def validate_ctrf(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
     schema = json.loads((SCHEMAS / "ctrf-schema-0.0.json").read_text(encoding="utf-8"))
@@ -128,13 +126,13 @@ def test_ctrf_validates_and_counts_as_the_journals_do(paths: tuple[Path, ...]) -
     runs = load(paths)
     document = validate_ctrf(ctrf.document(runs))
     summary = document["results"]["summary"]
-    records = [one for found in runs for one in found.records]
+    records = [row for other in runs for row in other.records]
     assert summary["tests"] == len(records) == len(document["results"]["tests"])
-    assert summary["failed"] == sum(not one.verdict.green for one in records)
-    assert summary["skipped"] == sum(not one.verdict.executed for one in records)
+    assert summary["failed"] == sum(not row.verdict.green for row in records)
+    assert summary["skipped"] == sum(not row.verdict.executed for row in records)
     assert sum(summary[name] for name in ("passed", "failed", "skipped", "pending", "other")) == summary["tests"]
-    assert {one["testId"]: one["rawStatus"] for one in document["results"]["tests"]} == {
-        one.case.id: str(one.verdict) for one in records
+    assert {test["testId"]: test["rawStatus"] for test in document["results"]["tests"]} == {
+        row.case.id: str(row.verdict) for row in records
     }
     assert ctrf.document(load(paths)) == ctrf.document(runs)
 
@@ -160,11 +158,8 @@ def test_a_strange_start_or_time_is_no_error() -> None:
     assert read_ocptv(ocptv.document([strange]))
 
 
-# OCP Test and Validation
-
-
 def read_ocptv(text: str) -> list[dict[str, Any]]:
-    """The lines, each read with the object models of the package ocptv: every field known, none missing, of its type."""
+    """Reads lines with the object models of the package ocptv: every field known, none missing, of its type."""
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         _model(line, objects.Root)
@@ -175,15 +170,15 @@ def read_ocptv(text: str) -> list[dict[str, Any]]:
 def _model(value: Any, kind: Any) -> None:
     origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is typing.Union:
-        assert any(_is(value, one) for one in args), f"{value!r} is none of {args}"
+        assert any(_is(value, argument) for argument in args), f"{value!r} is none of {args}"
     elif origin is list:
         assert isinstance(value, list), value
-        for one in value:
-            _model(one, args[0])
+        for item in value:
+            _model(item, args[0])
     elif dataclasses.is_dataclass(kind):
         _fields(value, kind)
     elif issubclass(origin, Enum):
-        assert value in {one.value for one in kind}, f"{value!r} is no {kind.__name__}"
+        assert value in {element.value for element in kind}, f"{value!r} is no {kind.__name__}"
     else:
         plain = dict if issubclass(origin, dict) else (int, float) if origin is float else origin
         assert isinstance(value, plain), f"{value!r} is no {kind}"
@@ -207,19 +202,19 @@ def _fields(value: Any, kind: Any) -> None:
         if (name := field.metadata.get("spec_field")) is not None:
             names = {name: hint}
         else:
-            names = {one.SPEC_OBJECT: one for one in options if one is not type(None)}
+            names = {option.SPEC_OBJECT: option for option in options if option is not type(None)}
         present = names.keys() & value.keys()
         known |= names.keys()
         assert present or optional, f"{kind.__name__} lacks {' or '.join(names)}"
-        for one in present:
-            if one in {
+        for item in present:
+            if item in {
                 "timestamp",
                 "hardwareInfoId",
                 "softwareInfoIds",
             }:  # of objects the package writes the texts alone
-                assert isinstance(value[one], (str, list))
+                assert isinstance(value[item], (str, list))
             else:
-                _model(value[one], names[one])
+                _model(value[item], names[item])
     assert value.keys() <= known, f"{kind.__name__} has no {value.keys() - known}"
 
 
@@ -229,18 +224,18 @@ def test_ocptv_has_a_diagnosis_for_each_case_that_ran(paths: tuple[Path, ...]) -
     lines = read_ocptv(ocptv.document(runs))
     assert lines[0]["schemaVersion"] == {"major": 2, "minor": 0}
     steps = [line["testStepArtifact"] for line in lines if "testStepArtifact" in line]
-    found = Counter(step["diagnosis"]["type"] for step in steps if "diagnosis" in step)
-    records = [one for each in runs for one in each.records if one.verdict.executed]
-    assert found == Counter(
-        "PASS" if one.verdict is Verdict.PASS else "UNKNOWN" if one.verdict.green else "FAIL" for one in records
+    diagnoses = Counter(step["diagnosis"]["type"] for step in steps if "diagnosis" in step)
+    records = [row for each in runs for row in each.records if row.verdict.executed]
+    assert diagnoses == Counter(
+        "PASS" if row.verdict is Verdict.PASS else "UNKNOWN" if row.verdict.green else "FAIL" for row in records
     )
     errors = sum("error" in step for step in steps)
-    assert errors == sum(one.verdict in ocptv.RAISED for one in records)
+    assert errors == sum(row.verdict in ocptv.RAISED for row in records)
     starts, ends = (Counter(s["testStepId"] for s in steps if name in s) for name in ("testStepStart", "testStepEnd"))
     assert starts == ends
     assert set(starts.values()) == {1}
     end = lines[-1]["testRunArtifact"]["testRunEnd"]
-    assert end == {"status": "COMPLETE", "result": "PASS" if all(one.verdict.green for one in records) else "FAIL"}
+    assert end == {"status": "COMPLETE", "result": "PASS" if all(row.verdict.green for row in records) else "FAIL"}
 
 
 @pytest.mark.skipif(
@@ -250,8 +245,8 @@ def test_ocptv_has_a_diagnosis_for_each_case_that_ran(paths: tuple[Path, ...]) -
 def test_ocptv_validates_against_the_published_schemas(paths: tuple[Path, ...]) -> None:
     folder = Path(os.environ["ACCELCHECK_OCPTV_SCHEMAS"])
     schemas = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    registry: Any = Registry().with_resources((one["$id"], DRAFT202012.create_resource(one)) for one in schemas)
-    (root,) = (one for one in schemas if one["$id"].endswith("/output"))
+    registry: Any = Registry().with_resources((s["$id"], DRAFT202012.create_resource(s)) for s in schemas)
+    (root,) = (schema for schema in schemas if schema["$id"].endswith("/output"))
     validator = jsonschema.Draft202012Validator(root, registry=registry, format_checker=jsonschema.FormatChecker())
     for line in ocptv.document(load(paths)).splitlines():
         validator.validate(json.loads(line))
@@ -266,16 +261,14 @@ def test_ocptv_measures_figures_beyond_their_budgets_and_times() -> None:
     )
     times = (Measurement("latency", 2.0, "s", 1.5, 2.5), Measurement("peak-memory", None, "B"))
     lines = read_ocptv(ocptv.document([run(record(verdict=Verdict.FAIL, figures=figures, measurements=times))]))
-    found = [
-        line["testStepArtifact"]["measurement"] for line in lines if "measurement" in line.get("testStepArtifact", {})
-    ]
-    names = [one["name"].partition(": ")[2] for one in found]
+    steps = [s["testStepArtifact"]["measurement"] for s in lines if "measurement" in s.get("testStepArtifact", {})]
+    names = [step["name"].partition(": ")[2] for step in steps]
     assert names == ["out: row", "out: column", "latency"]
-    assert (found[0]["value"], found[0]["validators"]) == (
+    assert (steps[0]["value"], steps[0]["validators"]) == (
         3.0, [{"name": "budget", "type": "LESS_THAN_OR_EQUAL", "value": 1.0}]
     )  # fmt: skip
-    assert found[1]["value"] == "nan"
-    assert found[2]["metadata"] == {"low": 1.5, "high": 2.5}
+    assert steps[1]["value"] == "nan"
+    assert steps[2]["metadata"] == {"low": 1.5, "high": 2.5}
 
 
 @pytest.mark.parametrize(
@@ -299,32 +292,24 @@ def test_the_object_models_of_ocptv_refuse_what_is_none() -> None:
             _model(json.loads(lines[index].replace(old, new)), objects.Root)
 
 
-# JUnit, by pytest
-
-
-def test_junit_validates_and_holds_verdict_and_evidence(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = Suite(pytester, monkeypatch)
+def test_junit_validates_and_holds_verdict_and_evidence(suite: Suite) -> None:
     suite.run(*only("toy", "toy-value", "toy-idle"), "--accel-device=xla", "--junit-xml=junit.xml")
     tree = etree.parse(str(suite.path / "junit.xml"))
-    found: dict[str, dict[str, str]] = {}
+    by_case: dict[str, dict[str, str]] = {}
     for case in tree.iter("testcase"):
         # pytest's documentation of `record_property`: properties of a test case are not in this schema.
         for properties in case.findall("properties"):
-            found[case.get("name", "")] = {one.get("name", ""): one.get("value", "") for one in properties}
+            by_case[case.get("name", "")] = {item.get("name", ""): item.get("value", "") for item in properties}
             case.remove(properties)
     schema = etree.XMLSchema(etree.parse(str(SCHEMAS / "junit-10.xsd")))
     assert schema.validate(tree), schema.error_log
     name = "test_equivalence[{}/tiny/cpu/float32/forward]"
     verdicts = {
-        technique: found[name.format(technique)]["accelcheck.verdict"] for technique in ("toy", "toy-value", "toy-idle")
+        technique: by_case[name.format(technique)]["accelcheck.verdict"]
+        for technique in ("toy", "toy-value", "toy-idle")
     }
     assert verdicts == {"toy": "pass", "toy-value": "fail", "toy-idle": "fail"}
-    assert found[name.format("toy")]["accelcheck.evidence.aten::addmm dispatched >= 1"] == "1"
-
-
-# The command
+    assert by_case[name.format("toy")]["accelcheck.evidence.aten::addmm dispatched >= 1"] == "1"
 
 
 def test_the_command_writes_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,15 @@ import hashlib
 import json
 import math
 import re
-import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_harness import completed
 from report_page import Page, blocks, unpacked
 
 from accelcheck import cli
@@ -25,8 +26,6 @@ from accelcheck.report.html import document, experiments, figures, payload, tabl
 from accelcheck.report.run import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from accelcheck.report.run import DeviceRun
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +45,13 @@ def journal(
 ) -> Path:
     """A journal of one device; `more` are further fields of its header."""
     written = Journal(path)
-    found = {
+    result = {
         "capability": "ok" if present else "unavailable [no-hardware] none",
         "fingerprint": fingerprint(device) if present else None,
     }
     written.header({
         "started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11.7", "platform": "Linux", "level": 2,
-        "devices": {device: found}, "packages": {"torch": "2.13.0"}, **more,
+        "devices": {device: result}, "packages": {"torch": "2.13.0"}, **more,
     })  # fmt: skip
     for record in records:
         written.case(record.as_json())
@@ -107,7 +106,7 @@ def of_a_check(folder: Path, *more: Record, **header: Any) -> Path:
 
 def test_the_page_of_a_check_opens_with_model_recommendation_table_and_plot(tmp_path: Path) -> None:
     absent = Record(case("gpu", "net"), Verdict.UNSUPPORTED, "no-backend", "unsupported [no-backend] no GPU here")
-    found = page(load([of_a_check(tmp_path, absent)]))
+    shown = page(load([of_a_check(tmp_path, absent)]))
     wanted = [
         "net Net with 163 parameters. Checked on cpu: Chip of cpu, torch 2.13.0, 2026-11-23.",
         "Inference on cpu: Use coarse. It is right, 2.00 times as fast as FP32 eager (1.80 or more) and is off by at most 1.4e-02",
@@ -117,11 +116,11 @@ def test_the_page_of_a_check_opens_with_model_recommendation_table_and_plot(tmp_
         "Speed against error",
         "Techniques and devices",
     ]
-    places = [found.text.find(words) for words in wanted]
+    places = [shown.text.find(words) for words in wanted]
     assert -1 not in places, wanted[places.index(-1)]
     assert places == sorted(places)
-    assert found.text.index(wanted[0]) < found.text.index("Skip to") + 200
-    assert not re.search("qualif|must-pass|Journals", found.text)
+    assert shown.text.index(wanted[0]) < shown.text.index("Skip to") + 200
+    assert not re.search("qualif|must-pass|Journals", shown.text)
 
 
 def test_a_page_of_a_check_says_what_is_wrong_and_why(tmp_path: Path) -> None:
@@ -149,13 +148,13 @@ def test_a_report_of_other_workloads_too_opens_with_its_verdict(tmp_path: Path) 
 
 def test_commands_carry_the_model_and_the_modules_that_they_need(tmp_path: Path) -> None:
     bad = checked("odd", Mode.FORWARD, verdict=Verdict.FAIL, reason="out: wrong")
-    found = page(load([of_a_check(tmp_path, bad, imports=["my backend"])]))
+    shown = page(load([of_a_check(tmp_path, bad, imports=["my backend"])]))
     command = (
         "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=odd/net/cpu/float32/forward '--accel-import=my backend' "
         "--accel-model=folder/net.py:make"
     )
-    assert command in found.text
-    _, (block,) = blocks(found)
+    assert command in shown.text
+    _, (block,) = blocks(shown)
     commands = [block["texts"][row[7]] for row in block["rows"]]
     assert len(commands) == 4
     assert command in commands
@@ -164,16 +163,18 @@ def test_commands_carry_the_model_and_the_modules_that_they_need(tmp_path: Path)
 
 def test_names_of_models_are_text_and_one_word_of_a_command(tmp_path: Path) -> None:
     models = {"net": {"spec": HOSTILE, "summary": HOSTILE}}
-    found = page(load([of_a_check(tmp_path, checked(HOSTILE, Mode.BACKWARD), models=models, started=HOSTILE)]))
-    assert "img" not in [tag for tag, _ in found.tags]
-    assert [name for _, attributes in found.tags for name in attributes if name.startswith("on")] == []
-    assert "</script><img src=x onerror=alert(1)>" in found.text
-    assert not re.search("[\x1b\u202e\u2028\x00]", found.text)
+    shown = page(load([of_a_check(tmp_path, checked(HOSTILE, Mode.BACKWARD), models=models, started=HOSTILE)]))
+    assert "img" not in [tag for tag, _ in shown.tags]
+    assert [name for _, attributes in shown.tags for name in attributes if name.startswith("on")] == []
+    assert "</script><img src=x onerror=alert(1)>" in shown.text
+    assert not re.search("[\x1b\u202e\u2028\x00]", shown.text)
 
 
 def test_a_scheme_is_plotted_at_its_error_against_the_fp32_model(tmp_path: Path) -> None:
     runs = load([of_a_check(tmp_path)])
-    assert [(one.technique, one.error) for one in figures.tradeoffs(runs, ["cpu"])] == [("coarse", 1.4e-2)]
+    assert [(tradeoff.technique, tradeoff.error) for tradeoff in figures.tradeoffs(runs, ["cpu"])] == [
+        ("coarse", 1.4e-2)
+    ]
 
 
 def test_a_green_device_and_an_absent_one(tmp_path: Path) -> None:
@@ -194,8 +195,8 @@ def test_a_device_that_runs_its_must_pass_list_qualifies() -> None:
     for name in wanted:
         technique, workload, device, dtype, mode = name.split("/")
         records.append(Record(Case(technique, workload, device, dtype, Mode(mode), 1), Verdict.PASS, compared=10**8))
-    found = tables.standing(replace(run, records=tuple(records)), "cpu")
-    assert (found.state, found.title, found.reasons) == ("good", "Qualifies at level 1", ())
+    result = tables.standing(replace(run, records=tuple(records)), "cpu")
+    assert (result.state, result.title, result.reasons) == ("good", "Qualifies at level 1", ())
     less = tables.standing(replace(run, records=tuple(records[1:])), "cpu")
     assert (less.state, less.title) == ("part", "Green, but does not qualify at level 1")
     assert wanted[0] in less.reasons[0]
@@ -239,12 +240,14 @@ def test_every_case_of_stored_journals_is_in_the_report_with_its_figures() -> No
         assert texts[row[0]] == record.reason
         assert row[5] == record.compared
         shown = [(texts[row[9][n]], texts[row[9][n + 1]], float(row[9][n + 2])) for n in range(0, len(row[9]), 6)]
-        wanted: list[Any] = [(one.path, one.view, pytest.approx(one.measured, rel=1e-3)) for one in record.figures]
+        wanted: list[Any] = [(f.path, f.view, pytest.approx(f.measured, rel=1e-3)) for f in record.figures]
         assert shown == wanted
         named = {texts[row[12][n]]: row[12][n + 1] for n in range(0, len(row[12]), 6)}
         assert named == {
-            one.name: one.value if one.value is None else pytest.approx(one.value, rel=1e-3)
-            for one in record.measurements
+            measurement.name: measurement.value
+            if measurement.value is None
+            else pytest.approx(measurement.value, rel=1e-3)
+            for measurement in record.measurements
         }
 
 
@@ -263,22 +266,22 @@ def test_nothing_in_a_journal_becomes_markup_or_turns_the_text(tmp_path: Path) -
     path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n", "ascii")
     good = journal(tmp_path / "b.jsonl", [Record(case(), Verdict.PASS, compared=1)])
     text = document.document(load([path, good]))
-    usual, found = Page(document.document(load([good]))), Page(text)
-    assert not [attributes for _, attributes in found.tags if any(name.startswith("on") for name in attributes)]
-    assert "img" not in {tag for tag, _ in found.tags}
-    count = Counter(tag for tag, _ in found.tags)
+    usual, shown = Page(document.document(load([good]))), Page(text)
+    assert not [attributes for _, attributes in shown.tags if any(name.startswith("on") for name in attributes)]
+    assert "img" not in {tag for tag, _ in shown.tags}
+    count = Counter(tag for tag, _ in shown.tags)
     assert count["script"] == Counter(tag for tag, _ in usual.tags)["script"]
-    assert not found.open
+    assert not shown.open
     own = text.replace(str(document._own(document.CHART)), "").replace(str(document._own("templates/report.js")), "")
     assert not [c for c in own if not c.isprintable() and c != "\n"]
-    assert r"\u202egnp.exe" in found.text
-    assert "alert(1)" in found.text
+    assert r"\u202egnp.exe" in shown.text
+    assert "alert(1)" in shown.text
 
 
 def test_the_policy_allows_the_scripts_and_the_style_of_the_report_alone(tmp_path: Path) -> None:
     text = document.document(load([journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS, compared=1)])]))
-    found = Page(text)
-    policy = next(tag[1]["content"] for tag in found.tags if tag[1].get("http-equiv") == "Content-Security-Policy")
+    shown = Page(text)
+    policy = next(tag[1]["content"] for tag in shown.tags if tag[1].get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -288,9 +291,9 @@ def test_the_policy_allows_the_scripts_and_the_style_of_the_report_alone(tmp_pat
     assert len(scripts) == 2
     for rule, parts in (("script-src", scripts), ("style-src", styles)):
         hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
-        assert rules[rule].split() == [f"'sha256-{one}'" for one in hashes]
-    assert not [attributes for _, attributes in found.tags if {"style", "src", "srcset"} & set(attributes)]
-    links = [attributes["href"] for tag, attributes in found.tags if tag in {"a", "link"} and "href" in attributes]
+        assert rules[rule].split() == [f"'sha256-{digest}'" for digest in hashes]
+    assert not [attributes for _, attributes in shown.tags if {"style", "src", "srcset"} & set(attributes)]
+    links = [attributes["href"] for tag, attributes in shown.tags if tag in {"a", "link"} and "href" in attributes]
     assert [link for link in links if not str(link).startswith("#")] == []
 
 
@@ -348,14 +351,14 @@ def test_speed_and_memory_are_gathered_by_technique_device_and_mode(tmp_path: Pa
 
 def test_figures_whose_ratio_or_sum_is_not_finite_make_a_report(tmp_path: Path) -> None:
     def timed(workload: str, peak: float) -> Record:
-        found = {"speed-up": 1e308, "peak-memory": peak, "peak-memory-fp32-eager": 1e-300}
-        measured = tuple(Measurement(name, value, "") for name, value in found.items())
+        result = {"speed-up": 1e308, "peak-memory": peak, "peak-memory-fp32-eager": 1e-300}
+        measured = tuple(Measurement(name, value, "") for name, value in result.items())
         return Record(case("amp-bf16", workload, mode=Mode.SPEED), Verdict.PASS, compared=1, measurements=measured)
 
     runs = load([journal(tmp_path / "a.jsonl", [timed("a", 1e308), timed("b", 1e-300)])])
     index, _ = blocks(page(runs))
-    assert [one["median"] for one in index["tradeoffs"]] == [1e308]
-    assert [one["high"] for one in index["memory"]] == [1.0]
+    assert [point["median"] for point in index["tradeoffs"]] == [1e308]
+    assert [point["high"] for point in index["memory"]] == [1.0]
 
 
 def test_curve_and_claims_have_their_numbers_as_tables() -> None:
@@ -382,29 +385,29 @@ def test_curve_and_claims_have_their_numbers_as_tables() -> None:
 def test_a_file_that_is_no_curve_is_refused_with_its_name(
     content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, found = journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS)]), tmp_path / "curve.json"
+    path, curve = journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS)]), tmp_path / "curve.json"
     if content is not None:
-        found.write_text(content, "ascii")
-    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html"), "--curve", str(found)]) == 4
+        curve.write_text(content, "ascii")
+    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html"), "--curve", str(curve)]) == 4
     error = capsys.readouterr().err
-    assert str(found) in error
+    assert str(curve) in error
     assert said in error
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_ratio_of_a_curve_that_no_logarithm_takes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda curve: curve["points"][0].update(low=0.0), "expected ratios above 0"),
+        (lambda curve: curve.update(kind="claims"), "of kind 'curve' of schema 1, got kind 'claims'"),
+    ],
+)
+def test_what_is_no_curve_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     plain = json.loads((BASELINES / "cpu" / "curve.json").read_text("ascii"))
-    plain["points"][0]["low"] = 0.0
+    change(plain)
     (tmp_path / "curve.json").write_text(json.dumps(plain), "ascii")
-    with pytest.raises(experiments.ResultFileError, match="expected ratios above 0"):
+    with pytest.raises(experiments.ResultFileError, match=message):
         experiments.curve(tmp_path / "curve.json")
-
-
-def test_claims_are_no_curve(tmp_path: Path) -> None:
-    plain = json.loads((BASELINES / "cpu" / "curve.json").read_text("ascii"))
-    (tmp_path / "c.json").write_text(json.dumps({**plain, "kind": "claims"}), "ascii")
-    with pytest.raises(experiments.ResultFileError, match="of kind 'curve' of schema 1, got kind 'claims'"):
-        experiments.curve(tmp_path / "c.json")
 
 
 def test_the_command_writes_the_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,9 +420,7 @@ def test_the_command_writes_the_file_and_says_where(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("words", [[], ["-o", "."], ["-o", "absent/r.html"]])
-def test_a_report_without_a_place_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_needs_a_place(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS)])
     assert cli.main(["report", str(path), *words]) == 4
     assert "expected" in capsys.readouterr().err
@@ -438,7 +439,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "from accelcheck import cli\n"
         f"sys.exit(cli.main(['report', {str(path)!r}, '-o', {str(tmp_path / 'r.html')!r}]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = completed([sys.executable, "-c", program], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -451,17 +452,17 @@ def test_the_family_is_that_of_the_records_and_without_one_the_first_word_of_the
     index, _ = blocks(page(load([journal(tmp_path / "a.jsonl", records)])))
     columns, texts = index["columns"], index["texts"]
     pairs = zip(columns["technique"], columns["family"], strict=True)
-    found = {(texts[technique], texts[family]) for technique, family in pairs}
-    assert found == {("acme-fused", "attention"), ("compile-static", "compile")}
+    result = {(texts[technique], texts[family]) for technique, family in pairs}
+    assert result == {("acme-fused", "attention"), ("compile-static", "compile")}
 
 
 def colours(scheme: str) -> dict[str, tuple[float, ...]]:
     style = (ROOT / "accelcheck/report/html/templates/report.css").read_text("utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
-    found = dict(re.findall(r"--([\w-]+): #([0-9a-f]{6})", light))
+    matches = dict(re.findall(r"--([\w-]+): #([0-9a-f]{6})", light))
     if scheme == "dark":
-        found |= dict(re.findall(r"--([\w-]+): #([0-9a-f]{6})", dark))
-    return {name: tuple(int(code[n : n + 2], 16) / 255 for n in (0, 2, 4)) for name, code in found.items()}
+        matches |= dict(re.findall(r"--([\w-]+): #([0-9a-f]{6})", dark))
+    return {name: tuple(int(code[n : n + 2], 16) / 255 for n in (0, 2, 4)) for name, code in matches.items()}
 
 
 def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
@@ -477,12 +478,12 @@ def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_and_marks_have_the_contrast_that_wcag_asks_for(scheme: str) -> None:
-    found = colours(scheme)
+    result = colours(scheme)
     pairs = [(name, back) for name in ("ink", "soft", "link", "bad", "warn") for back in ("back", "panel")]
     pairs += [(name, f"{name}-back") for name in ("pass", "bad", "warn", "none", "known")]
-    assert {pair: ratio for pair in pairs if (ratio := contrast(found[pair[0]], found[pair[1]])) < 4.5} == {}
+    assert {pair: ratio for pair in pairs if (ratio := contrast(result[pair[0]], result[pair[1]])) < 4.5} == {}
     marks = [f"series-{n}" for n in range(6)] + ["bad", "focus"]
-    assert {name: ratio for name in marks if (ratio := contrast(found[name], found["back"])) < 3.0} == {}
+    assert {name: ratio for name in marks if (ratio := contrast(result[name], result["back"])) < 3.0} == {}
 
 
 def test_what_is_packed_has_no_character_of_html() -> None:

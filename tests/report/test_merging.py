@@ -1,4 +1,4 @@
-"""Journals are merged: whole or not at all, the same bytes in any order, each run once, and what differs is said by name."""
+"""Journals are merged whole or not at all, to the same bytes in any order; differences are named."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from journal_harness import EPYC, STORED, journal, record
@@ -19,9 +20,6 @@ from accelcheck.core.journal_reading import case, lines, outline
 from accelcheck.report import merging
 from accelcheck.report.merging import DifferentDevicesError, MergeError, merge
 from accelcheck.report.run import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -43,18 +41,18 @@ def test_any_order_gives_the_same_bytes(tmp_path: Path) -> None:
         journal(tmp_path / "b.jsonl", record("amp-bf16")),
         journal(tmp_path / "c.jsonl", record("eager", device="xla"), fingerprint=replace(EPYC, device="xla")),
     ]
-    found = set()
+    names = set()
     for order in itertools.permutations(paths):
         merge(order, tmp_path / "merged.jsonl")
-        found.add((tmp_path / "merged.jsonl").read_bytes())
-    assert found == {b"".join(paths[index].read_bytes() for index in (1, 0, 2))}
+        names.add((tmp_path / "merged.jsonl").read_bytes())
+    assert names == {b"".join(paths[index].read_bytes() for index in (1, 0, 2))}
 
 
 def test_a_run_that_is_given_twice_or_is_in_a_merged_journal_is_taken_once(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("amp-bf16"))
-    first = merge([one, other, one], output)
-    assert first.notes == (f"{one}: taken once: the same run as {one}",)
+    first = merge([path, other, path], output)
+    assert first.notes == (f"{path}: taken once: the same run as {path}",)
     again = merge([output, other], tmp_path / "again.jsonl")
     assert len(again.parts) == 2
     assert "taken once: the same run as" in again.notes[0]
@@ -89,16 +87,14 @@ def test_the_beginning_of_a_run_that_went_on_is_left_out(tmp_path: Path, output:
         ),
     ],
 )
-def test_what_differs_is_kept_apart_by_name_or_refused(
-    changed: dict[str, Any], said: str, tmp_path: Path, output: Path
-) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+def test_what_differs_is_kept_apart_or_not(changed: dict[str, Any], said: str, tmp_path: Path, output: Path) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager"), started="2026-11-23T12:00:00+00:00", **changed)
-    assert merge([other, one], output).notes == (f"kept apart: cpu in {one} and in {other}: {said}",)
+    assert merge([other, path], output).notes == (f"kept apart: cpu in {path} and in {other}: {said}",)
     assert len(load([output])) == 2
     output.unlink()
     with pytest.raises(DifferentDevicesError) as raised:
-        merge([one, other], output, same_device=True)
+        merge([path, other], output, same_device=True)
     assert said in str(raised.value)
     assert not output.exists()
 
@@ -106,26 +102,26 @@ def test_what_differs_is_kept_apart_by_name_or_refused(
 def test_shards_of_one_device_are_merged_as_the_same_device(tmp_path: Path, output: Path) -> None:
     paths = [journal(tmp_path / f"{name}.jsonl", record(name)) for name in ("eager", "amp-bf16")]
     merge(paths, output, same_device=True)
-    (found,) = load([output])
-    assert len(found.records) == 2
+    (run,) = load([output])
+    assert len(run.records) == 2
 
 
 def test_other_devices_are_refused_where_one_was_asked_for(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", fingerprint=replace(EPYC, device="xla"))
     with pytest.raises(DifferentDevicesError, match=r"devices: cpu in .*a\.jsonl, xla in .*b\.jsonl"):
-        merge([one, other], output, same_device=True)
+        merge([path, other], output, same_device=True)
 
 
 def test_of_two_verdicts_the_worse_counts_and_is_said(tmp_path: Path, output: Path) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager", Verdict.FAIL), started="2026-11-23T12:00:00+00:00")
     both = journal(
         tmp_path / "c.jsonl", record("jit", Verdict.FAIL), record("jit"), started="2026-11-23T13:00:00+00:00"
     )
-    notes = merge([one, other, both], output).notes
+    notes = merge([path, other, both], output).notes
     assert notes == (
-        f"eager/mlp/cpu/float32/forward: pass in {one}, fail in {other}; the worse of those that ran counts",
+        f"eager/mlp/cpu/float32/forward: pass in {path}, fail in {other}; the worse of those that ran counts",
         f"jit/mlp/cpu/float32/forward: pass and fail in {both}; the worse of those that ran counts",
     )
     assert {r.verdict for r in load([output])[0].records} == {Verdict.FAIL}
@@ -153,19 +149,19 @@ def test_missing_shards_are_said(tmp_path: Path, output: Path) -> None:
 
 
 def test_other_ledgers_for_one_device_are_said(tmp_path: Path, output: Path) -> None:
-    one, other = (
+    a, other = (
         journal(
             tmp_path / f"{sha}.jsonl",
             ledgers=[{"name": "all.toml", "sha256": "0"}, {"name": "cpu.toml", "sha256": sha}],
         )
         for sha in ("1", "2")
     )
-    said = set(merge([one, other], output).notes)
-    assert said <= {
+    message = set(merge([a, other], output).notes)
+    assert message <= {
         f"cpu: {first} and {second} were judged by other ledgers: cpu.toml"
-        for first, second in ((one, other), (other, one))
+        for first, second in ((a, other), (other, a))
     }
-    assert len(said) == 1
+    assert len(message) == 1
 
 
 def test_a_run_that_was_cut_off_is_said_and_its_torn_line_left_out(tmp_path: Path, output: Path) -> None:
@@ -193,14 +189,12 @@ def test_a_last_line_without_its_line_end_gets_one(tmp_path: Path, output: Path)
         ({"kind": "case"}, "b.jsonl:1: field 'kind' is 'case'; expected run"),
     ],
 )
-def test_another_file_is_refused_and_the_output_left_as_it_is(
-    line: dict[str, Any], message: str, tmp_path: Path, output: Path
-) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+def test_another_file_changes_no_output(line: dict[str, Any], message: str, tmp_path: Path, output: Path) -> None:
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
     output.write_text("as it was")
     with pytest.raises(JournalError) as raised:
-        merge([one, tmp_path / "b.jsonl"], output)
+        merge([path, tmp_path / "b.jsonl"], output)
     assert message in str(raised.value)
     assert output.read_text() == "as it was"
 
@@ -220,9 +214,7 @@ def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
             merge([path], target)
 
 
-def test_a_file_of_many_runs_that_were_cut_off_is_not_read_once_for_each_pair(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_many_cut_runs_is_read_once(tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         journal(tmp_path / "part.jsonl", *records, end=False, packages={"number": str(number)}).read_bytes()
         for number in range(40)
@@ -241,9 +233,7 @@ def test_a_file_of_many_runs_that_were_cut_off_is_not_read_once_for_each_pair(
     assert len(made) <= 4 * len(runs)
 
 
-def test_a_journal_that_changes_meanwhile_is_refused(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_changes_is_refused(tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = journal(tmp_path / "a.jsonl", record("eager"))
     whole = path.read_bytes()
 
@@ -260,16 +250,16 @@ def test_a_journal_that_changes_meanwhile_is_refused(
 def test_the_command_says_what_it_merged_and_exits_by_what_it_met(
     tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = journal(tmp_path / "a.jsonl", record("eager"))
+    path = journal(tmp_path / "a.jsonl", record("eager"))
     other = journal(tmp_path / "b.jsonl", record("eager"), accelcheck="0.2.0\x1b[31m")
-    assert cli.main(["merge", str(one), str(other), "-o", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert f"{output}: 2 runs, 2 cases" in said
-    assert "kept apart: cpu" in said
-    assert "\x1b" not in said
-    assert cli.main(["merge", "--same-device", str(one), str(other), "-o", str(output)]) == 1
+    assert cli.main(["merge", str(path), str(other), "-o", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{output}: 2 runs, 2 cases" in printed
+    assert "kept apart: cpu" in printed
+    assert "\x1b" not in printed
+    assert cli.main(["merge", "--same-device", str(path), str(other), "-o", str(output)]) == 1
     assert cli.main(["merge", str(tmp_path / "none.jsonl"), "-o", str(output)]) == 4
-    assert cli.main(["merge", str(one), "-o", str(tmp_path / "no" / "folder.jsonl")]) == 4
+    assert cli.main(["merge", str(path), "-o", str(tmp_path / "no" / "folder.jsonl")]) == 4
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
@@ -299,14 +289,14 @@ def test_an_outline_takes_and_refuses_what_a_record_does(tmp_path: Path) -> None
     path.write_text("\n".join(text) + "\n")
     taken = 0
     for line, at_once in list(zip(lines(path), lines(path, outlined=True), strict=True))[1:]:
-        said = []
+        messages = []
         for read, given in ((case, line), (outline, line), (outline, at_once)):
             try:
-                found = read(given)
+                number = read(given)
             except JournalError as error:
-                said.append(str(error))
+                messages.append(str(error))
             else:
                 taken += 1
-                said.append(str((found.case.id, found.verdict) if isinstance(found, Record) else found))
-        assert said[0] == said[1] == said[2]
+                messages.append(str((number.case.id, number.verdict) if isinstance(number, Record) else number))
+        assert messages[0] == messages[1] == messages[2]
     assert taken == 3 * 4

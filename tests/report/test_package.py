@@ -8,13 +8,14 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import journal_harness
 import pytest
 from msgspec.structs import replace
 
 from accelcheck import cli
 from accelcheck.core.bounded import Piece, UnreadableFileError, lines, read
 from accelcheck.core.case import LEVELS, Case, Mode, Verdict
-from accelcheck.core.journal import Journal, JournalError, Record
+from accelcheck.core.journal import JournalError, Record
 from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.expectations.ledger import shipped
@@ -33,17 +34,12 @@ def used(path: Path) -> dict[str, str]:
 
 
 def journal(path: Path, *verdicts: Verdict, **facts: Any) -> Path:
-    device = {"capability": "ok", "fingerprint": EPYC.as_json()}
-    header = {"accelcheck": "0.1.0", "python": "3.11.7", "level": 1, "started": "2026-11-23T10:00:00+00:00"}
-    known = {"ledgers": [used(one) for one in shipped(("cpu",))], "packages": {"torch": "2.13.0"}}
-    written = Journal(path)
-    written.header(header | known | {"devices": {"cpu": device}} | facts)
-    for index, verdict in enumerate(verdicts or (Verdict.PASS,) * 3):
-        written.case(
-            Record(Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1), verdict, compared=1).as_json()
-        )
-    written.end({"exit": 0})
-    return path
+    known = {"ledgers": [used(ledger) for ledger in shipped(("cpu",))], "packages": {"torch": "2.13.0"}}
+    cases = [Case(f"technique-{index}", "mlp", "cpu", "float32", Mode.FORWARD, 1) for index in range(3)]
+    records = [
+        Record(case, verdict, compared=1) for case, verdict in zip(cases, verdicts or (Verdict.PASS,) * 3, strict=False)
+    ]
+    return journal_harness.journal(path, *records, **known | facts)
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +72,10 @@ def test_a_package_holds_what_the_run_was_judged_by_and_is_intact(tmp_path: Path
     assert names == sorted(names)
     assert {name.partition("-")[2] for name in names if name.startswith("ledgers/")} == {"all.toml", "cpu.toml"}
     assert f"logs/{hashlib.sha256(b'built').hexdigest()[:12]}-build_log.txt" in names
-    found = verify(package)
-    assert (found.altered, found.signature, found.digest) == ([], UNSIGNED, packed.digest)
-    assert found.qualifies
-    assert found.runs[0].packages == {"torch": "2.13.0"}
+    verification = verify(package)
+    assert (verification.altered, verification.signature, verification.digest) == ([], UNSIGNED, packed.digest)
+    assert verification.qualifies
+    assert verification.runs[0].packages == {"torch": "2.13.0"}
 
 
 def test_the_same_input_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, package: Path) -> None:
@@ -124,9 +120,9 @@ def test_a_ledger_is_found_by_its_hash_or_missing_by_name(tmp_path: Path, packag
     with pytest.raises(PackError, match=rf"known\.toml has the SHA-256 {used(own)['sha256']} now"):
         pack([path], package, ledger=[own])
     packed = pack([path], package, ledger=[own], allow_missing=True)
-    found = verify(package)
-    assert found.intact
-    assert any("ledger known.toml" in note for note in found.notes)
+    verification = verify(package)
+    assert verification.intact
+    assert any("ledger known.toml" in note for note in verification.notes)
     assert str(tmp_path) not in "".join(packed.manifest.missing)
 
 
@@ -145,9 +141,9 @@ def test_the_must_pass_list_of_a_run_is_packed_and_another_one_here_is_said(
     assert [m.name for m in packed.manifest.members if m.name.startswith("must-pass/")] == [
         f"must-pass/{str(facts['sha256'])[:12]}-cpu.txt"
     ]
-    found = verify(package)
-    assert found.intact
-    (note,) = found.notes
+    verification = verify(package)
+    assert verification.intact
+    (note,) = verification.notes
     assert note.startswith(f"cpu: the run named version {facts['version']} of the must-pass list cpu; this accelcheck")
     assert note.endswith("version 1 of accelerator")
     other = journal(tmp_path / "b.jsonl", must_pass={"cpu": facts | {"sha256": "0000"}})
@@ -174,9 +170,9 @@ def test_an_input_is_never_written_over(tmp_path: Path) -> None:
 def test_an_altered_record_is_named(tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl", Verdict.PASS, Verdict.FAIL, Verdict.PASS)], package)
     altered(package, b'"verdict":"fail"', b'"verdict":"pass"')
-    found = verify(package)
+    verification = verify(package)
     name = f"{package}/journals/001.jsonl"
-    assert found.altered == [
+    assert verification.altered == [
         "journals/001.jsonl: altered: its SHA-256 is not that of the manifest",
         f"{name}:3: technique-1/mlp/cpu/float32/forward: altered",
     ]
@@ -214,10 +210,10 @@ def test_records_that_were_removed_put_in_or_moved_are_named(change: Any, said: 
 def test_the_chain_is_that_of_the_documentation(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"kind": "run"}\ntorn')
-    one = hashlib.sha256(bytes(32) + b'{"kind": "run"}').digest()
-    two = hashlib.sha256(one + b"torn").hexdigest()
+    digest = hashlib.sha256(bytes(32) + b'{"kind": "run"}').digest()
+    two = hashlib.sha256(digest + b"torn").hexdigest()
     assert [*chain.links(path)] == [
-        (one.hex(), hashlib.sha256(b'{"kind": "run"}').hexdigest(), "run"),
+        (digest.hex(), hashlib.sha256(b'{"kind": "run"}').hexdigest(), "run"),
         (two, hashlib.sha256(b"torn").hexdigest(), "a line that is no record"),
     ]
 
@@ -239,7 +235,7 @@ def test_another_file_is_no_package(raw: bytes, said: str, package: Path) -> Non
 
 def test_links_devices_and_names_that_lead_out_are_refused(tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl")], package)
-    for info_type, linked, said in (
+    for info_type, linked, message in (
         (tarfile.SYMTYPE, "/etc/passwd", "is a symbolic link"),
         (tarfile.LNKTYPE, "manifest.json", "is a hard link"),
         (tarfile.CHRTYPE, "", "is a device"),
@@ -250,7 +246,7 @@ def test_links_devices_and_names_that_lead_out_are_refused(tmp_path: Path, packa
         raw = package.read_bytes()
         more = tmp_path / "more.accelpack"
         more.write_bytes(raw[: -2 * archive.BLOCK] + info.tobuf(tarfile.USTAR_FORMAT) + bytes(2 * archive.BLOCK))
-        assert any(said in line for line in verify(more).altered)
+        assert any(message in line for line in verify(more).altered)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +273,7 @@ def test_a_package_ends_after_its_last_member(tmp_path: Path, package: Path) -> 
 
 
 @pytest.mark.parametrize(("member", "size"), [(0, 2**40), (1, 2**40), (2, 2**40), (1, -1), (2, -1)])
-def test_a_size_that_no_header_of_the_form_can_have_is_an_alteration(
-    member: int, size: int, tmp_path: Path, package: Path
-) -> None:
+def test_a_size_that_no_such_header_has_is_an_alteration(member: int, size: int, tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl")], package)
     start = [*archive.walk(package, {})][member].piece.start - archive.BLOCK
     raw = bytearray(package.read_bytes())
@@ -292,20 +286,18 @@ def test_a_size_that_no_header_of_the_form_can_have_is_an_alteration(
 
 def again(package: Path, change: Any) -> None:
     """The package with another manifest, and with all hashes anew."""
-    found = {one.name: one.piece for one in archive.walk(package, {})}
-    known = manifest.decode(read(found.pop(manifest.NAME), manifest.MOST))
-    del found[manifest.DIGEST]
+    pieces = {part.name: part.piece for part in archive.walk(package, {})}
+    known = manifest.decode(read(pieces.pop(manifest.NAME), manifest.MOST))
+    del pieces[manifest.DIGEST]
     raw = manifest.encode(change(known))
     kept = [(manifest.NAME, raw), (manifest.DIGEST, manifest.digest(raw))]
-    kept += [(name, read(piece, piece.size)) for name, piece in found.items()]
+    kept += [(name, read(piece, piece.size)) for name, piece in pieces.items()]
     with (package.parent / "again").open("wb") as file:
         archive.write(file, [(name, len(content), [content]) for name, content in kept])
     (package.parent / "again").replace(package)
 
 
-def test_a_journal_is_listed_once_so_that_a_manifest_cannot_ask_for_endless_reading(
-    tmp_path: Path, package: Path
-) -> None:
+def test_a_journal_is_listed_once_so_that_no_manifest_asks_for_endless_reading(tmp_path: Path, package: Path) -> None:
     pack([journal(tmp_path / "a.jsonl")], package)
     again(package, lambda known: replace(known, journals=known.journals * 2))
     assert verify(package).altered == ["manifest.json: field 'journals': journals/001.jsonl is there twice"]
@@ -328,13 +320,11 @@ def test_a_member_has_the_size_that_the_manifest_says(tmp_path: Path, package: P
         return replace(known, members=(replace(first, size=first.size + 5), *rest))
 
     again(package, longer)
-    (said,) = verify(package).altered
-    assert "bytes, and the manifest says" in said
+    (message,) = verify(package).altered
+    assert "bytes, and the manifest says" in message
 
 
-def test_a_signature_shows_what_hashes_cannot(
-    tmp_path: Path, package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_signatures_show_what_hashes_cannot(tmp_path: Path, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     minisign = pytest.importorskip("minisign")
     pair, other = minisign.KeyPair.generate(), minisign.KeyPair.generate()
     for name, key in (("secret", pair.secret_key), ("public", pair.public_key), ("other", other.public_key)):
@@ -370,10 +360,10 @@ def test_the_commands_say_what_they_found(tmp_path: Path, package: Path, capsys:
     assert cli.main(["pack", str(path), "-o", str(package)]) == 0
     assert "1 journals with 4 lines" in capsys.readouterr().out
     assert cli.main(["verify", str(package)]) == 1
-    said = capsys.readouterr().out
-    assert "as it was packed" in said
-    assert "cpu: 1 fail, 1 pass\n  cpu does not qualify at level 1: 1 of 3 cases of the must-pass list" in said
-    assert "    1 must-pass cases are in no journal: technique-2/mlp/cpu/float32/forward" in said
+    printed = capsys.readouterr().out
+    assert "as it was packed" in printed
+    assert "cpu: 1 fail, 1 pass\n  cpu does not qualify at level 1: 1 of 3 cases of the must-pass list" in printed
+    assert "    1 must-pass cases are in no journal: technique-2/mlp/cpu/float32/forward" in printed
     assert cli.main(["verify", str(path)]) == 4
     assert "expected a package" in capsys.readouterr().err
     assert cli.main(["pack", str(tmp_path / "none"), "-o", str(package)]) == 4
@@ -402,13 +392,15 @@ def test_a_piece_of_a_file_is_read_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_journal_names_packages_and_ledgers() -> None:
-    found = configuration.packages()
-    assert found["torch"].startswith("2.")
-    assert list(found) == sorted(found)
+    versions = configuration.packages()
+    assert versions["torch"].startswith("2.")
+    assert list(versions) == sorted(versions)
     import importlib.metadata
 
-    assert {name.lower() for name in found} == {
-        one.metadata["Name"].lower() for one in importlib.metadata.distributions() if one.metadata["Name"]
+    assert {name.lower() for name in versions} == {
+        distribution.metadata["Name"].lower()
+        for distribution in importlib.metadata.distributions()
+        if distribution.metadata["Name"]
     }
 
 

@@ -1,4 +1,4 @@
-"""Where pages are that ledgers refer to: in a checkout, and in a package that was installed from a wheel."""
+"""Places of the pages that ledgers refer to: in a checkout, and in a package installed from a wheel."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def test_a_page_is_found_where_the_wheel_puts_it(tmp_path: Path, monkeypatch: py
     assert terminal.place(terminal.FINDINGS) == path
 
 
-def test_a_run_says_where_the_page_is_that_a_ledger_refers_to(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_where_a_ledgers_page_is(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(pytester, monkeypatch)
     ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(link=terminal.FINDINGS)}")
     assert ran.record("toy-value").verdict == "xfail"

@@ -1,4 +1,4 @@
-"""Must-pass lists, and whether a device qualifies: what is on a list has to run and pass, and nothing can shrink unseen."""
+"""Must-pass lists and qualification: listed cases have to run and pass, and nothing can shrink unseen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHIP = Fingerprint("cpu", "AMD EPYC", 2)
 
 
 def records(level: int = 1, verdict: Verdict = Verdict.PASS, elements: int = 0) -> list[Record]:
-    """What a run shows that passes the list of the CPU; each case compares an equal part of the floor."""
+    """Records of a run that passes the list of the CPU; each case compares an equal part of the floor."""
     ids = sorted(LIST.ids("cpu", level))
     each = elements or -(-LIST.floors[level].elements // len(ids))
     return [Record(case(name), verdict, compared=each) for name in ids]
@@ -47,20 +47,20 @@ def run(found: list[Record], level: int = 1) -> DeviceRun:
 
 
 def test_a_device_that_passes_the_whole_list_qualifies() -> None:
-    found = qualification(run(records()))
-    assert found.holds
-    assert found.reasons == ()
-    assert str(found).startswith(
-        f"cpu qualifies at level 1: {found.asked:,} of {found.asked:,} cases of the must-pass list cpu"
+    qualified = qualification(run(records()))
+    assert qualified.holds
+    assert qualified.reasons == ()
+    assert str(qualified).startswith(
+        f"cpu qualifies at level 1: {qualified.asked:,} of {qualified.asked:,} cases of the must-pass list cpu"
     )
     assert highest(run(records(), level=2)) == 1
 
 
 def test_a_case_that_is_missing_is_named() -> None:
     gone, *rest = records()
-    found = qualification(run(rest))
-    assert not found.holds
-    assert any(gone.case.id in reason and "in no journal" in reason for reason in found.reasons)
+    qualified = qualification(run(rest))
+    assert not qualified.holds
+    assert any(gone.case.id in reason and "in no journal" in reason for reason in qualified.reasons)
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_a_case_that_is_missing_is_named() -> None:
 )
 def test_one_case_that_did_not_pass_is_enough(verdict: Verdict, words: str) -> None:
     first, *rest = records()
-    found = qualification(run([replace(first, verdict=verdict), *rest]))
-    assert not found.holds
-    assert any(first.case.id in reason and words in reason for reason in found.reasons)
+    qualified = qualification(run([replace(first, verdict=verdict), *rest]))
+    assert not qualified.holds
+    assert any(first.case.id in reason and words in reason for reason in qualified.reasons)
     assert highest(run([replace(first, verdict=verdict), *rest])) == 0
 
 
 def test_a_failure_outside_of_the_list_stands_against_the_device() -> None:
     other = Record(Case("of-a-plugin", "mlp", "cpu", "float32", Mode.FORWARD, 1), Verdict.FAIL)
-    found = qualification(run([*records(), other]))
-    assert found.red == {other.case.id: "fail"}
-    assert not found.holds
+    qualified = qualification(run([*records(), other]))
+    assert qualified.red == {other.case.id: "fail"}
+    assert not qualified.holds
 
 
 def test_what_does_not_exist_outside_of_the_list_does_not() -> None:
@@ -110,9 +110,9 @@ def test_what_does_not_exist_outside_of_the_list_does_not() -> None:
 def test_a_pass_that_its_own_record_contradicts_is_none(change: dict[str, Any], said: str) -> None:
     first, *rest = records()
     more = replace(rest[0], compared=rest[0].compared + first.compared)
-    found = qualification(run([replace(first, **change), more, *rest[1:]]))
-    assert found.passed == found.asked - 1
-    assert found.reasons == (f"1 must-pass cases did not pass: {first.case.id} ({said})",)
+    qualified = qualification(run([replace(first, **change), more, *rest[1:]]))
+    assert qualified.passed == qualified.asked - 1
+    assert qualified.reasons == (f"1 must-pass cases did not pass: {first.case.id} ({said})",)
 
 
 def test_a_figure_that_gates_nothing_contradicts_nothing() -> None:
@@ -137,21 +137,21 @@ def test_journals_that_do_not_show_a_whole_run_on_the_device_qualify_nothing(cha
 
 def test_stored_runs_contradict_none_of_their_passes() -> None:
     folder = Path(__file__).parents[2] / "baselines"
-    runs = [one for path in sorted(folder.glob("*/level*.jsonl")) for one in load([path])]
-    passed = [one for each in runs for one in each.records if one.verdict is Verdict.PASS]
+    runs = [item for path in sorted(folder.glob("*/level*.jsonl")) for item in load([path])]
+    passed = [record for each in runs for record in each.records if record.verdict is Verdict.PASS]
     assert len(passed) > 400
-    assert [one.case.id for one in passed if one.contradiction] == []
+    assert [record.case.id for record in passed if record.contradiction] == []
 
 
 def test_too_few_elements_compared_are_below_the_floor() -> None:
-    found = qualification(run([replace(record, compared=1) for record in records()]))
-    assert [reason.partition(":")[0] for reason in found.reasons] == ["elements compared with the oracle"]
+    qualified = qualification(run([replace(record, compared=1) for record in records()]))
+    assert [reason.partition(":")[0] for reason in qualified.reasons] == ["elements compared with the oracle"]
 
 
 def test_records_of_another_device_do_not_count() -> None:
-    found = judged("cuda", 1, records())
-    assert found.passed == 0
-    assert len(found.absent) == found.asked > 0
+    result = judged("cuda", 1, records())
+    assert result.passed == 0
+    assert len(result.absent) == result.asked > 0
 
 
 def test_a_device_without_a_list_has_that_of_any_accelerator() -> None:
@@ -188,10 +188,10 @@ VERSIONS = Path(__file__).parents[1] / "must_pass.txt"
 def test_a_list_that_changed_has_the_next_version() -> None:
     """``must_pass.txt`` beside this file keeps the hash of each version that was ever shipped."""
     shipped_before = dict(line.rsplit(" ", 1) for line in VERSIONS.read_text(encoding="ascii").splitlines())
-    for kind, one in must_pass.stored().items():
-        name = f"{kind} {one.version}"
-        assert shipped_before.get(name) == one.digest, (
-            f"{name} {one.digest}: raise the version, and add this line to {VERSIONS.name}"
+    for kind, stored in must_pass.stored().items():
+        name = f"{kind} {stored.version}"
+        assert shipped_before.get(name) == stored.digest, (
+            f"{name} {stored.digest}: raise the version, and add this line to {VERSIONS.name}"
         )
 
 
@@ -232,17 +232,17 @@ def test_a_list_without_floors_is_refused() -> None:
 
 def test_a_selection_asks_for_its_part_of_the_list() -> None:
     levels = {"eager/mlp/float32/forward": 1, "eager/cnn/bfloat16/forward": 2, "amp-bf16/mlp/float32/forward": 1}
-    one = parsed("toy", written(1, 0, levels, dict.fromkeys(LEVELS, Floor(1, 1, 1))))
-    assert one.selected(Selection(("npu",)), "npu") == {
+    first = parsed("toy", written(1, 0, levels, dict.fromkeys(LEVELS, Floor(1, 1, 1))))
+    assert first.selected(Selection(("npu",)), "npu") == {
         "eager/mlp/npu/float32/forward",
         "amp-bf16/mlp/npu/float32/forward",
     }
-    assert one.selected(Selection(("npu",), techniques=("eag*",), level=2), "npu") == {
+    assert first.selected(Selection(("npu",), techniques=("eag*",), level=2), "npu") == {
         "eager/mlp/npu/float32/forward",
         "eager/cnn/npu/bfloat16/forward",
     }
-    assert one.selected(Selection(("npu",), workloads=("cnn",), dtypes=("float32",), level=2), "npu") == set()
-    assert one.selected(Selection(("npu",), cases=("eager/mlp/npu/float32/forward",)), "npu") == set()
+    assert first.selected(Selection(("npu",), workloads=("cnn",), dtypes=("float32",), level=2), "npu") == set()
+    assert first.selected(Selection(("npu",), cases=("eager/mlp/npu/float32/forward",)), "npu") == set()
 
 
 def test_what_ran_alone_on_the_machine_is_not_asked_whether_its_device_qualifies() -> None:

@@ -1,10 +1,11 @@
-"""What journals say of each device: runs of one device are one, all else is kept apart, and what differs is said."""
+"""Runs of each device: journals of one device are joined, all else is kept apart, differences are named."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_harness import EPYC, STORED, journal, record
@@ -13,17 +14,14 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.journal import SCHEMA, JournalError
 from accelcheck.report.run import labels, load
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def test_shards_of_one_device_are_one(tmp_path: Path) -> None:
-    one = journal(tmp_path / "1.jsonl", record("eager"), started="2026-11-23T11:00:00+00:00")
+    path = journal(tmp_path / "1.jsonl", record("eager"), started="2026-11-23T11:00:00+00:00")
     other = journal(tmp_path / "2.jsonl", record("amp-bf16"), record("absent", Verdict.UNAVAILABLE), level=2)
-    (found,) = load([one, other])
-    assert [r.case.technique for r in found.records] == ["absent", "amp-bf16", "eager"]
-    assert (found.level, found.started, found.executed, found.green) == (2, "2026-11-23T10:00:00+00:00", 2, True)
-    assert found.sources == (str(one), str(other))
+    (run,) = load([path, other])
+    assert [r.case.technique for r in run.records] == ["absent", "amp-bf16", "eager"]
+    assert (run.level, run.started, run.executed, run.green) == (2, "2026-11-23T10:00:00+00:00", 2, True)
+    assert run.sources == (str(path), str(other))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +39,9 @@ def test_shards_of_one_device_are_one(tmp_path: Path) -> None:
 )
 def test_runs_on_different_devices_are_kept_apart(changed: dict[str, Any], label: list[str], tmp_path: Path) -> None:
     device = changed["fingerprint"].device if "fingerprint" in changed else "cpu"
-    one = journal(tmp_path / "1.jsonl", record("eager"))
+    path = journal(tmp_path / "1.jsonl", record("eager"))
     other = journal(tmp_path / "2.jsonl", record("eager", device=device), **changed)
-    runs = load([one, other])
+    runs = load([path, other])
     assert [len(run.records) for run in runs] == [1, 1]
     assert labels(runs) == label
 
@@ -64,10 +62,10 @@ def test_of_two_verdicts_of_one_case_the_worse_counts_and_is_said(tmp_path: Path
         journal(tmp_path / "2.jsonl", record("eager", Verdict.FAIL)),
     ]
     for order in (paths, paths[::-1]):
-        (found,) = load(order)
-        assert found.records[0].verdict is Verdict.FAIL
-        assert not found.green
-        assert any("the worse of those that ran counts" in remark for remark in found.remarks)
+        (run,) = load(order)
+        assert run.records[0].verdict is Verdict.FAIL
+        assert not run.green
+        assert any("the worse of those that ran counts" in remark for remark in run.remarks)
 
 
 def test_a_run_that_was_cut_off_says_so(tmp_path: Path) -> None:
@@ -82,8 +80,8 @@ def test_an_absent_device_has_no_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     absent = {"capability": "unavailable [no-hardware] no NVIDIA GPU found", "fingerprint": None}
     path.write_text(json.dumps({"kind": "run", "schema": SCHEMA, "devices": {"cuda": absent}}) + "\n")
-    (found,) = load([path])
-    assert (found.device, found.fingerprint, found.green) == ("cuda", None, False)
+    (run,) = load([path])
+    assert (run.device, run.fingerprint, run.green) == ("cuda", None, False)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,6 @@ def test_an_error_in_a_later_header_names_its_line(facts: dict[str, Any], said: 
 
 
 def test_a_run_that_was_cut_off_is_known_by_its_journal(tmp_path: Path) -> None:
-    whole, part = (
-        journal(tmp_path / f"{end}.jsonl", record("eager"), record("amp-bf16"), end=end) for end in (True, False)
-    )
-    assert [one.cut_off for one in load([whole])] == [()]
-    assert [one.cut_off for one in load([whole, part])] == [(str(part),)]
+    whole, part = (journal(tmp_path / f"{e}.jsonl", record("eager"), record("amp-bf16"), end=e) for e in (True, False))
+    assert [run.cut_off for run in load([whole])] == [()]
+    assert [run.cut_off for run in load([whole, part])] == [(str(part),)]

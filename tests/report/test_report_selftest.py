@@ -1,4 +1,4 @@
-"""What the selftest prints: the kill table, the views, wrong verdicts, counts."""
+"""Output of the selftest: the kill table, the views, wrong verdicts, counts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def outcome(
     seconds: float = 1.0,
     **more: bool | str | float,
 ) -> SeedResult:
-    one = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # the fields of a row, each of its type
-    return SeedResult(one, seed, verdict, views, reason, seconds={"run": seconds})
+    row = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # a row's fields
+    return SeedResult(row, seed, verdict, views, reason, seconds={"run": seconds})
 
 
 SEEN = [
@@ -143,7 +143,8 @@ def test_the_matrix_counts_rows_by_family_and_names_what_has_none() -> None:
 def test_the_total_says_what_is_emulated_and_what_has_fewer_seeds() -> None:
     told = [outcome("nibbles", 0, emulated=True), outcome("bucket", 0, seeds=3), outcome("gain", 0)]
     assert report.counts(told).startswith(
-        "3 faults: 3 of 3 verdicts caught them, 1 of them planted in an emulation, 1 rows of slow techniques with at most 3 seeds; "
+        "3 faults: 3 of 3 verdicts caught them, 1 of them planted in an emulation, "
+        "1 rows of slow techniques with at most 3 seeds; "
     )
 
 

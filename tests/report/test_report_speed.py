@@ -17,10 +17,10 @@ def record(technique: str, own: float | None, eager: float | None) -> Record:
 
 
 def test_what_is_launched_in_place_of_eagers_is_listed_where_it_is_less() -> None:
-    found = lines([record("fused", 1, 3), record("same", 3, 3), record("more", 4, 3), record("unknown", None, 3)])
-    title = found.index("launches fewer than eager:")
-    assert found[title - 1] == ""
-    assert found[title + 1 :] == ["  fused/speed-mlp/cpu/float32/speed  1 fused in place of 3 mm"]
+    shown = lines([record("fused", 1, 3), record("same", 3, 3), record("more", 4, 3), record("unknown", None, 3)])
+    title = shown.index("launches fewer than eager:")
+    assert shown[title - 1] == ""
+    assert shown[title + 1 :] == ["  fused/speed-mlp/cpu/float32/speed  1 fused in place of 3 mm"]
 
 
 def test_nothing_is_listed_where_nothing_launches_less() -> None:
@@ -36,9 +36,9 @@ def test_what_is_held_against_a_baseline_says_its_limit_and_what_would_have_been
             Measurement("baseline-detectable", 1.0457, "x"),
         ),
     )
-    found = lines([held, record("other", 3, 3)])
-    assert found[2].endswith("1.002 (1.031, 1.046)")
-    assert any(line.startswith("compared with baselines: 1 of 2 cases; in brackets") for line in found)
+    shown = lines([held, record("other", 3, 3)])
+    assert shown[2].endswith("1.002 (1.031, 1.046)")
+    assert any(line.startswith("compared with baselines: 1 of 2 cases; in brackets") for line in shown)
 
 
 def test_notes_on_baselines_name_few_cases_and_count_many() -> None:
@@ -48,8 +48,8 @@ def test_notes_on_baselines_name_few_cases_and_count_many() -> None:
         )
 
     many = [noted(f"many{number}", "no baseline") for number in range(4)]
-    found = lines([*many, noted("one", "not stored"), noted("two", "not stored")])
-    assert found[-2:] == [
+    shown = lines([*many, noted("one", "not stored"), noted("two", "not stored")])
+    assert shown[-2:] == [
         "baseline: no baseline (4 cases)",
         "baseline: not stored (one/speed-mlp/cpu/float32/speed, two/speed-mlp/cpu/float32/speed)",
     ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,16 +30,9 @@ from accelcheck.selftest.faults import (
     values,
     variants,
 )
+from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
 from accelcheck.techniques.matrix import Matrix
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import Tensor
-
-    from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, Variant
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Program, Result
 
 MODULES = (attention, matmul, values)
 NUMBERED = (layers, memory, autograd, operators)
@@ -48,7 +42,7 @@ FAULTS: list[PlantedFault] = [
     *(fault for module in NUMBERED for fault in module.FAULTS if fault.number),
 ]
 NUMBERS = frozenset(range(1, 23)) | {31, 38, 42, 43}
-"""Of the list of faults that a suite must catch: those that are numeric."""
+"""Numeric faults of the list that a suite must catch."""
 MATRIX = Matrix.load()
 # Right in what one run shows.
 UNSEEN_IN_ONE_RUN = frozenset(
@@ -85,11 +79,8 @@ def run(cell: Cell, dtype: str, change: Change = plant.nothing, technique: str =
 
 
 def bits(result: Result) -> dict[str, bytes]:
-    """What a result is made of, NaN included."""
+    """Bytes of a result, NaN included."""
     return {path: tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() for path, tensor in result.items()}
-
-
-# The catalogue
 
 
 def test_every_number_of_the_numeric_list_is_there() -> None:
@@ -98,18 +89,18 @@ def test_every_number_of_the_numeric_list_is_there() -> None:
 
 def test_names_are_unique_and_summaries_are_sentences() -> None:
     everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
-    assert not [name for name, count in Counter(one.name for one in everything).items() if count > 1]
-    assert all(one.summary.endswith(".") for one in everything)
+    assert not [name for name, count in Counter(entry.name for entry in everything).items() if count > 1]
+    assert all(entry.summary.endswith(".") for entry in everything)
 
 
 def test_cells_are_in_the_matrix() -> None:
     everything: list[PlantedFault | Variant] = [*FAULTS, *variants.VARIANTS]
-    for one in everything:
-        for cell in one.cells:
+    for entry in everything:
+        for cell in entry.cells:
             workload = MATRIX.workloads[cell.workload]
-            assert cell.mode in workload.modes, one.name
-            assert set(cell.dtypes) <= workload.dtypes, one.name
-            assert MATRIX.techniques[str(one.technique)].accepts(workload), one.name
+            assert cell.mode in workload.modes, entry.name
+            assert set(cell.dtypes) <= workload.dtypes, entry.name
+            assert MATRIX.techniques[str(entry.technique)].accepts(workload), entry.name
 
 
 def test_the_strongest_degree_comes_first() -> None:
@@ -119,10 +110,7 @@ def test_the_strongest_degree_comes_first() -> None:
 
 
 def test_there_are_fifty_cells_of_correct_variants() -> None:
-    assert sum(len(cell.dtypes) for one in variants.VARIANTS for cell in one.cells) >= 50
-
-
-# What is planted
+    assert sum(len(cell.dtypes) for variant in variants.VARIANTS for cell in variant.cells) >= 50
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -166,9 +154,7 @@ def test_subnormals_are_flushed_forward_and_backward() -> None:
         ("relu", values.relu, torch.relu),
     ],
 )
-def test_nan_is_swallowed_and_nothing_else_changes(
-    name: str, kernel: Callable[..., Tensor], call: Callable[[Tensor], Tensor]
-) -> None:
+def test_nan_alone_is_swallowed(name: str, kernel: Callable[..., Tensor], call: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor([math.nan, -3.0, 3.0])
     plain = call(x)
     with plant.Kernels({name: kernel}):
@@ -222,21 +208,11 @@ def test_what_a_kernel_does_inside_is_not_seen() -> None:
     assert seen == []
 
 
-# The plain implementations
-
-
 def products() -> list[Callable[[Tensor, Tensor], Tensor]]:
     return [
-        compute.forwards,
-        compute.reversed_order,
-        compute.blocked,
-        compute.split_k,
-        compute.pairwise,
-        compute.kahan,
-        compute.fused,
-        compute.matrix_unit,
-        compute.from_transposed,
-    ]
+        compute.forwards, compute.reversed_order, compute.blocked, compute.split_k, compute.pairwise, compute.kahan,
+        compute.fused, compute.matrix_unit, compute.from_transposed,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,9 +1,8 @@
-"""The catalogue's second half, state, time, training, collectives, quantization, cheats: what the self-test does not show."""
+"""Faults of state, time, training, collectives, quantization, and cheats that the self-test does not show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ from technique_harness import mlp
 from accelcheck.core.case import Mode
 from accelcheck.devices import devices
 from accelcheck.selftest.faults import asynchrony, cheats, quantized, random, ranks, staleness, training
+from accelcheck.selftest.faults.base import PlantedFault, Variant
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import PlantedFault, Variant
 
 MODULES = (asynchrony, cheats, quantized, random, ranks, staleness, training)
 FAULTS: tuple[PlantedFault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
@@ -49,10 +46,10 @@ def test_every_plant_has_a_cell_that_its_technique_accepts(matrix: Matrix) -> No
 def test_nothing_falls_back_on_the_cpu_and_streams_are_cudas() -> None:
     exists = {fault.name: fault.exists for fault in asynchrony.FAULTS}
     known = devices()
-    found = {name: {place: exists[name](known[place]).ok for place in ("cpu", "cuda", "xla")} for name in exists}
-    assert found["operator-on-the-cpu"] == {"cpu": False, "cuda": True, "xla": True}
-    assert found["stream-race"] == {"cpu": False, "cuda": True, "xla": False}
-    assert found["race-at-border"] == {"cpu": True, "cuda": True, "xla": True}
+    result = {name: {place: exists[name](known[place]).ok for place in ("cpu", "cuda", "xla")} for name in exists}
+    assert result["operator-on-the-cpu"] == {"cpu": False, "cuda": True, "xla": True}
+    assert result["stream-race"] == {"cpu": False, "cuda": True, "xla": False}
+    assert result["race-at-border"] == {"cpu": True, "cuda": True, "xla": True}
 
 
 def test_the_border_is_read_before_the_last_share_is_written() -> None:
@@ -87,7 +84,7 @@ def test_the_counter_based_generator_is_splitmix64_and_uniform() -> None:
 
 def test_a_frozen_parameter_has_the_old_value_and_its_own_gradient() -> None:
     parameter = torch.nn.Parameter(torch.tensor([2.0]))
-    out = staleness.StaleParameter.apply(parameter, torch.tensor([3.0])) * 5  # type: ignore[no-untyped-call]  # torch annotates Function only in part
+    out = staleness.StaleParameter.apply(parameter, torch.tensor([3.0])) * 5  # type: ignore[no-untyped-call]  # untyped in torch
     out.backward()
     assert (float(out.detach()), float(parameter.grad)) == (15.0, 5.0)  # type: ignore[arg-type]  # it has one
 

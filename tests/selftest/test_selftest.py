@@ -6,8 +6,9 @@ import contextlib
 import datetime as dt
 import functools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.devices import devices
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.probe import HostFacts
 from accelcheck.expectations.ledger import Entry, Ledger
@@ -32,13 +33,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 @functools.cache
@@ -55,15 +50,12 @@ def attempted(row: PlantedRow, store: Store, seed: int = 0) -> SeedResult:
     return attempt(row, seed, runner.bench(cpu(), matrix(), store))
 
 
-# What is planted
-
-
 def test_rows_are_unique_and_sorted_so_that_those_that_share_references_follow_each_other() -> None:
-    found = rows()
-    assert len(set(found)) == len(found)
-    groups = [(row.workload, row.mode, row.dtype) for row in found]
+    table = rows()
+    assert len(set(table)) == len(table)
+    groups = [(row.workload, row.mode, row.dtype) for row in table]
     assert groups == sorted(groups)
-    assert rows() == found
+    assert rows() == table
 
 
 def test_rows_name_what_there_is() -> None:
@@ -84,7 +76,7 @@ def test_every_number_of_the_list_has_a_fault() -> None:
 
 
 COMPUTING = frozenset(technique.family for technique in Matrix.load().techniques.values()) - {"platform"}
-"""Families of techniques; each has faults in what it computes with. `platform` prepares no program that a fault could be planted in:
+"""Families of techniques; each has faults in what it computes with. `platform` prepares no program to plant a fault in:
 tests/checks/test_platform.py plants faults in its operations."""
 
 
@@ -128,36 +120,15 @@ def test_what_is_hidden_or_absent_says_why() -> None:
 
 
 FAULTS = (
-    "causal-leak",
-    "cached-at-address",
-    "double-backward-wrong",
-    "gain",
-    "gradients-swapped",
-    "input-mutated",
-    "last-k-dropped",
-    "mask-off-by-one",
-    "momentum-ignored",
-    "nan-swallowed-by-relu",
-    "norm-over-n-minus-1",
-    "row-never-written",
-    "stale-weights",
-    "tf32-for-float32",
-)
+    "causal-leak", "cached-at-address", "double-backward-wrong", "gain", "gradients-swapped", "input-mutated",
+    "last-k-dropped", "mask-off-by-one", "momentum-ignored", "nan-swallowed-by-relu", "norm-over-n-minus-1",
+    "row-never-written", "stale-weights", "tf32-for-float32",
+)  # fmt: skip
 PLANTED = (
-    "autocast-weights-stale",
-    "checkpoint-row-overwritten",
-    "export-slice-moved",
-    "flash-stale-row-sums",
-    "foreach-last-parameter-left",
-    "guards-skipped",
-    "inplace-row-left",
-    "int8-zero-point-moved",
-    "jacfwd-row-repeated",
-    "offload-copy-unfinished",
-    "row-stride-ignored",
-    "script-relu-lost",
-    "torchao-scales-rolled",
-)
+    "autocast-weights-stale", "checkpoint-row-overwritten", "export-slice-moved", "flash-stale-row-sums",
+    "foreach-last-parameter-left", "guards-skipped", "inplace-row-left", "int8-zero-point-moved", "jacfwd-row-repeated",
+    "offload-copy-unfinished", "row-stride-ignored", "script-relu-lost", "torchao-scales-rolled",
+)  # fmt: skip
 """One of each kind of technique that takes no long compilation and no process of its own."""
 VARIANTS = ("attention-online-16", "epilogue-fused", "nan-payload", "negative-zero", "norm-welford", "sum-tree")
 
@@ -172,9 +143,7 @@ def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
 
 
 def test_views_of_all_draws_get_one_closer_look_alone(store: Store) -> None:
-    chosen = next(
-        row for row in rows() if (row.plant, row.workload, row.dtype) == ("last-k-dropped", "matmul-long", "float16")
-    )
+    chosen = next(r for r in rows() if (r.plant, r.workload, r.dtype) == ("last-k-dropped", "matmul-long", "float16"))
     outcome = attempted(chosen, store, seed=4)  # 1.3 times the budget: a second look's samples would allow it
     assert outcome.views == ("gain in all draws",), outcome
 
@@ -198,13 +167,8 @@ def test_a_correct_variant_passes(name: str, store: Store) -> None:
     assert outcome.views == ()
 
 
-# One attempt
-
-
 CELL = Cell("matmul", dtypes=("float32",))
-LOUD = PlantedFault(
-    "loud", "One percent too much.", (CELL,), lambda strength: replacing(out=scaled(1 + strength)), (0.01,)
-)
+LOUD = PlantedFault("loud", "One percent too much.", (CELL,), lambda s: replacing(out=scaled(1 + s)), (0.01,))
 SILENT = PlantedFault("silent", "Nothing is wrong.", (CELL,), lambda _: nothing)
 HARMLESS = Variant("harmless", "Eager.", (CELL,), lambda: nothing)
 ALARMING = Variant("alarming", "Wrong, in truth.", (CELL,), lambda: replacing(out=scaled(1.01)))
@@ -259,9 +223,7 @@ def test_a_fault_acts_from_before_the_technique_prepares_until_it_is_finished(st
 
 
 def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = PlantedFault(
-        "idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda plain: plain())
-    )
+    idle = PlantedFault("idle", "Never called.", (CELL,), around=lambda _: swapped(torch.jit, "freeze", lambda p: p()))
     monkeypatch.setattr(runner, "faults", lambda: {"idle": idle})
     outcome = attempted(row("idle"), store)
     assert outcome.verdict is Verdict.ERROR
@@ -270,18 +232,18 @@ def test_a_plant_that_nothing_calls_is_an_error_and_not_caught(store: Store, mon
 
 def test_slow_faults_are_tried_with_fewer_seeds() -> None:
     chosen = [row("loud"), replace(row("slow"), seeds=2)]
-    tasks = [(seed, [one.plant for one in group]) for group, seed in runner.shared(chosen, 3)]
+    tasks = [(seed, [planted.plant for planted in group]) for group, seed in runner.shared(chosen, 3)]
     assert tasks == [(0, ["loud", "slow"]), (1, ["loud", "slow"]), (2, ["loud"])]
-    assert [one.tried(3) for one in chosen] == [3, 2]
-    assert [one.tried(1) for one in chosen] == [1, 1]
+    assert [choice.tried(3) for choice in chosen] == [3, 2]
+    assert [choice.tried(1) for choice in chosen] == [1, 1]
 
 
 def test_techniques_are_planted_in_with_the_names_and_marks_of_their_faults() -> None:
-    found = {one.plant: one for one in rows()}
-    assert found["int4-nibbles-swapped"].emulated
-    assert not found["ranks-bucket-lost"].emulated
-    assert (found["ranks-bucket-lost"].technique, found["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
-    assert found["stale-leading-dimension"].technique == "eager-resized"
+    by_name = {planted.plant: planted for planted in rows()}
+    assert by_name["int4-nibbles-swapped"].emulated
+    assert not by_name["ranks-bucket-lost"].emulated
+    assert (by_name["ranks-bucket-lost"].technique, by_name["ranks-bucket-lost"].seeds) == ("ddp-2", 3)
+    assert by_name["stale-leading-dimension"].technique == "eager-resized"
 
 
 def row(
@@ -292,7 +254,7 @@ def row(
 
 @pytest.mark.usefixtures("catalogue")
 def test_rows_carry_strengths_and_what_hides_them() -> None:
-    assert [one for one in rows() if one.plant in {"loud", "buried", "harmless"}] == [
+    assert [planted for planted in rows() if planted.plant in {"loud", "buried", "harmless"}] == [
         row("buried", strength=0.5),
         row("buried", strength=0.1, hidden="less than rounding"),
         row("harmless", correct=True),
@@ -329,8 +291,8 @@ def test_what_is_hidden_gates_nothing_when_it_passes(store: Store) -> None:
 
 
 def test_an_error_is_never_good() -> None:
-    for one in (row("x"), row("x", hidden="so"), row("x", correct=True)):
-        outcome = SeedResult(one, 0, Verdict.ERROR, (), "broke")
+    for planted in (row("x"), row("x", hidden="so"), row("x", correct=True)):
+        outcome = SeedResult(planted, 0, Verdict.ERROR, (), "broke")
         assert not outcome.good
         assert not outcome.caught
 
@@ -347,10 +309,10 @@ def test_a_plant_that_makes_no_sense_on_a_device_is_refused_with_its_reason(stor
 
 @pytest.mark.usefixtures("catalogue")
 def test_another_seed_is_another_case(store: Store) -> None:
-    one, other = (attempted(row("loud", strength=0.01), store, seed) for seed in (0, 1))
-    assert one.caught
+    first, other = (attempted(row("loud", strength=0.01), store, seed) for seed in (0, 1))
+    assert first.caught
     assert other.caught
-    assert one.reason != other.reason
+    assert first.reason != other.reason
     matmul = matrix().workloads["matmul"]
     assert seeded(matmul, 0) is matmul
     assert seeded(matmul, 3).name == "matmul+3"
@@ -408,9 +370,9 @@ SHOWN = (
 
 def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
-    found = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
-    assert found[0] == "row"
-    assert set(found) == {
+    result = caught_by(Record(case, Verdict.FAIL, faults=SHOWN))
+    assert result[0] == "row"
+    assert set(result) == {
         "row",
         "column",
         "gain in all draws",
@@ -421,16 +383,13 @@ def test_what_caught_a_fault_is_named_the_most_frequent_first() -> None:
         "dtype",
         "evidence",
     }
-    assert len(found) == len(set(found))
+    assert len(result) == len(set(result))
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.ERROR, Verdict.UNSUPPORTED])
 def test_only_a_failure_was_caught_by_something(verdict: Verdict) -> None:
     case = Case("eager", "matmul", "cpu", "float32", Mode.FORWARD, 1)
     assert caught_by(Record(case, verdict, code="no-feature" if not verdict.executed else "", faults=SHOWN)) == ()
-
-
-# The command
 
 
 @pytest.fixture
@@ -452,7 +411,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Iterator[list[SeedResult]]:
         own = Store(folder)
         for seed in range(seeds):
-            yield [attempted(one, own, seed) for one in chosen]
+            yield [attempted(choice, own, seed) for choice in chosen]
 
     monkeypatch.setattr(runner, "run", run)
 
@@ -481,9 +440,7 @@ def test_an_unknown_fault_is_answered_with_the_legal_ones(capsys: pytest.Capture
     assert all(name in told for name in ("gain", "tanh-gelu", "negative-zero"))
 
 
-def test_a_device_that_is_absent_has_nothing_to_plant_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absent_devices_have_no_plants(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     absent = {"cuda": Status("cuda", unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found"))}
     monkeypatch.setattr("accelcheck.commands.common.probe", lambda _, **__: (absent, None))
     assert cli.main(["selftest", "--device=cuda"]) == 5
@@ -505,8 +462,8 @@ def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.Capt
     arguments = ["selftest", "--seeds=1", "--jobs=1", "--fault=conv-bias-dropped", "--fault=negative-zero"]
     assert cli.main(arguments) == 0
     told = capsys.readouterr().out
-    chosen = [one for one in rows() if one.plant in {"conv-bias-dropped", "negative-zero"}]
-    owed = sum(not one.correct for one in chosen)
+    chosen = [planted for planted in rows() if planted.plant in {"conv-bias-dropped", "negative-zero"}]
+    owed = sum(not choice.correct for choice in chosen)
     assert f"{len(chosen)} rows x 1 seeds on cpu, 1 processes" in told
     assert f"1 faults: {owed} of {owed} verdicts caught them; 1 correct variants: 0 false alarms in " in told
 
@@ -546,16 +503,14 @@ def test_what_was_done_before_a_process_died_is_told(
     assert told.err == "accelcheck: a process of the selftest died\n"
 
 
-def test_nothing_is_planted_where_a_device_is_wrong_with_some_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_planted_where_a_device_is_wrong_at_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry(("*/matmul/*",), Verdict.FAIL, 9.0, "half the time", "link", "owner", dt.date(9999, 1, 1), match=".")
     monkeypatch.setattr(runner, "unsteady", lambda _: Ledger((entry,)))
-    chosen = [one for one in rows() if one.workload == "matmul" and one.dtype == "float32"][:3]
-    found = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
-    assert len(found) == 4
-    assert {(one.ran, one.code) for one in found} == {(False, runner.DEVICE_FAILS)}
-    assert found[0].reason == "float32: with some seeds cpu fails by itself: half the time"
+    chosen = [planted for planted in rows() if planted.workload == "matmul" and planted.dtype == "float32"][:3]
+    attempts = runner.attempts(chosen, 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    assert len(attempts) == 4
+    assert {(item.ran, item.code) for item in attempts} == {(False, runner.DEVICE_FAILS)}
+    assert attempts[0].reason == "float32: with some seeds cpu fails by itself: half the time"
 
 
 class Doubling(Eager):
@@ -573,8 +528,8 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
 ) -> None:
     broken = Variant("broken", "None.", (Cell("matmul"),), lambda: nothing, technique=Doubling())
     monkeypatch.setattr(runner, "variants", lambda: {"broken": broken})
-    one = PlantedRow("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
-    plain, _ = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    planted = PlantedRow("broken", 1.0, "matmul", Mode.FORWARD, "float32", correct=True)
+    plain, _ = runner.attempts([planted], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
     assert plain.ran
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
@@ -583,5 +538,5 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
     monkeypatch.setattr(runner, "shipped", lambda _: (ledger,))
-    found = runner.attempts([one], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
-    assert [(o.ran, o.code) for o in found] == [(False, runner.DEVICE_FAILS)] * 2
+    attempts = runner.attempts([planted], 0, runner.bench(cpu(), matrix(), Store(tmp_path)))
+    assert [(o.ran, o.code) for o in attempts] == [(False, runner.DEVICE_FAILS)] * 2

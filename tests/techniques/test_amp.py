@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from technique_harness import MODES, StubDevice, differences, mlp, named, plain, run, trained, workload
+from technique_harness import MODES, StubDevice, differences, engaged, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, TECHNIQUES
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from accelcheck.techniques.base import Technique
 
 AUTOCAST = [technique for technique in TECHNIQUES if technique.name.startswith("amp")]
 SCALED = named(TECHNIQUES, "grad-scaler-fp16")
@@ -26,8 +22,7 @@ TOLERANCE = {"bfloat16": 0.05, "float16": 0.01}
 def test_contractions_in_half_precision_are_evidence_and_values_hold(technique: Technique, mode: Mode) -> None:
     if mode not in technique.modes:
         pytest.skip("no gradients to scale")
-    ran = run(technique, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, mlp(), mode)
     assert not differences(ran.result, plain(mlp(), mode), TOLERANCE[technique.precision("float32")])
 
 
@@ -59,7 +54,7 @@ def test_without_autocast_the_evidence_fails() -> None:
 
 
 class Attention(nn.Module):
-    """Three dimensions: the fused CPU kernel needs four, so torch uses the math path, as on a device without a fused kernel."""
+    """Three dimensions: the fused CPU kernel needs four, so torch uses the math path."""
 
     def __init__(self, *, autocast: bool = True) -> None:
         super().__init__()
@@ -73,15 +68,13 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_attention_by_matmul_may_compute_in_float32(mode: Mode) -> None:
     problem = Problem(nn.Sequential(nn.Linear(8, 8), Attention()), (torch.randn(2, 4, 8),))
-    ran = run(named(TECHNIQUES, "amp-bf16"), problem, mode)
-    assert ran.engaged, ran.missing()
+    engaged(named(TECHNIQUES, "amp-bf16"), problem, mode)
 
 
 @pytest.mark.parametrize("technique", AUTOCAST, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_an_attention_alone_that_casts_its_half_operands_up_is_evidence(technique: Technique, mode: Mode) -> None:
-    ran = run(technique, Problem(Attention(), (torch.randn(2, 4, 8),)), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, Problem(Attention(), (torch.randn(2, 4, 8),)), mode)
     assert ran.evidence[0].claim == f"contractions or attentions that took {technique.precision('float32')} >= 1"
     assert ran.evidence[0].observed == 1
 
@@ -94,7 +87,7 @@ def test_an_attention_alone_in_float32_is_no_evidence(technique: Technique) -> N
 
 def test_the_scale_stays_and_every_step_is_checked() -> None:
     ran = run(SCALED, mlp(), Mode.TRAIN)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     assert observed["losses scaled >= 3"] == 3
     assert observed[f"scale after = {INITIAL_SCALE:g} (no step skipped)"] == INITIAL_SCALE
     assert observed["checks for infinite gradients >= 3"] == 3
@@ -109,9 +102,8 @@ def test_a_skipped_step_fails_the_evidence() -> None:
 
 def test_without_a_step_the_scale_is_halved_until_gradients_are_finite() -> None:
     problem = Problem(nn.Linear(8, 8), (torch.full((2048, 8), 30.0),))
-    ran = run(SCALED, problem, Mode.BACKWARD)
-    assert ran.engaged, ran.missing()
-    scale = next(one.observed for one in ran.evidence if "no step skipped" in one.claim)
+    ran = engaged(SCALED, problem, Mode.BACKWARD)
+    scale = next(entry.observed for entry in ran.evidence if "no step skipped" in entry.claim)
     assert isinstance(scale, float)
     assert 1.0 <= scale < INITIAL_SCALE
 

@@ -1,14 +1,16 @@
-"""AOTInductor: a package runs from a shared library, with its own weights or the module's; parameters it keeps are reported."""
+"""AOTInductor: a package runs from a shared library, with its own weights or the module's."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
-from technique_harness import StubDevice, named, run
+from marks import needs_compiler
+from technique_harness import StubDevice, engaged, named
 from torch import nn
 
 from accelcheck.core.capability import Code
@@ -17,13 +19,6 @@ from accelcheck.techniques.compilation import aot_inductor
 from accelcheck.techniques.compilation.aot_inductor import TECHNIQUES, AotInductor, Package, mapped_files
 from accelcheck.workloads.base import Problem, Program
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 BAKED, SUPPLIED = (cast("AotInductor", named(TECHNIQUES, name)) for name in ("aot-inductor", "aot-inductor-constants"))
 CPU = StubDevice(features=("inductor", "strided"))
 
@@ -122,8 +117,7 @@ def test_the_folder_of_a_package_is_removed(monkeypatch: pytest.MonkeyPatch) -> 
 
     technique = AotInductor()
     monkeypatch.setattr(technique, "package", Fake)
-    ran = run(technique, small(), device=CPU)
-    assert ran.engaged
+    engaged(technique, small(), device=CPU)
     assert not folders[0].exists()
 
 

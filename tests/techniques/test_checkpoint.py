@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from technique_harness import StubDevice, agrees, differences, engaged, named, plain, run, trained, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
 from accelcheck.techniques.memory.checkpoint import TECHNIQUES
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program
 
 TORCH = [technique for technique in TECHNIQUES if technique.name != "checkpoint-xla"]
 XLA = named(TECHNIQUES, "checkpoint-xla")
@@ -42,17 +39,14 @@ def stack(norm: bool = False) -> Problem:
 @pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
 def test_blocks_are_recomputed_with_the_same_result(technique: Any, mode: Mode) -> None:
-    ran = run(technique, stack(), mode)
-    assert ran.engaged, ran.missing()
+    ran = agrees(technique, stack, mode, tolerance=0.0)
     assert ran.evidence[0].observed == 6 * (3 if mode is Mode.TRAIN else 1)
-    assert not differences(ran.result, plain(stack(), mode), 0.0)
 
 
 @pytest.mark.parametrize("technique", TORCH, ids=lambda technique: technique.name)
 def test_batch_norm_statistics_are_updated_twice(technique: Any) -> None:
     """Torch repeats a block's side effects when it recomputes the block. The engine's verdict is then `fail`."""
-    ran = run(technique, stack(norm=True), Mode.BACKWARD)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, stack(norm=True), Mode.BACKWARD)
     different = differences(ran.result, plain(stack(norm=True), Mode.BACKWARD))
     assert different
     assert all(path.startswith("buffer:blocks.") for path in different)
@@ -65,7 +59,7 @@ def test_a_run_that_stores_activations_fails_the_evidence() -> None:
             return lambda function, *args: function(*args)
 
     ran = run(Storing("checkpoint-none", "", reentrant=True), stack(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
 def test_blocks_that_are_no_module_list_are_an_error() -> None:
@@ -105,5 +99,5 @@ def test_other_inputs_may_take_another_path_through_the_blocks(technique: Any) -
             reset()
         with technique.watch("cpu") as log:
             program.run(Mode.BACKWARD)
-        seen.append([one.engaged for one in technique.evidence(program, log, Mode.BACKWARD, StubDevice())])
+        seen.append([entry.engaged for entry in technique.evidence(program, log, Mode.BACKWARD, StubDevice())])
     assert seen == [[True, True], [True]]

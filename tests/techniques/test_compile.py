@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from marks import needs_compiler
 from technique_harness import MODES, StubDevice, differences, squared
 from torch import Tensor, nn
 from torch._dynamo.utils import get_metrics_context
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
 from accelcheck.core.registry import index
-from accelcheck.techniques.base import Unsupported
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation import compile as compile_module
 from accelcheck.techniques.compilation.compile import (
     GRAPH_LAUNCH,
@@ -32,22 +34,10 @@ from accelcheck.techniques.compilation.compile import (
     resolved_backend,
 )
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.case import Evidence
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Problem, Program, Result
 
 BY_NAME = index("technique", TECHNIQUES)
 DECLINED = "graphs that were not captured = 0"
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 
 
 class Branching(nn.Module):
@@ -76,7 +66,7 @@ def small(rows: int = 5, seed: int = 0) -> Problem:
 def judged(
     technique: Technique, mode: Mode, problem: Problem | None = None, device: Device | None = None
 ) -> tuple[Result, list[Evidence]]:
-    """As the engine does: prepare, warm up with other inputs (and sizes), restore, run, collect evidence."""
+    """Runs like the engine: prepare, warm up with other inputs (and sizes), restore, run, collect evidence."""
     device = device or StubDevice(features=("inductor",))
     program = Program.of(problem or small())
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
@@ -203,12 +193,12 @@ def test_graph_techniques_need_replays_as_evidence() -> None:
     # A CPU that claims CUDA graphs: the backend skips them, and the evidence fails.
     _, evidence = judged(BY_NAME["compile-cudagraphs"], Mode.FORWARD, device=StubDevice(features=("cuda-graphs",)))
     assert missing(evidence) == ["captured graphs replayed >= 1", DECLINED]
-    said = {item.claim: item.observed for item in evidence}
-    assert "due to cpu device" in str(said[DECLINED])
+    remark = {item.claim: item.observed for item in evidence}
+    assert "due to cpu device" in str(remark[DECLINED])
 
 
 class Replays(ProfilerLog):
-    """Of a GPU that replayed one captured graph."""
+    """Log of a GPU that replayed one captured graph."""
 
     def count(self, pattern: str) -> int:
         return 1 if pattern == GRAPH_LAUNCH else super().count(pattern)
@@ -234,10 +224,10 @@ def test_why_a_graph_was_not_captured_is_said(monkeypatch: pytest.MonkeyPatch) -
     # What inductor calls in a compilation for a GPU.
     with get_metrics_context():
         log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to mutated inputs (1 instances)")
-        found = [SimpleNamespace(cudagraph_skip_reason="skipping cudagraphs due to mutated inputs (1 instances)")]
-    monkeypatch.setattr(compile_module, "compilations", lambda: found)
-    said = declined_captures()
-    assert (said.engaged, said.observed) == (False, "1: skipping cudagraphs due to mutated inputs (1 instances)")
+        result = [SimpleNamespace(cudagraph_skip_reason="skipping cudagraphs due to mutated inputs (1 instances)")]
+    monkeypatch.setattr(compile_module, "compilations", lambda: result)
+    message = declined_captures()
+    assert (message.engaged, message.observed) == (False, "1: skipping cudagraphs due to mutated inputs (1 instances)")
     monkeypatch.setattr(compile_module, "compilations", list)
     assert declined_captures().observed == "1: no reason recorded; TORCH_LOGS=cudagraphs shows it"
     reset_compiler()

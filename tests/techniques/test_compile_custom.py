@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Bed, bench, built_in, case, faults
+from marks import needs_compiler
 from technique_harness import StubDevice, mlp, workload
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation._folding import FoldConstants
 from accelcheck.techniques.compilation.capture import CALL, Capture, Captured, Node
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.custom import FxPass, UserBackend
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +40,6 @@ def judged(store: Store, technique: Technique, name: str, mode: Mode = FORWARD, 
 
 def observed(record: Record) -> dict[str, Any]:
     return {item.claim: item.observed for item in record.evidence}
-
-
-# The backend
 
 
 @pytest.mark.parametrize(
@@ -77,9 +65,9 @@ def evidence(change: Callable[[Program], None], mode: Mode = FORWARD) -> dict[st
     change(program)
     with technique.watch("cpu") as log:
         program.run(mode)
-    found = {item.claim: item for item in technique.evidence(program, log, mode, StubDevice())}
+    entries = {item.claim: item for item in technique.evidence(program, log, mode, StubDevice())}
     technique.finish()
-    return found
+    return entries
 
 
 def missing(found: dict[str, Evidence]) -> set[str]:
@@ -111,9 +99,9 @@ def test_a_backend_whose_graphs_do_not_run_fails_the_evidence() -> None:
 
 
 def test_printed_graphs_are_readable_code() -> None:
-    found: list[Program] = []
-    assert not missing(evidence(found.append, BACKWARD))
-    backend: Capture = found[0].extras["capture"]
+    collected: list[Program] = []
+    assert not missing(evidence(collected.append, BACKWARD))
+    backend: Capture = collected[0].extras["capture"]
     assert [graph.stage for graph in backend.graphs] == ["dynamo", "forward", "backward"]
     first, forward, backward = backend.graphs
     assert [node.target for node in first.nodes] == ["linear", "relu", "linear"]
@@ -164,9 +152,6 @@ def test_a_backend_that_keeps_weights_fails(store: Store) -> None:
     assert first.startswith("out: view row")
     assert "[draw 1]" in first
     assert record.verdict is Verdict.FAIL
-
-
-# The pass
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
@@ -229,9 +214,9 @@ def test_each_pass_has_its_own_cache_key() -> None:
     class Other(FoldConstants):
         pass
 
-    one = FoldConstants()
-    assert one.uuid() == one.uuid()
-    assert len({one.uuid(), FoldConstants().uuid(), Other().uuid()}) == 3
+    first = FoldConstants()
+    assert first.uuid() == first.uuid()
+    assert len({first.uuid(), FoldConstants().uuid(), Other().uuid()}) == 3
 
 
 class DropsEffects(FoldConstants):
@@ -268,8 +253,8 @@ def test_a_pass_that_drops_a_write_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", BACKWARD)
     assert healthy.verdict is Verdict.PASS, healthy.reason
     assert observed(healthy)["graphs that met the pass = 2, all of inductor's"] == 2
-    found = faults(judged(store, Planted(DropsEffects), "spectrum", BACKWARD))
-    assert set(found) == {"buffer:mean"}
+    caught = faults(judged(store, Planted(DropsEffects), "spectrum", BACKWARD))
+    assert set(caught) == {"buffer:mean"}
 
 
 @needs_compiler

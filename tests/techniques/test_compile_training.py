@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,21 +12,15 @@ from technique_harness import StubDevice, differences, mlp, plain, workload
 from torch import Tensor
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.compilation.training_step import AutocastInside, CompiledAutocast, TrainingStep
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Result
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +54,6 @@ def missing(found: dict[str, Evidence]) -> list[str]:
     return [claim for claim, item in found.items() if not item.engaged]
 
 
-# A training step
-
-
 def test_a_compiled_training_step_passes(store: Store) -> None:
     assert TrainingStep().accepts(built_in()["train-mlp"])
     record = judged(store, TrainingStep(), "train-mlp", TRAIN)
@@ -88,11 +80,11 @@ def test_each_part_of_the_step_that_runs_eagerly_fails_the_evidence() -> None:
     def nothing_compiled(program: Program) -> None:
         program.advance = None
 
-    result, found = evidence(TrainingStep(), TRAIN, no_optimizer)
+    result, entries = evidence(TrainingStep(), TRAIN, no_optimizer)
     assert not differences(result, plain(mlp(), TRAIN), 1e-6)
-    assert missing(found) == ["compiled optimizer steps run = 3, one a step", "graphs compiled >= 3"]
-    _, found = evidence(TrainingStep(), TRAIN, nothing_compiled)
-    assert len(missing(found)) == 4
+    assert missing(entries) == ["compiled optimizer steps run = 3, one a step", "graphs compiled >= 3"]
+    _, entries = evidence(TrainingStep(), TRAIN, nothing_compiled)
+    assert len(missing(entries)) == 4
 
 
 def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
@@ -107,8 +99,8 @@ def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
             step = torch.compile(training_step, backend="aot_eager")
         program.advance = lambda optimizer, _: step(optimizer).detach()
 
-    _, found = evidence(TrainingStep(), TRAIN, without)
-    assert missing(found) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
+    _, entries = evidence(TrainingStep(), TRAIN, without)
+    assert missing(entries) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
 
 
 def test_later_trainings_are_compiled_too() -> None:
@@ -143,8 +135,8 @@ def test_a_step_that_keeps_old_weights_fails(store: Store) -> None:
 
         program.call = call
 
-    found = faults(judged(store, Planted(TrainingStep(), stale), "train-mlp", TRAIN))
-    assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(found)
+    caught = faults(judged(store, Planted(TrainingStep(), stale), "train-mlp", TRAIN))
+    assert {"loss[1]", "loss[2]", "loss[3]", "parameter:fc1.weight"} <= set(caught)
 
 
 def test_a_program_uses_advance_for_its_steps() -> None:
@@ -166,9 +158,6 @@ def test_finish_restores_settings() -> None:
     before = (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit)
     evidence(TrainingStep(), TRAIN)
     assert (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit) == before
-
-
-# Autocast
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
@@ -194,17 +183,13 @@ def test_autocast_that_is_not_captured_fails_the_evidence() -> None:
             AutocastInside(Disabled(program.module), "cpu"), backend=program.extras["capture"], dynamic=False
         )
 
-    _, found = evidence(CompiledAutocast(), FORWARD, without)
+    _, entries = evidence(CompiledAutocast(), FORWARD, without)
     contractions = "captured contractions in bfloat16 >= 1"
-    assert missing(found) == [
-        "autocast regions captured >= 1",
-        contractions,
-        "captured contractions in float32 = 0",
-    ]
-    _, found = evidence(CompiledAutocast(), FORWARD, outside)
-    assert missing(found) == ["autocast regions captured >= 1"]
-    _, found = evidence(CompiledAutocast(), FORWARD, twice)
-    assert missing(found) == [contractions, "captured contractions in float32 = 0"]
+    assert missing(entries) == ["autocast regions captured >= 1", contractions, "captured contractions in float32 = 0"]
+    _, entries = evidence(CompiledAutocast(), FORWARD, outside)
+    assert missing(entries) == ["autocast regions captured >= 1"]
+    _, entries = evidence(CompiledAutocast(), FORWARD, twice)
+    assert missing(entries) == [contractions, "captured contractions in float32 = 0"]
 
 
 class Disabled(torch.nn.Module):
@@ -225,12 +210,9 @@ def test_parameters_of_another_dtype_fail_the_evidence() -> None:
     with technique.watch("cpu") as log:
         program.run(FORWARD)
     program.module.bfloat16()
-    found = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
+    entries = {item.claim: item for item in technique.evidence(program, log, FORWARD, StubDevice())}
     technique.finish()
-    assert missing(found) == ["parameters are float32"]
-
-
-# Which compiler
+    assert missing(entries) == ["parameters are float32"]
 
 
 def test_the_compiler_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,28 +17,21 @@ from torch import Tensor, distributed
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices.cpu import Cpu
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed import data_parallel as plain_variants
 from accelcheck.techniques.distributed import hooks
 from accelcheck.techniques.distributed.compression import ErrorFeedback, HalfPrecision, Int8, PowerSgd, TopK, worthwhile
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Exchange, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
-from accelcheck.techniques.distributed.strategy import RankReport
-from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import Strategy
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Workload
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 
 TECHNIQUES = (*plain_variants.TECHNIQUES, *hooks.TECHNIQUES)
-COMPRESSED = [technique.name for technique in TECHNIQUES if isinstance(technique, hooks.Compressed)]
 
 
 def judged(store: Store, name: str, workload: Workload, strategy: Strategy | None = None) -> Record:
@@ -50,7 +44,7 @@ def judged(store: Store, name: str, workload: Workload, strategy: Strategy | Non
 
 def absent(record: Record) -> list[str]:
     """Claims of evidence that failed."""
-    return [one.claim for one in record.evidence if not one.engaged]
+    return [entry.claim for entry in record.evidence if not entry.engaged]
 
 
 @pytest.mark.slow
@@ -178,15 +172,15 @@ FSDP = {"facts": SHARDS, "calls": GATHERED, "sent": [2190] * 6}
     ],
 )  # fmt: skip
 def test_each_observation_can_fail(name: str, good: dict[str, Any], wrong: dict[str, Any], claim: str) -> None:
-    assert all(one.engaged for one in shown(name, [replace(answer, **good) for answer in answered()]))
+    assert all(entry.engaged for entry in shown(name, [replace(answer, **good) for answer in answered()]))
     first, second = (replace(answer, **good) for answer in answered())
-    missed = [one.claim for one in shown(name, [first, replace(second, **wrong)]) if not one.engaged]
-    assert [one for one in missed if one.startswith(claim)] or not claim
+    missed = [entry.claim for entry in shown(name, [first, replace(second, **wrong)]) if not entry.engaged]
+    assert [text for text in missed if text.startswith(claim)] or not claim
 
 
 def test_copied_gradients_are_no_views() -> None:
     copies = [replace(answer, facts={"storages": [4] * 6}) for answer in answered()]
-    assert [one.observed for one in shown("ddp-bucket-view", copies) if not one.engaged] == ["4, 4, 4, 4, 4, 4"]
+    assert [entry.observed for entry in shown("ddp-bucket-view", copies) if not entry.engaged] == ["4, 4, 4, 4, 4, 4"]
 
 
 class Mean(Scheme):
@@ -198,9 +192,7 @@ class Mean(Scheme):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "make",
-    [Mean, partial(Largest, 1.0), partial(LowRank, 2**20, 0.0)],
-    ids=["mean", "all elements", "full rank"],
+    "make", [Mean, partial(Largest, 1.0), partial(LowRank, 2**20, 0.0)], ids=["mean", "all elements", "full rank"]
 )
 def test_an_oracle_without_compression_equals_the_plain_one(make: Callable[[], Scheme], world: int) -> None:
     # 8 samples: three ranks get 3, 3 and 2.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation import dynamo
 from accelcheck.techniques.compilation.compile import reset_compiler
 from accelcheck.techniques.compilation.dynamo import (
@@ -24,16 +28,9 @@ from accelcheck.techniques.compilation.dynamo import (
     StaticStream,
     Streamed,
 )
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads import stream
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
 
 LENGTHS = frozenset({"stream-lengths", "stream-sides"})
 
@@ -195,27 +192,23 @@ def test_a_branch_without_data_fails_the_evidence(store: Store) -> None:
 
 
 # Fault 26: code that is kept for another size.
-
-
 def test_a_kernel_for_another_size_fails(store: Store) -> None:
     assert judged(store, made(StaticStream, dynamic=False), "stream-lengths").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
+    caught = faults(judged(store, unguarded(StaticStream, dynamic=False), "stream-lengths"))
     # The first size keeps its own code and is right; all others divide by the first size.
-    wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
+    wrong = {path for path, views in caught.items() if path.startswith("out") and any("view" in v for v in views)}
     assert wrong == {"out[1]", "out[3]", "out[5]", "out[6]", "out[7]"}
 
 
 def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
     assert judged(store, made(BoundedStream, dynamic=True), "stream-sides").verdict is Verdict.PASS
-    found = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
+    caught = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
     # One graph serves all sizes, and takes the branch of the first, short one.
-    wrong = {path for path in found if path.startswith("out")}
+    wrong = {path for path in caught if path.startswith("out")}
     assert wrong == {"out[1]", "out[3]", "out[6]", "out[7]"}
 
 
 # Values that are kept when they change: attributes, globals, and parameters (fault 27).
-
-
 @pytest.mark.parametrize("word", ["scale", "GAIN"])
 def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     def all_but_one(guards: Sequence[Any]) -> list[bool]:
@@ -223,16 +216,16 @@ def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
 
     planted = made(StaleStream, dynamic=False, options={"guard_filter_fn": all_but_one})
     planted.settings = {"recompile_limit": dynamo.RECOMPILATIONS, "specialize_float": True}
-    found = faults(judged(store, planted, "stream-lengths"))
-    wrong = {path for path, views in found.items() if path.startswith("out") and any("view" in v for v in views)}
+    caught = faults(judged(store, planted, "stream-lengths"))
+    wrong = {path for path, views in caught.items() if path.startswith("out") and any("view" in v for v in views)}
     # Sizes that first came with a change keep it; they are wrong without the change.
     assert wrong
     assert "out[0]" not in wrong
 
 
 def test_a_stale_parameter_fails(store: Store) -> None:
-    found = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
-    assert {path for path in found if path.startswith("out")}
+    caught = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
+    assert {path for path in caught if path.startswith("out")}
     # Without changes between calls, the parameters of further draws still show it.
     record = judged(store, made(StaticStream, backend="baking", dynamic=False), "stream-lengths")
     assert "[draw 1]" in record.why
@@ -283,9 +276,6 @@ def test_changes_need_the_network_of_stream_lengths() -> None:
         ChangingCalls(nn.Identity(), nn.Linear(1, 1))
 
 
-# Restored settings, and capability.
-
-
 def test_finish_restores_settings() -> None:
     config = torch._dynamo.config
     before = config.recompile_limit
@@ -299,9 +289,7 @@ def test_finish_restores_settings() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_that_another_program_has_cached_brings_no_guards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_another_program_cached_brings_no_guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled: dict[str, int] = {}
     for name in ("stream-sides", "stream-lengths"):  # where rows are few, both have the same graph

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import MODES, StubDevice, mlp, plain, run, seen
+from technique_harness import MODES, StubDevice, engaged, mlp, plain, seen
 
 from accelcheck.core.case import Mode
 from accelcheck.techniques.eager import TECHNIQUES
@@ -16,8 +16,7 @@ from accelcheck.workloads.base import Program
 @pytest.mark.parametrize("dtype", EAGER.dtypes)
 def test_it_changes_nothing_and_its_operators_are_evidence(mode: Mode, dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
-    ran = run(EAGER, mlp(), mode, dtype=stored)
-    assert ran.engaged, ran.missing()
+    ran = engaged(EAGER, mlp(), mode, dtype=stored)
     other = plain(mlp(), mode, dtype=stored)
     assert ran.result.keys() == other.keys()
     assert all(torch.equal(ran.result[path], other[path]) for path in other)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +28,8 @@ from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Resta
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from accelcheck.verify.oracle import Store
 
 CPU = devices()["cpu"]
 
@@ -42,8 +39,6 @@ def task(name: str = "train-mlp", **options: Any) -> TrainingTask:
 
 
 # Trainings by ranks in this process, one after the other, without torchrun.
-
-
 class KilledError(Exception):
     """Raised in place of a signal."""
 
@@ -103,9 +98,7 @@ def test_without_a_snapshot_the_training_restarts(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("part", ["module", "optimizer"])
-def test_a_part_that_is_not_restored_changes_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_a_part_that_is_left_out_changes_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     given = task(victim=3)
     straight = undisturbed(tmp_path / "straight", given)
     load = StepwiseTraining.load
@@ -126,9 +119,9 @@ def test_a_step_waits_for_a_world_of_its_size(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(TimeoutError, match=r"step 2: expected a world of 5 ranks, after 0\.1 s it is 1"):
         Rank(mailbox, 0, CPU).train()
     assert mailbox.has("wanted-0-2")
-    found = Snapshots(tmp_path / "snapshots-0").latest()
-    assert found is not None
-    assert found.step == 2
+    latest = Snapshots(tmp_path / "snapshots-0").latest()
+    assert latest is not None
+    assert latest.step == 2
 
 
 def ended(
@@ -167,16 +160,13 @@ def test_worlds_of_all_sizes_give_bitwise_equal_results(monkeypatch: pytest.Monk
     expected = [loss.detach(), *(p.grad for p in plain.module.parameters() if p.grad is not None)]
     assert len(ends) == 10
     for end in ends:
-        assert all(torch.equal(one, first) for one, first in zip(end, ends[0], strict=True))
+        assert all(torch.equal(given, first) for given, first in zip(end, ends[0], strict=True))
         for got, wanted in zip(end, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
 
-# With torchrun, signals and processes.
-
-
 def observed(record: Any, claim: str) -> Any:
-    return next(one.observed for one in record.evidence if one.claim.startswith(claim))
+    return next(entry.observed for entry in record.evidence if entry.claim.startswith(claim))
 
 
 @pytest.mark.slow
@@ -206,8 +196,8 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         assert technique.modes == {Mode.TRAIN}
         assert not technique.accepts(workload("training", "batchnorm"))
-        found = technique.capability(devices()["tpu"])
-        assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
+        capability = technique.capability(devices()["tpu"])
+        assert (capability.verdict, capability.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     for kind in ("cpu", "cuda", "xla"):
         assert named(TECHNIQUES, "elastic-restart").capability(StubDevice(kind)).ok
     monkeypatch.setattr(distributed, "is_gloo_available", lambda: False)
@@ -218,9 +208,9 @@ def test_etcd_must_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     technique = named(TECHNIQUES, "elastic-etcd")
     assert technique.packages == {"etcd": "pip install python-etcd"}
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(tmp_path / "etcd"))
-    found = technique.capability(StubDevice())
-    assert (found.verdict, found.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
-    assert "apt-get install etcd-server" in found.action
+    capability = technique.capability(StubDevice())
+    assert (capability.verdict, capability.code) == (Verdict.UNAVAILABLE, Code.NO_PACKAGE)
+    assert "apt-get install etcd-server" in capability.action
     (tmp_path / "etcd").touch(mode=0o755)
     assert technique.capability(StubDevice()).ok
 

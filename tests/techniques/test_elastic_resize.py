@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from fault_harness import bench, case, seeded
@@ -13,9 +13,6 @@ from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES
 from accelcheck.verify.oracle import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.slow
 def test_two_ranks_become_three_and_two_again(tmp_path: Path) -> None:
@@ -24,7 +21,7 @@ def test_two_ranks_become_three_and_two_again(tmp_path: Path) -> None:
         case(thing, Mode.TRAIN, technique=technique.name)
     )
     assert record.verdict is Verdict.PASS, record.why
-    seen = {one.claim.partition(":")[0]: one.observed for one in record.evidence}
+    seen = {entry.claim.partition(":")[0]: entry.observed for entry in record.evidence}
     assert seen["ranks that took each step"] == "2, 3, 3, 2"
     assert seen["first steps of the groups of ranks"] == "0, 1, 3"
     assert seen["exit codes of agents that left"] == "-9"

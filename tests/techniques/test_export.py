@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
 from fault_harness import BACKWARD, FORWARD, bench, built_in, case, faults, seeded, verdict_of
-from technique_harness import MODES, Ran, StubDevice, differences, mlp, named, plain, run
+from technique_harness import MODES, Ran, StubDevice, agrees, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.export import TECHNIQUES, DynamicExport, Export, Exported, Saved
 from accelcheck.techniques.eager import TECHNIQUES as EAGER
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.techniques.base import Technique
-
 EXPORT, DYNAMIC = (cast("Export", named(TECHNIQUES, name)) for name in ("export", "export-dynamic"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Normed(nn.Module):
@@ -50,9 +41,7 @@ def normed() -> Problem:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exported_program_is_the_module(mode: Mode) -> None:
-    ran = run(EXPORT, mlp(), mode)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(mlp(), mode))
+    agrees(EXPORT, mlp, mode)
 
 
 @pytest.mark.parametrize("technique", [EXPORT, DYNAMIC], ids=lambda technique: technique.name)
@@ -64,7 +53,7 @@ def test_buffers_structures_and_the_training_flag_are_kept(technique: Technique,
 
 
 def resized(technique: Technique, mode: Mode, *rows: int) -> Ran:
-    """As the engine does: warm-up runs with other sizes, then the judged size."""
+    """Runs like the engine: warm-up runs with other sizes, then the judged size."""
     program = Program.of(mlp())
     technique.prepare(program, mode, StubDevice())
     for number in rows:
@@ -130,7 +119,7 @@ def test_a_replaced_call_fails_the_evidence() -> None:
 
 
 def test_weights_that_are_lost_in_the_file_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with torch_xla's tensors, for which torch.export.save writes no bytes, so that zeros are loaded."""
+    """torch.export.save writes no bytes of torch_xla's tensors, so that zeros are loaded."""
     load = torch.export.load
 
     def zeros(file: Any) -> torch.export.ExportedProgram:
@@ -178,24 +167,19 @@ class StaleWeights(DynamicExport):
 
 @pytest.mark.parametrize(
     ("technique", "found"),
-    [
-        (EXPORT, set()),
-        (DYNAMIC, set()),
-        (BiasDropped(), {"out"}),
-        (StaleWeights(), {"not engaged", "out", "prepare"}),
-    ],
+    [(EXPORT, set()), (DYNAMIC, set()), (BiasDropped(), {"out"}), (StaleWeights(), {"not engaged", "out", "prepare"})],
     ids=["healthy", "healthy-dynamic", "bias-dropped", "stale-weights"],
 )
-def test_planted_faults_fail_and_healthy_programs_pass(store: Store, technique: Export, found: set[str]) -> None:
-    record = verdict_of(store, technique, seeded("mlp"), FORWARD)
+def test_planted_faults_fail_and_healthy_programs_pass(fresh: Store, technique: Export, found: set[str]) -> None:
+    record = verdict_of(fresh, technique, seeded("mlp"), FORWARD)
     assert record.verdict is (Verdict.FAIL if found else Verdict.PASS), record.why
     assert faults(record).keys() == found
 
 
-def test_a_custom_gradient_that_export_drops_fails(store: Store) -> None:
+def test_a_custom_gradient_that_export_drops_fails(fresh: Store) -> None:
     """torch.export traces through a custom function, and so differentiates the operators inside it."""
     workload = seeded("straight-through")
-    assert verdict_of(store, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
-    record = bench(store, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))
+    assert verdict_of(fresh, named(EAGER, "eager"), workload, BACKWARD).verdict is Verdict.PASS
+    record = bench(fresh, EXPORT, workload).run(case(workload, BACKWARD, technique="export"))
     assert record.verdict is Verdict.FAIL
     assert faults(record).keys() == {"grad:input[0]", "grad:weight"}

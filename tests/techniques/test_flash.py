@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, seen, workload
+from fault_harness import failed, passed, seeded, verdict_of
+from technique_harness import StubDevice, agrees, differences, engaged, named, plain, run, seen, workload
 from torch import Tensor
 from torch.nn import functional
 from upstream_signatures import PACKAGES, signature
@@ -27,8 +29,6 @@ from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from accelcheck.devices.base import Device
 
@@ -43,9 +43,9 @@ def here(technique: Any) -> FlashAttention:
     def capability(device: Device) -> Capability:
         return SUPPORTED
 
-    found: FlashAttention = copy.copy(technique)
-    found.capability = capability  # type: ignore[method-assign]  # of this copy alone
-    return found
+    copied: FlashAttention = copy.copy(technique)
+    copied.capability = capability  # type: ignore[method-assign]  # of this copy alone
+    return copied
 
 
 def visible(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None]) -> Tensor:
@@ -163,10 +163,8 @@ def problem(queries: int = 9, keys: int = 9, mask: Tensor | None = None, causal:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_call_of_torchs_attention(technique: Any, installed: Any, sizes: tuple[int, int], causal: bool) -> None:
     stub = installed(technique)
-    ran = run(technique, problem(*sizes, causal=causal), Mode.BACKWARD, dtype=torch.float16)
-    assert ran.engaged, ran.missing()
+    agrees(technique, lambda: problem(*sizes, causal=causal), Mode.BACKWARD, dtype=torch.float16, tolerance=4e-3)
     assert stub.called == ["flash_attn_varlen_func" if technique is VARLEN else "flash_attn_func"]
-    assert not differences(ran.result, plain(problem(*sizes, causal=causal), Mode.BACKWARD, torch.float16), 4e-3)
 
 
 @ALL
@@ -195,8 +193,7 @@ def test_packed_tensors(technique: Any, installed: Any, name: str) -> None:
         assert name != "attention-packed"
         return
     stub = installed(technique)
-    ran = run(technique, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
     packed = {TWO: "flash_attn_qkvpacked_func", VARLEN: "flash_attn_varlen_qkvpacked_func", FOUR: "flash_attn_func"}
     expected = packed.get(technique, "flash_attn_qkvpacked_func")
     if name != "attention-packed" and technique in {THREE, FOUR}:
@@ -224,8 +221,7 @@ def test_dropout_is_passed_on_and_depths_are_padded(installed: Any) -> None:
 def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(TWO)
     store, place = Store(tmp_path), seeded("attention-dropout")
-    record = verdict_of(store, here(TWO), place, Mode.RANDOM, "float16")
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, here(TWO), place, Mode.RANDOM, "float16")
     plainly = functional.dropout
     monkeypatch.setattr(functional, "dropout", lambda weights, rate: plainly(weights, 0.9 * rate))
     assert verdict_of(store, here(TWO), place, Mode.RANDOM, "float16").verdict is Verdict.FAIL
@@ -283,9 +279,7 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [t.capability(device).code for t in (TWO, THREE)] == [Code.OK, Code.NO_BACKEND]
 
 
-def test_a_module_inside_a_package_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shared" / "inner").mkdir(parents=True)  # like flash_attn, if only flash-attn-4 is installed
     (tmp_path / "shared" / "inner" / "__init__.py").write_text("raise AssertionError")
     (tmp_path / "plain").mkdir()
@@ -320,8 +314,6 @@ def test_jagged_rows_return_to_their_positions() -> None:
 
 
 # Planted: fault 3, masks of the other alignment
-
-
 def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
     every = torch.ones(queries, keys, dtype=torch.bool)
     return every.tril() if causal else visible(queries, keys, causal, window)
@@ -330,22 +322,13 @@ def top_left(queries: int, keys: int, causal: bool, window: Any) -> Tensor:
 @pytest.mark.parametrize("name", ["attention-cross-causal", "attention-cross-right"])
 def test_the_right_alignment_passes(tmp_path: Any, installed: Any, name: str) -> None:
     installed(TWO)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), here(TWO), seeded(name), dtype="bfloat16")
 
 
-def test_a_package_with_another_mask_alignment_fails(tmp_path: Any, installed: Any) -> None:
-    installed(TWO, top_left)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-right"), dtype="bfloat16")
-    assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.why
-
-
-def test_an_adapter_that_ignores_the_alignment_fails(
-    tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(TWO)
-    monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
-    record = verdict_of(Store(tmp_path), here(TWO), seeded("attention-cross-causal"), dtype="bfloat16")
-    assert record.verdict is Verdict.FAIL
-    assert "out: view" in record.why
+@pytest.mark.parametrize("ignores", [False, True], ids=["package", "adapter"])
+def test_another_alignment_fails(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, ignores: bool) -> None:
+    installed(TWO, visible if ignores else top_left)
+    if ignores:
+        monkeypatch.setattr(flash, "min", lambda sizes: sizes[1], raising=False)
+    place = seeded("attention-cross-causal" if ignores else "attention-cross-right")
+    assert "out: view" in failed(Store(tmp_path), here(TWO), place, dtype="bfloat16").why

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, workload
+from fault_harness import Bed, failed, seeded, verdict_of
+from technique_harness import Attention, StubDevice, agrees, named, run, workload
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 from accelcheck.core.capability import Code
@@ -21,15 +21,6 @@ from accelcheck.workloads.base import Problem, Program
 
 EAGER = named(TECHNIQUES, "flex-attention-eager")
 COMPILED = named(TECHNIQUES, "flex-attention")
-
-
-class Attention(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
 
 
 def problem(mask: Tensor | None = None, queries: int = 9, keys: int = 9, heads: int = 4, **options: Any) -> Problem:
@@ -60,15 +51,11 @@ def empty_row() -> Tensor:
 )
 def test_every_kind_of_call_equals_torchs_attention(made: Any, options: dict[str, Any]) -> None:
     mask = None if made is None else made()
-    ran = run(EAGER, problem(mask, **options))
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(problem(mask, **options)))
+    agrees(EAGER, lambda: problem(mask, **options))
 
 
 def test_the_compiled_kernel_equals_torchs_attention() -> None:
-    ran = run(COMPILED, problem(empty_row()))
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(problem(empty_row())))
+    agrees(COMPILED, lambda: problem(empty_row()))
 
 
 def test_a_run_without_calls_fails_the_evidence() -> None:
@@ -106,10 +93,7 @@ def test_the_compiled_backward_of_an_older_torch_is_unsupported(monkeypatch: pyt
 
 
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **options: Any) -> Tensor:
-        raise ValueError("planted")
-
-    monkeypatch.setattr(flex, "flex_attention", broken)
+    monkeypatch.setattr(flex, "flex_attention", Mock(side_effect=ValueError("planted")))
     with pytest.raises(ValueError, match="planted"):
         run(EAGER, problem())
 
@@ -140,6 +124,5 @@ def test_a_mask_function_that_is_off_by_one_fails(tmp_path: Any, monkeypatch: py
         return query + 1 >= key
 
     monkeypatch.setattr(flex, "causal", shifted)
-    record = verdict_of(store, EAGER, place)
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, EAGER, place)
     assert "view row" in record.why

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from fault_harness import Bed, failed, seeded, verdict_of
+from technique_harness import StubDevice, engaged, named, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.quantization import float8, torchao
 from accelcheck.techniques.quantization.emulation import eval_copy, nearest, summed
 from accelcheck.techniques.quantization.float8 import TECHNIQUES, Float8Linear, ScaledProduct, WidenedLinear, quantize
+from accelcheck.techniques.quantization.int8 import Quantized
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.precision import FLOAT8_UNITS, MatrixUnit
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.quantization.int8 import Quantized
-    from accelcheck.verify.oracle import Store
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
 SCALED: Any = named(TECHNIQUES, "float8-scaled-mm")
@@ -53,9 +50,6 @@ def odd(*, bias: bool = True) -> Problem:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(77, 90, bias=bias), nn.Tanh(), nn.Linear(90, 47, bias=bias))
     return Problem(module, (torch.randn(3, 5, 77),))
-
-
-# The grid
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, FNUZ, torch.bfloat16, torch.float16])
@@ -87,15 +81,11 @@ def test_a_tensor_of_zeros_has_a_scale() -> None:
     assert float(elements.float().abs().sum()) == 0.0
 
 
-# Candidate and emulation
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     needs(technique)
-    ran = run(technique, odd(bias=bias))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, odd(bias=bias))
     original = odd(bias=bias)
     exact, inputs = eval_copy(original.module).double(), (original.inputs[0].double(),)
     truth = technique.emulate(exact, inputs)(*inputs)
@@ -116,9 +106,6 @@ def test_a_row_of_large_numbers_does_not_affect_other_rows() -> None:
         for rows in (True, False)
     ]
     assert apart[0] < 0.1 < apart[1]
-
-
-# Faults, through the engine
 
 
 def every_layer(edit: Any) -> Change:
@@ -173,12 +160,8 @@ def test_faults_of_scaled_products_are_caught(edit: Any, dtype: str, store: Stor
 
 @pytest.mark.parametrize("edit", [wrong_axis, other_format, doubled_scale], ids=lambda edit: edit.__name__)
 def test_faults_of_float8_weights_are_caught(edit: Any, store: Store) -> None:
-    record = verdict_of(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(WEIGHTS, every_layer(edit)), seeded("mlp"))
     assert "out: view" in record.why
-
-
-# The sums of matrix units
 
 
 def test_sums_of_14_bits_lose_what_is_smaller() -> None:
@@ -214,8 +197,8 @@ def test_a_gpus_sums_are_those_of_its_chip(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     unit = float8.unit_of(StubDevice("cuda"))
     assert (None if unit is None else unit.fraction) == bits
-    said = str(float8.sums(unit).observed)
-    assert ("nothing else is known" in said) == (bits is None)
+    message = str(float8.sums(unit).observed)
+    assert ("nothing else is known" in message) == (bits is None)
     assert float8.unit_of(StubDevice()) is None
 
 
@@ -223,8 +206,8 @@ def multiplied(unit: MatrixUnit) -> Any:
     """A `torch._scaled_mm` that adds up as a matrix unit."""
 
     def product(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: Any) -> Tensor:
-        found = summed(a.float().double(), b.float().double(), unit)
-        return (found * scale_a.double() * scale_b.double()).to(out_dtype)
+        result = summed(a.float().double(), b.float().double(), unit)
+        return (result * scale_a.double() * scale_b.double()).to(out_dtype)
 
     return product
 
@@ -263,9 +246,6 @@ def test_a_product_is_held_to_the_sums_of_its_unit(
     assert "not engaged" not in record.why
 
 
-# Evidence
-
-
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     program = Program.of(odd())
@@ -273,7 +253,7 @@ def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) >= 4
+    assert sum(not call.engaged for call in seen) >= 4
 
 
 def test_products_of_anything_but_float8_are_not_counted() -> None:
@@ -282,20 +262,17 @@ def test_products_of_anything_but_float8_are_not_counted() -> None:
     SCALED.prepare(program, Mode.FORWARD, Bed())
     with SCALED.watch("cpu") as log:
         torch.randn(4, 4) @ torch.randn(4, 4)
-    seen = {one.claim: one for one in SCALED.evidence(program, log, Mode.FORWARD, Bed())}
+    seen = {entry.claim: entry for entry in SCALED.evidence(program, log, Mode.FORWARD, Bed())}
     assert not seen["float8_e4m3fn products (aten::_scaled_mm) >= 2"].engaged
 
 
 def test_evidence_shows_that_bytes_fall_to_a_quarter() -> None:
     problem = Problem(nn.Linear(64, 32), (torch.randn(4, 64),))
     ran = run(WEIGHTS, problem)
-    claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in ran.evidence if "fall" in one.claim}
+    claims = {entry.claim.partition(" fall")[0]: str(entry.observed) for entry in ran.evidence if "fall" in entry.claim}
     weights, scales, bias = 64 * 32, 4 * 32, 4 * 32
     assert claims["bytes of the weights"] == f"{4 * weights} -> {weights + scales}"
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights + bias} -> {weights + scales + bias} (whole")
-
-
-# Capability
 
 
 class Handing(StubDevice):
@@ -314,10 +291,7 @@ def test_capability_is_found_by_trial() -> None:
 
 
 def test_a_device_that_raises_is_unsupported_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(f"{REFUSAL}\nand a long trace")
-
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(f"{REFUSAL}\nand a long trace")))
     answer = SCALED.capability(StubDevice())
     assert answer.code is Code.NO_FEATURE
     assert answer.tried
@@ -353,10 +327,7 @@ def test_what_torch_says_where_it_has_no_float8_is_a_refusal(text: str) -> None:
     ],
 )
 def test_any_other_error_of_a_product_is_raised(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(torch, "_scaled_mm", fail)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(text)))
     with pytest.raises(RuntimeError, match=re.escape(text)):
         SCALED.capability(StubDevice())
 
@@ -368,10 +339,7 @@ def test_a_device_that_multiplies_wrongly_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_a_gpu_without_float8_units_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **more: Any) -> Tensor:
-        raise RuntimeError(REFUSAL)
-
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=RuntimeError(REFUSAL)))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     answer = SCALED.capability(StubDevice("cuda"))
@@ -401,9 +369,6 @@ def test_oracles_differ_by_format_and_scales() -> None:
     assert ScaledProduct("other", E5M2, rows=False).oracle not in oracles
 
 
-# torchao
-
-
 AO = {technique.name: technique for technique in torchao.TECHNIQUES}
 
 
@@ -418,8 +383,7 @@ def test_torchaos_dynamic_float8_needs_a_gpu_and_equals_the_emulation(monkeypatc
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 10))
     x = torch.randn(6, 32)
-    ran = run(technique, Problem(eval_copy(module), (x,)))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, Problem(eval_copy(module), (x,)))
     assert ran.evidence[0].claim == "linear layers with a weight of type Float8Tensor = 1 >= 1"
     with torch.no_grad():
         truth = technique.emulate(eval_copy(module).double(), ())(x.double())
@@ -430,9 +394,9 @@ def test_torchaos_weights_equal_those_of_the_plain_variant() -> None:
     technique: Any = AO["float8-torchao-weight-only"]
     needs(technique)
     assert technique.oracle == WEIGHTS.oracle
-    one, other = run(technique, odd()), run(WEIGHTS, odd())
-    assert one.engaged, one.missing()
-    torch.testing.assert_close(one.result["out"], other.result["out"])
+    first, other = run(technique, odd()), run(WEIGHTS, odd())
+    assert first.engaged, first.missing()
+    torch.testing.assert_close(first.result["out"], other.result["out"])
 
 
 def test_float8_accepts_a_few_workloads() -> None:

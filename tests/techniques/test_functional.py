@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, Planted, faults, seeded, verdict_of
-from technique_harness import differences, mlp, named, plain, run, trained
+from fault_harness import BACKWARD, Planted, failed, faults, passed, seeded, verdict_of
+from technique_harness import agrees, differences, mlp, named, plain, run, trained
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.core.registry import discover
 from accelcheck.selftest.faults.base import Planted as PlantedAfter
 from accelcheck.selftest.faults.plant import calling
@@ -19,17 +19,9 @@ from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.custom import GatedFunction
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 VMAP, GRAD = named(TECHNIQUES, "func-vmap"), named(TECHNIQUES, "func-grad")
 COPIES = named(TECHNIQUES, "func-vmap-copies")
 JACOBIANS = [named(TECHNIQUES, "func-jacrev"), named(TECHNIQUES, "func-jacfwd")]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def small() -> Problem:
@@ -37,15 +29,10 @@ def small() -> Problem:
     return trained(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4))
 
 
-# Mapped over samples
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_samples_give_the_results_of_the_batch(mode: Mode) -> None:
-    ran = run(VMAP, mlp(), mode)
-    assert ran.engaged, ran.missing()
-    assert [one.observed for one in ran.evidence] == [1, 1]
-    assert not differences(ran.result, plain(mlp(), mode))
+    ran = agrees(VMAP, mlp, mode)
+    assert [entry.observed for entry in ran.evidence] == [1, 1]
 
 
 def test_samples_that_depend_on_each_other_change_the_result() -> None:
@@ -77,33 +64,25 @@ def test_a_loop_over_samples_fails_the_evidence() -> None:
             program.call = call
 
     ran = run(Looped("func-loop", ""), mlp())
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
     assert not differences(ran.result, plain(mlp()))
 
 
-def test_inputs_that_are_no_batch_are_not_mapped(store: Store) -> None:
+def test_inputs_that_are_no_batch_are_not_mapped(fresh: Store) -> None:
     """Gradients of a 0-d operand, and of one with a single row, are summed over the samples."""
     for name in ("elementwise-scalar", "elementwise-broadcast"):
-        record = verdict_of(store, VMAP, seeded(name), BACKWARD)
-        assert record.verdict is Verdict.PASS, record.why
-
-
-# Differentiated
+        passed(fresh, VMAP, seeded(name), BACKWARD)
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
 def test_gradients_of_a_function_equal_autograds(mode: Mode) -> None:
-    ran = run(GRAD, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = agrees(GRAD, mlp, mode)
     assert ran.evidence[0].observed == (3 if mode is Mode.TRAIN else 1)
-    assert not differences(ran.result, plain(mlp(), mode))
 
 
 @pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
 def test_the_contracted_jacobian_equals_the_gradient(technique: Any) -> None:
-    ran = run(technique, small(), Mode.BACKWARD)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(small(), Mode.BACKWARD))
+    agrees(technique, small, Mode.BACKWARD)
 
 
 class TwoPrecisions(nn.Module):
@@ -147,7 +126,7 @@ def test_forward_and_reverse_mode_are_distinguished() -> None:
     wrong = copy.copy(named(TECHNIQUES, "func-jacrev"))
     wrong.tracks = forward.tracks  # type: ignore[attr-defined]  # replaced on this copy only
     ran = run(wrong, small(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [True, False, True, True]
+    assert [entry.engaged for entry in ran.evidence] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
@@ -158,7 +137,7 @@ def test_autograd_in_place_of_a_transform_fails_the_evidence(mode: Mode) -> None
             program.elsewhere = program.backpropagate = None
 
     ran = run(Taped("func-none", ""), mlp(), mode)
-    assert [one.engaged for one in ran.evidence[:2]] == [False, False]
+    assert [entry.engaged for entry in ran.evidence[:2]] == [False, False]
     if mode is Mode.BACKWARD:
         assert ran.evidence[-1].claim == "gradients that the tape left in parameters = 0"
         assert ran.evidence[-1].observed == 4
@@ -201,9 +180,6 @@ def test_functions_need_the_loss_that_training_needs() -> None:
         function.backpropagate(0)
 
 
-# Which workloads
-
-
 def test_every_named_workload_exists_and_is_accepted() -> None:
     every = discover("accelcheck.workloads", "WORKLOADS")
     known = {workload.name: workload for workload in every if not workload.techniques}
@@ -222,8 +198,6 @@ def test_output_gradients_equal_those_of_the_plain_run() -> None:
 
 
 # Fault 38: a custom function's gradients swapped
-
-
 class Swapped(GatedFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,19 +215,17 @@ def mapped(module: Any, x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def test_swapped_gradients_fail_under_a_transform(store: Store) -> None:
+def test_swapped_gradients_fail_under_a_transform(fresh: Store) -> None:
     workload = seeded("custom-function")
-    healthy = verdict_of(store, GRAD, workload, BACKWARD)
-    assert healthy.verdict is Verdict.PASS, healthy.reason
-    record = verdict_of(store, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    passed(fresh, GRAD, workload, BACKWARD)
+    record = failed(fresh, PlantedAfter(GRAD, calling(swapped)), workload, BACKWARD)
     assert all(evidence.engaged for evidence in record.evidence)
     assert faults(record).keys() == {"grad:input[0]", "grad:input[1]"}
 
 
-def test_swapped_gradients_fail_mapped_or_not(store: Store) -> None:
+def test_swapped_gradients_fail_mapped_or_not(fresh: Store) -> None:
     for function in (swapped, mapped):
-        record = verdict_of(store, Planted(calling(function)), seeded("custom-function"), BACKWARD)
+        record = verdict_of(fresh, Planted(calling(function)), seeded("custom-function"), BACKWARD)
         assert {"grad:input[0]", "grad:input[1]"} <= faults(record).keys()
 
 
@@ -279,17 +251,15 @@ class Ruled(nn.Module):
         return out
 
 
-def test_a_wrong_batching_rule_fails_under_copies(store: Store) -> None:
+def test_a_wrong_batching_rule_fails_under_copies(fresh: Store) -> None:
     workload = Workload("ruled", "A rule.", lambda g, _: Problem(Ruled(), (torch.randn(4, generator=g),)))
-    record = verdict_of(store, COPIES, workload)
-    assert record.verdict is Verdict.FAIL, record.why
+    record = failed(fresh, COPIES, workload)
     assert {fault.path for fault in record.faults} == {"out"}
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-def test_copies_give_the_results_of_one(mode: Mode, store: Store) -> None:
-    record = verdict_of(store, COPIES, seeded("mlp"), mode)
-    assert record.verdict is Verdict.PASS, record.why
+def test_copies_give_the_results_of_one(mode: Mode, fresh: Store) -> None:
+    passed(fresh, COPIES, seeded("mlp"), mode)
 
 
 class Incremented(nn.Module):
@@ -316,10 +286,9 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("technique", JACOBIANS, ids=lambda technique: technique.name)
-def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(technique: Any, store: Store) -> None:
+def test_an_input_that_nothing_depends_on_gets_no_gradient_from_a_jacobian(technique: Any, fresh: Store) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:
         return Problem(Beside(), tuple(torch.randn(3, generator=generator) for _ in range(2)))
 
     workload = Workload("beside", "Two inputs.", make, idle=frozenset({"input[1]"}))
-    record = verdict_of(store, technique, workload, Mode.BACKWARD)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, technique, workload, Mode.BACKWARD)

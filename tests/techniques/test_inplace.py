@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from technique_harness import MODES, StubDevice, differences, named, plain, run, trained
+from technique_harness import MODES, StubDevice, differences, engaged, named, plain, run, trained
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
@@ -20,8 +20,7 @@ def activations() -> Problem:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_activations_overwrite_their_inputs(mode: Mode) -> None:
-    ran = run(INPLACE, activations(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(INPLACE, activations(), mode)
     assert ran.log.count("aten::(relu_|hardtanh_|silu_)") == 3 * (3 if mode is Mode.TRAIN else 1)
     # Bitwise, including the statistics, which counting operators beforehand must not change.
     other = plain(activations(), mode)
@@ -57,6 +56,5 @@ def test_an_ignored_flag_fails_the_evidence() -> None:
 
 
 def test_without_strides_no_in_place_operators_are_needed() -> None:
-    ran = run(INPLACE, activations(), device=StubDevice(features=()))
-    assert ran.engaged
-    assert not any("beyond" in one.claim for one in ran.evidence)
+    ran = engaged(INPLACE, activations(), device=StubDevice(features=()))
+    assert not any("beyond" in entry.claim for entry in ran.evidence)

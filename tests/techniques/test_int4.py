@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from fault_harness import Bed, passed, seeded, verdict_of
+from technique_harness import StubDevice, engaged, named, run
 from torch import nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import int4, torchao
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.int4 import GROUP, TECHNIQUES, KernelLinear, NibbleLinear, quantize
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 NIBBLES: Any = named(TECHNIQUES, "int4-weight-only")
 TORCHAO: Any = named(torchao.TECHNIQUES, "int4-torchao-weight-only")
@@ -46,8 +42,7 @@ def layers(inputs: int = 48, *, bias: bool = True) -> Problem:
 def test_candidates_equal_the_emulation(technique: Any, bias: bool) -> None:
     if not technique.answer(Bed()).ok:
         pytest.skip(str(technique.answer(Bed())))
-    ran = run(technique, layers(bias=bias))
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, layers(bias=bias))
     original = layers(bias=bias)
     exact, x = eval_copy(original.module).double(), original.inputs[0].double()
     with torch.no_grad():
@@ -95,13 +90,10 @@ def test_the_rules_equal_torchaos() -> None:
 
 def test_four_bits_an_element_in_memory_and_in_a_file() -> None:
     problem = Problem(nn.Linear(64, 32, bias=False), (torch.randn(4, 64),))
-    claims = {one.claim.partition(" fall")[0]: str(one.observed) for one in run(NIBBLES, problem).evidence}
+    claims = {entry.claim.partition(" fall")[0]: str(entry.observed) for entry in run(NIBBLES, problem).evidence}
     weights, scales = 64 * 32, 2 * 2 * 4 * 32
     assert claims["bytes of the weights"] == f"{4 * weights} -> {weights // 2 + scales}"
     assert claims["bytes of elements in a file"].startswith(f"{4 * weights} -> {weights // 2 + scales} (")
-
-
-# Faults, through the engine
 
 
 def every_layer(edit: Callable[[Any], None]) -> Change:
@@ -146,11 +138,7 @@ def test_faults_of_packed_weights_fail(edit: Any, store: Store) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_kernel_and_nibbles_pass_with_other_seeds(number: int, store: Store) -> None:
     for technique in TECHNIQUES:
-        record = verdict_of(store, technique, seeded("mlp", number))
-        assert record.verdict is Verdict.PASS, record.why
-
-
-# Evidence and capability
+        passed(store, technique, seeded("mlp", number))
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
@@ -160,13 +148,12 @@ def test_an_unconverted_module_fails_the_evidence(technique: Any) -> None:
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(technique.evidence(program, log, Mode.FORWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) == len(seen)
+    assert sum(not call.engaged for call in seen) == len(seen)
 
 
 @without_torchao
 def test_layers_without_whole_groups_are_left_alone_and_not_counted() -> None:
-    ran = run(TORCHAO, layers(50))
-    assert ran.engaged, ran.missing()
+    ran = engaged(TORCHAO, layers(50))
     assert ran.evidence[0].claim == "linear layers with a weight of type IntxUnpackedToInt8Tensor = 1 >= 1"
 
 

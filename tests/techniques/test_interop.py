@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fault_harness import built_in, seeded, verdict_of
-from technique_harness import StubDevice, differences, named, plain, run
+from technique_harness import StubDevice, agrees, engaged, named, plain, run
 from torch import Tensor, nn
 from upstream_signatures import unlike_upstream
 
@@ -60,8 +61,7 @@ def test_the_stub_has_the_signature_of_the_package() -> None:
 @pytest.mark.parametrize("name", sorted(dlpack.WORKLOADS))
 def test_numpy_shares_every_kind_of_memory(name: str) -> None:
     mode = Mode.TRAIN if "training" in built_in()[name].traits else Mode.BACKWARD
-    ran = run(NUMPY, seeded(name).problem(1), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(NUMPY, seeded(name).problem(1), mode)
     expected = plain(seeded(name).problem(1), mode)
     assert ran.result.keys() == expected.keys()
     assert all(torch.equal(ran.result[path], expected[path]) for path in expected)
@@ -70,9 +70,7 @@ def test_numpy_shares_every_kind_of_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["matmul-sliced", "matmul-transposed", "mlp", "attention-mask"])
 def test_jax_shares_dense_and_aligned_memory(jax: None, name: str) -> None:
-    ran = run(JAX, seeded(name).problem(1), Mode.BACKWARD)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(seeded(name).problem(1), Mode.BACKWARD), 0.0)
+    ran = agrees(JAX, lambda: seeded(name).problem(1), Mode.BACKWARD, tolerance=0.0)
     first = ran.program.extras[EXCHANGES][0]
     assert first.shared == (name != "matmul-sliced")
 
@@ -82,9 +80,8 @@ def test_jax_shares_dense_and_aligned_memory(jax: None, name: str) -> None:
 def test_with_jax_installed_results_equal_eagers(dtype: str) -> None:
     stored: torch.dtype = getattr(torch, dtype)
     for name in ("matmul-sliced", "matmul-transposed", "attention-mask"):
-        ran = run(JAX, seeded(name).problem(1), Mode.BACKWARD, dtype=stored)
-        assert ran.engaged, ran.missing()
-        assert not differences(ran.result, plain(seeded(name).problem(1), Mode.BACKWARD, stored), 0.0)
+        made = partial(seeded(name).problem, 1)
+        agrees(JAX, made, Mode.BACKWARD, dtype=stored, tolerance=0.0)
 
 
 def test_gradients_are_exchanged_too() -> None:
@@ -119,9 +116,6 @@ def test_nested_outputs_are_exchanged() -> None:
 )
 def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
     assert dense(tensor) is expected
-
-
-# Evidence that can be false
 
 
 class Copying(NumpyExchange):
@@ -162,9 +156,6 @@ def test_an_exported_read_only_array_fails_the_evidence(monkeypatch: pytest.Monk
     assert [line.partition(" ")[0] for line in run(Careless(), seeded("mlp").problem(1)).missing()] == ["read-only"]
 
 
-# Planted
-
-
 class Shifted(NumpyExchange):
     """Ignores strides, as a library that reads all memory as row-major."""
 
@@ -177,9 +168,6 @@ def test_lost_strides_fail(tmp_path: Any) -> None:
     store, place = Store(tmp_path), seeded("matmul-transposed")
     assert verdict_of(store, NUMPY, place, Mode.BACKWARD).verdict is Verdict.PASS
     assert verdict_of(store, Shifted(), place, Mode.BACKWARD).verdict is Verdict.FAIL
-
-
-# Where they exist
 
 
 def test_numpy_and_cupy_need_tensors_in_their_memory() -> None:
@@ -227,8 +215,7 @@ def test_jax_does_not_reserve_the_devices_memory(jax: None, monkeypatch: pytest.
 
 
 def test_types_of_64_bits_are_not_exchanged(jax: None) -> None:
-    ran = run(JAX, seeded("index-select").problem(1))
-    assert ran.engaged, ran.missing()
+    ran = engaged(JAX, seeded("index-select").problem(1))
     kinds = [value.dtype for value in ran.program.inputs]
     assert torch.int64 in kinds
     assert len(ran.program.extras[EXCHANGES]) == len(kinds)  # the int64 index was not exchanged, the output was

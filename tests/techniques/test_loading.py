@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import built_in, verdict_of
-from technique_harness import StubDevice, differences, mlp, named, plain, run, workload
+from fault_harness import built_in, failed, verdict_of
+from process_harness import completed
+from technique_harness import StubDevice, agrees, differences, engaged, mlp, named, plain, run, workload
 from torch import Tensor
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.devices.base import Device
 from accelcheck.devices.xla import Xla
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.data.dataloader import (
@@ -34,15 +36,9 @@ from accelcheck.techniques.data.dataloader import (
 )
 from accelcheck.techniques.data.feeding import Ahead, FedLoader
 from accelcheck.techniques.data.loading import TECHNIQUES, PrefetchLoader, XlaUnreadable
-from accelcheck.workloads.base import Program
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Result
 from accelcheck.workloads.trainer import Loader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result
 
 PREFETCH = named(TECHNIQUES, "prefetch-loader")
 PINNED = named(TECHNIQUES, "pinned-memory")
@@ -58,15 +54,10 @@ def _no_worker_stays() -> Iterator[None]:
     assert set(multiprocessing.active_children()) <= before
 
 
-# A batch that travels
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN])
 def test_rows_come_once_in_order_and_from_two_other_processes(mode: Mode) -> None:
-    ran = run(PREFETCH, mlp(), mode)
-    assert ran.engaged, ran.missing()
-    assert [one.observed for one in ran.evidence] == ["8 of 8, in order", 2, 0]
-    assert not differences(ran.result, plain(mlp(), mode), 0.0)
+    ran = agrees(PREFETCH, mlp, mode, tolerance=0.0)
+    assert [entry.observed for entry in ran.evidence] == ["8 of 8, in order", 2, 0]
 
 
 def test_tensors_arrive_unchanged_in_new_memory() -> None:
@@ -119,8 +110,7 @@ PLANTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_loader_that_loses_or_reorders_fails(store: Store, plant: str) -> None:
     change, seen = PLANTS[plant]
-    record = verdict_of(store, Losing(change), built_in()["mlp"])
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Losing(change), built_in()["mlp"])
     assert f"each once, in this order: observed {seen}" in record.why
     # The result is wrong too: it is that of other samples, or in another order.
     assert "\nout: " in record.why
@@ -131,8 +121,7 @@ def test_a_loader_that_changes_a_bit_fails(store: Store) -> None:
         batches[0][2][0, 0] += 2.0**-20
         return batches
 
-    record = verdict_of(store, Losing(flip), built_in()["mlp"])
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Losing(flip), built_in()["mlp"])
     assert "input[0]: mutated: expected it bitwise unchanged" in record.why
 
 
@@ -153,9 +142,6 @@ def test_tensors_of_other_sizes_are_no_rows() -> None:
     problem = replace(mlp(), inputs=(torch.randn(8, 16), torch.zeros(3)))
     with pytest.raises(Unsupported, match="needs tensors of one first size"):
         run(PREFETCH, problem)
-
-
-# Trainings
 
 
 def trained(change: Callable[[Program], None], steps: int = 6, start: bytes | None = None) -> tuple[Result, Program]:
@@ -194,7 +180,7 @@ def test_a_training_gets_its_mini_batches_in_its_own_order() -> None:
     assert not differences(result, expected, 0.0)
     # Two mini-batches per step: an epoch of eight, and into the next.
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
-    assert [(one.observed, one.engaged) for one in evidence] == [(12, True), (0, True), (2, True), (0, True)]
+    assert [(entry.observed, entry.engaged) for entry in evidence] == [(12, True), (0, True), (2, True), (0, True)]
 
 
 @pytest.mark.usefixtures("_finished")
@@ -239,12 +225,12 @@ def test_workers_with_other_rows_fail_the_evidence(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("accelcheck.techniques.data.feeding.Ahead", Other)
     _, program = trained(fed)
     evidence = list(PREFETCH.evidence(program, PREFETCH.watch("cpu"), Mode.TRAJECTORY, StubDevice()))
-    assert [one.engaged for one in evidence] == [True, False, True, True]
+    assert [entry.engaged for entry in evidence] == [True, False, True, True]
     assert evidence[1].observed == 12
 
 
 def test_a_pass_does_not_change_torchs_generator() -> None:
-    """By default, a loader draws its workers' seed from torch's generator, which changes trainings that draw from it too."""
+    """A loader draws its workers' seed from torch's generator by default, which changes trainings."""
     tensors = [torch.arange(6.0)]
     feed = Feed(tensors, [[0, 1, 2], [3, 4, 5]], pinned=False)
     before = torch.random.get_rng_state()
@@ -255,7 +241,7 @@ def test_a_pass_does_not_change_torchs_generator() -> None:
 
 @pytest.mark.usefixtures("_finished")
 def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's DataLoader without a generator of its own."""
+    """torch's DataLoader without a generator of its own does this."""
 
     def begin(feed: Feed) -> Iterator[Sequence[Tensor]]:
         feed.loader.generator = None
@@ -265,9 +251,6 @@ def test_a_pass_that_draws_from_torchs_generator_changes_the_training(monkeypatc
     expected, _ = trained(as_it_is)
     result, _ = trained(fed)
     assert "loss[0]" in differences(result, expected, 1e-3)
-
-
-# A worker that dies
 
 
 def test_a_killed_worker_is_named_without_a_hang() -> None:
@@ -289,8 +272,7 @@ def test_an_unreadable_row_raises_in_the_pass() -> None:
 
 
 def test_the_error_is_evidence_and_the_next_loader_works() -> None:
-    ran = run(KILLED, mlp())
-    assert ran.engaged, ran.missing()
+    ran = engaged(KILLED, mlp())
     assert str(ran.evidence[0].observed).startswith("RuntimeError: DataLoader worker")
     assert ran.evidence[1].observed == "8 of 8, in order"
     assert not differences(ran.result, plain(mlp()), 0.0)
@@ -313,7 +295,7 @@ def test_a_hidden_death_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
-    """As torch_xla's MpDeviceLoader: see the ledger."""
+    """torch_xla's MpDeviceLoader does this: see the ledger."""
 
     class Swallowing(XlaUnreadable):
         def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterator[Sequence[Tensor]]:
@@ -326,9 +308,6 @@ def test_an_error_that_threads_swallow_fails_the_evidence() -> None:
     assert ran.missing() == [
         f"an OSError says that a row cannot be read: nothing: the pass ended after {FAULTY_ROW} rows"
     ]
-
-
-# Pinned memory
 
 
 class Pins:
@@ -356,8 +335,7 @@ class Pins:
 
 def test_inputs_and_target_go_through_pinned_memory_and_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = Pins(monkeypatch)
-    ran = run(PINNED, mlp(), Mode.TRAIN, StubDevice("cuda"))
-    assert ran.engaged, ran.missing()
+    ran = engaged(PINNED, mlp(), Mode.TRAIN, StubDevice("cuda"))
     assert ran.evidence[0].observed == 2
     assert pins.moved == [{"pinned": True, "non_blocking": True}] * 2
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), 0.0)
@@ -374,9 +352,6 @@ def test_memory_that_is_not_pinned_fails_the_evidence(monkeypatch: pytest.Monkey
 def test_where_nothing_can_be_pinned_it_is_unsupported() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)accelerator|nvidia"):
         run(PINNED, mlp(), device=StubDevice("cuda"))
-
-
-# Where and on what
 
 
 def test_capability_by_device() -> None:
@@ -444,18 +419,15 @@ print(json.dumps(found))
 def test_results_that_are_unsynced_or_computed_on_the_cpu_fail_on_xla(tmp_path: Path) -> None:
     """Fault 41, with a loader that moves batches ahead of time and with activations that are offloaded to the host."""
     here = Path(__file__).parents[1]
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", PLANTED.format(folder=str(tmp_path))],
-        capture_output=True,
-        text=True,
         timeout=300,
         env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
-        check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [verdict for verdict, _ in found] == ["pass", "fail", "fail"] * 2
-    for _, reason in (found[1], found[4]):
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert [verdict for verdict, _ in document] == ["pass", "fail", "fail"] * 2
+    for _, reason in (document[1], document[4]):
         assert "out: view row" in reason
-    for _, reason in (found[2], found[5]):
+    for _, reason in (document[2], document[5]):
         assert "no operator left xla for the CPU: observed aten::" in reason

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from technique_harness import MODES, StubDevice, mlp, named, run, workload
+from technique_harness import MODES, StubDevice, engaged, mlp, named, run, workload
 
 from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
 from accelcheck.devices.strict import read_state
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.precision.matmul import TECHNIQUES as ALL
@@ -18,9 +17,6 @@ from accelcheck.techniques.precision.matmul import (
     convolution_mode,
     matmul_mode,
 )
-
-if TYPE_CHECKING:
-    from accelcheck.core.case import Mode
 
 TECHNIQUES = [technique for technique in ALL if isinstance(technique, ReducedPrecision)]
 MATMUL = [technique for technique in TECHNIQUES if isinstance(technique, MatmulPrecision)]
@@ -39,8 +35,7 @@ def test_the_mode_is_on_during_the_whole_run_only(technique: MatmulPrecision, mo
     problem.module.register_forward_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
     problem.module.register_full_backward_pre_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
     before = read_state()
-    ran = run(technique, problem, mode, obeying())
-    assert ran.engaged, ran.missing()
+    engaged(technique, problem, mode, obeying())
     assert words == {technique.word}
     assert read_state() == before
 

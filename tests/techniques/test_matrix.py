@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fault_harness import Planted
+from process_harness import completed
 
 from accelcheck.core.case import DTYPES, LEVELS, Mode
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, index
@@ -134,7 +135,7 @@ def test_the_registry_imports_no_compiler() -> None:
         "heavy = {'torch._inductor', 'torch._dynamo', 'sympy', 'onnxscript', 'openvino'}; "
         "print(sorted(heavy & set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -167,9 +168,7 @@ def test_techniques_of_a_workload_share_its_seed() -> None:
         (3, 3, "float16", 4),
     ],
 )
-def test_levels_add_up_and_end_at_the_last(
-    technique_level: int, workload_level: int, dtype: str, expected: int
-) -> None:
+def test_levels_add_up_to_the_last(technique_level: int, workload_level: int, dtype: str, expected: int) -> None:
     assert (
         level(technique("t", cost=technique_level, dtypes=DTYPES), workload("w", workload_level), dtype, Mode.FORWARD)
         == expected

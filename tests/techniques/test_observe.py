@@ -1,4 +1,4 @@
-"""How a run is watched: names and counts."""
+"""Observation of a run: names and counts."""
 
 from __future__ import annotations
 

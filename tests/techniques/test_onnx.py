@@ -7,19 +7,22 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import FORWARD, faults, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, plain, run
+from fault_harness import FORWARD, failed, faults, passed, seeded
+from technique_harness import StubDevice, agrees, mlp, plain, run
 from torch import Tensor, nn
 from upstream_signatures import unlike_upstream
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Verdict
+from accelcheck.devices.base import Device
 from accelcheck.devices.cpu import Cpu
 from accelcheck.devices.cuda import Cuda
 from accelcheck.devices.rocm import Rocm
@@ -35,13 +38,6 @@ from accelcheck.techniques.runtimes.onnx import (
 )
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import ModuleType
-
-    from accelcheck.devices.base import Device
 
 (ONNX,) = TECHNIQUES
 needs_packages = pytest.mark.skipif(
@@ -65,9 +61,7 @@ def two() -> Problem:
 
 @needs_packages
 def test_a_session_computes_the_module() -> None:
-    ran = run(ONNX, mlp())
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(mlp()))
+    agrees(ONNX, mlp)
 
 
 @needs_packages
@@ -79,7 +73,7 @@ def test_an_export_says_nothing_of_torchvision_and_of_trees(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(ONNX, two())
-    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
+    assert [str(fault.message) for fault in caught if "LeafSpec" in str(fault.message)] == []
     assert "torchvision" not in caplog.text
 
 
@@ -102,10 +96,8 @@ def test_the_operators_that_the_exporter_knows_are_listed_once(monkeypatch: pyte
 
 @needs_packages
 def test_structures_dtypes_and_strides_are_supported() -> None:
-    ran = run(ONNX, two())
-    assert ran.engaged, ran.missing()
+    ran = agrees(ONNX, two, tolerance=0.0)
     assert ran.result.keys() == {"out['picked']", "out['masked']"}
-    assert not differences(ran.result, plain(two()), tolerance=0.0)
 
 
 class Odd(nn.Module):
@@ -150,16 +142,14 @@ def test_stale_weights_fail(tmp_path: Path) -> None:
                 with torch.no_grad():
                     program.module.get_parameter("fc1.bias").neg_()
 
-    record = verdict_of(Store(tmp_path), Wrong(), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), Wrong(), seeded("mlp"))
     assert faults(record).keys() == {"out"}
 
 
 @needs_packages
 def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Path) -> None:
     """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
-    record = verdict_of(Store(tmp_path), ONNX, seeded("attention-empty-row"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), ONNX, seeded("attention-empty-row"))
     assert "row at [1, 1, 5, :]" in record.why
 
 
@@ -174,8 +164,8 @@ def profiled(path: Path, *providers: str) -> Path:
 
 
 def test_nodes_are_read_with_their_providers(tmp_path: Path) -> None:
-    found = nodes_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
-    assert found == [OnnxNode("Gemm", "CUDAExecutionProvider"), OnnxNode("Gemm", "CPUExecutionProvider")]
+    nodes = nodes_of(profiled(tmp_path / "a.json", "CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert nodes == [OnnxNode("Gemm", "CUDAExecutionProvider"), OnnxNode("Gemm", "CPUExecutionProvider")]
 
 
 @pytest.mark.parametrize(
@@ -198,9 +188,7 @@ def test_nodes_are_read_with_their_providers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_fallback_to_the_cpu_fails_the_evidence(
-    tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]
-) -> None:
+def test_fallbacks_to_the_cpu_fail_evidence(tmp_path: Path, first: str, ran: Sequence[str], missing: list[str]) -> None:
     session = object.__new__(OnnxRuntimeModule)
     profile = profiled(tmp_path / "profile.json", *ran)
     session.session = SimpleNamespace(get_providers=lambda: [first], end_profiling=lambda: str(profile))
@@ -233,10 +221,10 @@ def test_nodes_that_compute_shapes_may_stay_on_the_cpu(tmp_path: Path, on_cpu: f
     path.write_text(json.dumps([node(name, shapes, "CPU" if name in on_cpu else "CUDA") for name, *shapes in GRAPH]))
     session.session = SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"], end_profiling=lambda: str(path))
     session.provider, session.calls, session.entries = "CUDAExecutionProvider", 1, []
-    found = {item.claim: item for item in session.evidence()}
-    last = found["nodes that other providers ran, except for shapes on the CPU = 0"]
+    entries = {item.claim: item for item in session.evidence()}
+    last = entries["nodes that other providers ran, except for shapes on the CPU = 0"]
     assert (last.observed, last.engaged) == (others, others == 0)
-    assert found["nodes that compute shapes on the CPU (any number)"].observed == len(SHAPES)
+    assert entries["nodes that compute shapes on the CPU (any number)"].observed == len(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -393,5 +381,4 @@ def test_a_runtime_need_not_give_the_strides_of_eager(tmp_path: Path) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:
         return Problem(Transposed(), (torch.randn(3, 5, generator=generator),))
 
-    record = verdict_of(Store(tmp_path), ONNX, Workload("transposed", "A transposed result.", make))
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), ONNX, Workload("transposed", "A transposed result.", make))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import warnings
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import FORWARD, faults, seeded, verdict_of
-from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
+from fault_harness import FORWARD, failed, faults, seeded
+from process_harness import completed
+from technique_harness import Ran, StubDevice, agrees, differences, mlp, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -24,10 +25,6 @@ from accelcheck.techniques.runtimes import openvino
 from accelcheck.techniques.runtimes.openvino import TECHNIQUES, OverwriteCheck, ran
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 MODEL, COMPILED = (named(TECHNIQUES, name) for name in ("openvino", "openvino-compile"))
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino")
@@ -48,9 +45,7 @@ def two() -> Problem:
 @needs_openvino
 @pytest.mark.parametrize("problem", [mlp, two], ids=["mlp", "two"])
 def test_a_converted_model_computes_the_module_in_fp32(problem: Any) -> None:
-    found = run(MODEL, problem())
-    assert found.engaged, found.missing()
-    assert not differences(found.result, plain(problem()))
+    agrees(MODEL, problem)
 
 
 @needs_openvino
@@ -58,7 +53,7 @@ def test_a_conversion_does_not_warn_of_trees() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(MODEL, mlp())
-    assert [str(one.message) for one in caught if "LeafSpec" in str(one.message)] == []
+    assert [str(fault.message) for fault in caught if "LeafSpec" in str(fault.message)] == []
 
 
 @needs_openvino
@@ -74,8 +69,7 @@ def test_a_default_below_fp32_fails_the_evidence(monkeypatch: pytest.MonkeyPatch
 @needs_openvino
 def test_a_nan_that_openvino_loses_fails(tmp_path: Path) -> None:
     """Openvino#35649: its ReLU makes 0 of NaN."""
-    record = verdict_of(Store(tmp_path), MODEL, seeded("elementwise-bound"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), MODEL, seeded("elementwise-bound"))
     assert faults(record) == {"out[0]": {"NaN pattern"}, "out[1]": {"NaN pattern"}}
 
 
@@ -131,21 +125,15 @@ os.kill(os.getpid(), signal.SIGCHLD)
 
 @needs_openvino
 def test_signals_are_handled_after_its_models_are_gone() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", AFTERWARDS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
+    ended = completed(
+        [sys.executable, "-c", AFTERWARDS], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     )
     assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 
 
 def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[str, ...] = ("f32",)) -> Any:
     """An inference request with these model properties, which executed kernels of these types."""
-    ports = [
-        SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda kind=kind: kind)) for kind in inputs
-    ]
+    ports = [SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda k=k: k)) for k in inputs]
     properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
     nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
     nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))
@@ -167,10 +155,7 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[
         ([request("f32", "CPU", "ref_i8", inputs=("f32", "u8"))], ["of them in less than FP32 = 0"]),
         ([request("f32", "GPU", "gemm_f32")], ["execution devices are CPU"]),
         ([request("f32", "CPU")], ["nodes executed >= 1"]),
-        (
-            [],
-            ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"],
-        ),
+        ([], ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"]),
     ],
     ids=["healthy", "bfloat16", "eight-bits", "other-bits", "elsewhere", "nothing", "no-request"],
 )
@@ -191,8 +176,8 @@ def test_results_that_a_later_call_changes_are_counted() -> None:
 def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     for technique in TECHNIQUES:
         for kind in ("cuda", "xla"):
-            found = technique.capability(StubDevice(kind))
-            assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+            capability = technique.capability(StubDevice(kind))
+            assert (capability.code, capability.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
         monkeypatch.setattr(openvino, "installed", lambda _: False)
         assert technique.capability(StubDevice()).ok  # `answer` checks the packages
         monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)

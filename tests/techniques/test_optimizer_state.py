@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
-from technique_harness import StubDevice, mlp, plain, run, workload
+from fault_harness import failed, passed, seeded, verdict_of
+from technique_harness import StubDevice, engaged, mlp, plain, run, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing, rounded_to, truncated_to
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.optimizers.state import TECHNIQUES, HalfStates, KeptStates, RoundedStates
 from accelcheck.techniques.quantization.emulation import nearest
 from accelcheck.verify import effort, oracle
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 DEVICE = StubDevice()
@@ -46,9 +42,8 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("make", "states"), [(momentum, 4), (adam, 8)])
 def test_states_are_half_between_steps_and_parameters_are_not(make: Any, states: int) -> None:
-    ran = run(TECHNIQUE, problem(make), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
-    claims = {one.claim: one.observed for one in ran.evidence}
+    ran = engaged(TECHNIQUE, problem(make), Mode.TRAIN)
+    claims = {entry.claim: entry.observed for entry in ran.evidence}
     assert claims["optimizer states >= 4"] == states
     made = ran.program.extras["optimizer whose states are kept"].made
     kept = [value for state in made.state.values() for name, value in state.items() if name != "step"]
@@ -76,12 +71,8 @@ def test_states_that_stay_in_float32_fail_the_evidence() -> None:
     program.optimizer.narrow = lambda state: state
     with TECHNIQUE.watch("cpu") as log:
         program.run(Mode.TRAIN)
-    missing = [one.claim for one in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not one.engaged]
-    assert missing == [
-        "states are bfloat16",
-        "bytes of states are half of FP32's",
-        "states widened before a step >= 8",
-    ]
+    missing = [entry.claim for entry in TECHNIQUE.evidence(program, log, Mode.TRAIN, DEVICE) if not entry.engaged]
+    assert missing == ["states are bfloat16", "bytes of states are half of FP32's", "states widened before a step >= 8"]
 
 
 def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
@@ -92,8 +83,8 @@ def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
         parameter.grad = torch.cat([1.0 + 2.0**-8 * torch.arange(32), drawn]).double()
         optimizer = make([parameter])
         optimizer.step()
-        found: Tensor = optimizer.state[parameter]["momentum_buffer"]
-        return found
+        state: Tensor = optimizer.state[parameter]["momentum_buffer"]
+        return state
 
     rounded = RoundedStates(momentum, torch.bfloat16)
     exact = one(momentum)
@@ -104,9 +95,6 @@ def test_the_oracle_rounds_as_a_cast_does_and_flips_at_ties() -> None:
     assert 2 <= int(moved[1:32:2].sum()) <= 14, "every other one of the first lies at a tie"
     assert not bool(moved[0:32:2].any())
     assert not bool(moved[32:].any())
-
-
-# Faults, through the engine
 
 
 def narrowing(narrow: Callable[[Tensor], Tensor]) -> Change:
@@ -145,16 +133,14 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
 def test_faults_of_states_fail_by_their_values(change: Change, name: str, store: Store) -> None:
-    record = verdict_of(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
-    assert record.verdict is Verdict.FAIL, record.why
+    record = failed(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
     assert "parameter:" in record.why
     assert "not engaged" not in record.why
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_technique_itself_passes(number: int, store: Store) -> None:
-    record = verdict_of(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
-    assert record.verdict is Verdict.PASS, record.why + record.traceback
+    passed(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
 
 
 def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
@@ -175,7 +161,7 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
 
 
 def test_states_kept_in_float32_fail(store: Store) -> None:
-    """Values fail, not only the evidence: exact states differ from the oracle's rounded ones by more than rounding errors."""
+    """Values fail, not only evidence: exact states differ from the oracle's by more than rounding errors."""
     record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)
     assert "parameter:" in record.why
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import TRAIN, faults, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, named, plain, run, squared, workload
+from fault_harness import TRAIN, faults, passed, seeded, verdict_of
+from technique_harness import StubDevice, agrees, mlp, named, run, squared, workload
 from torch import nn
 from torch.nn import functional
 
@@ -23,19 +24,10 @@ from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.optimizers import SIZES, Bank
 from accelcheck.workloads.own_model import workload_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 FOREACH, FUSED = named(TECHNIQUES, "optimizer-foreach"), named(TECHNIQUES, "optimizer-fused")
 CAPTURABLE, COMPILED = named(TECHNIQUES, "optimizer-capturable"), named(TECHNIQUES, "optimizer-compiled")
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 ADAMW = partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def training(optimizer: Any) -> Problem:
@@ -46,15 +38,11 @@ def training(optimizer: Any) -> Problem:
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
 def test_a_step_equals_the_loop(technique: Any, optimizer: Any) -> None:
-    ran = run(technique, training(optimizer), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(training(optimizer), Mode.TRAIN))
+    agrees(technique, lambda: training(optimizer), Mode.TRAIN)
 
 
 def test_a_compiled_step_equals_the_loop() -> None:
-    ran = run(COMPILED, training(SGD), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(training(SGD), Mode.TRAIN))
+    agrees(COMPILED, lambda: training(SGD), Mode.TRAIN)
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED, COMPILED], ids=lambda technique: technique.name)
@@ -84,14 +72,11 @@ def test_clipping_does_not_count_as_a_step() -> None:
     assert ran.missing() == ["updates of lists of parameters >= 3: 0"]
 
 
-# Counts on the device
-
-
 def counting(technique: Any, optimizer: torch.optim.Optimizer, device: str) -> list[bool]:
     program = Program.of(training(SGD))
     program.extras["the optimizer that was made last"] = optimizer
     log = ProfilerLog("cpu")
-    return [one.engaged for one in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
+    return [entry.engaged for entry in technique.evidence(program, log, Mode.TRAIN, StubDevice(device))]
 
 
 def test_step_counts_on_the_host_fail_the_evidence() -> None:
@@ -103,9 +88,6 @@ def test_step_counts_on_the_host_fail_the_evidence() -> None:
     assert counting(CAPTURABLE, optimizer, "xla") == [False, True]
     optimizer.param_groups[0]["capturable"] = False
     assert counting(CAPTURABLE, optimizer, "meta") == [True, False]
-
-
-# Capability and workloads
 
 
 def test_capability_by_device() -> None:
@@ -128,9 +110,7 @@ def test_capability_by_device() -> None:
     [(FUSED, torch.optim.NAdam, "NAdam"), (CAPTURABLE, torch.optim.SGD, "SGD")],
     ids=["fused-nadam", "capturable-sgd"],
 )
-def test_an_option_that_an_optimizer_lacks_is_unsupported(
-    technique: Any, optimizer: Callable[..., Any], name: str
-) -> None:
+def test_options_that_an_optimizer_lacks_are_refused(technique: Any, optimizer: Callable[..., Any], name: str) -> None:
     program = Program.of(training(partial(optimizer, lr=0.01)))
     with pytest.raises(Unsupported, match=f"{name} has no option"):
         technique.prepare(program, Mode.TRAIN, StubDevice())
@@ -151,9 +131,6 @@ def test_every_named_workload_exists_and_is_accepted() -> None:
     assert not FOREACH.accepts(workload("linear"))
 
 
-# Workloads and faults
-
-
 def test_parameters_have_awkward_sizes() -> None:
     module = seeded("train-adagrad").problem(0).module
     assert isinstance(module, Bank)
@@ -162,17 +139,16 @@ def test_parameters_have_awkward_sizes() -> None:
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_an_option_that_is_lost_fails(store: Store, technique: Any) -> None:
-    healthy = verdict_of(store, technique, seeded("train-nesterov"), TRAIN)
-    assert healthy.verdict is Verdict.PASS, healthy.reason
+def test_an_option_that_is_lost_fails(fresh: Store, technique: Any) -> None:
+    passed(fresh, technique, seeded("train-nesterov"), TRAIN)
     for lost in ({"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.0}):
-        record = verdict_of(store, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
+        record = verdict_of(fresh, Planted(technique, without_option(**lost)(1.0)), seeded("train-nesterov"), TRAIN)
         assert record.verdict is Verdict.FAIL, lost
         assert any(path.startswith("parameter:") for path in faults(record))
 
 
-def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
-    """As torch's fused SGD did in half precision: only the elements beyond the last whole vector register are updated."""
+def test_a_kernel_that_skips_whole_registers_fails(fresh: Store) -> None:
+    """torch's fused SGD did this in half precision: it updated only elements beyond the last whole vector register."""
 
     class Skipping(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -188,13 +164,13 @@ def test_a_kernel_that_skips_whole_registers_fails(store: Store) -> None:
         program.optimizer = lambda parameters: Skipping(parameters, **made([*parameters]).defaults | {"fused": False})
 
     for dtype in ("float32", "bfloat16"):
-        record = verdict_of(store, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
+        record = verdict_of(fresh, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
         assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5)} <= faults(record).keys()
         assert "parameter:weights.1" not in faults(record)
 
 
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
-def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, technique: Any) -> None:
+def test_whoever_makes_the_optimizer_need_not_take_an_option(fresh: Store, technique: Any) -> None:
     torch.manual_seed(0)
     module, x, target = (
         nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
@@ -203,10 +179,12 @@ def test_whoever_makes_the_optimizer_need_not_take_an_option(store: Store, techn
     )
 
     def made(parameters: Any) -> torch.optim.Optimizer:
-        weights: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 2], "weight_decay": 0.5}
-        biases: dict[str, Any] = {"params": [one for one in parameters if one.dim() == 1]}
+        weights: dict[str, Any] = {
+            "params": [parameter for parameter in parameters if parameter.dim() == 2],
+            "weight_decay": 0.5,
+        }
+        biases: dict[str, Any] = {"params": [parameter for parameter in parameters if parameter.dim() == 1]}
         return torch.optim.AdamW([weights, biases], lr=0.01)
 
     own = workload_of(module, (x,), loss=functional.mse_loss, target=target, optimizer=made)
-    record = verdict_of(store, technique, own, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, technique, own, TRAIN)

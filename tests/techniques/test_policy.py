@@ -1,31 +1,28 @@
-"""The precision policy: half precision except in kept modules, casts of their inputs and outputs, float32 parameters."""
+"""The precision policy: half precision except in kept modules, casts at their borders, float32 parameters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import built_in, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, named, plain, run, trained, workload
+from fault_harness import built_in, failed, seeded, verdict_of
+from technique_harness import StubDevice, differences, engaged, mlp, named, plain, run, trained, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.matmul import half_sum
 from accelcheck.selftest.faults.plant import kernels, nothing
 from accelcheck.selftest.faults.training import clipped_scaled, unskipped
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.precision import amp, policy
 from accelcheck.techniques.precision.policy import TECHNIQUES, cast
 from accelcheck.verify import ensemble
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
-
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
 
 BF16, FP16 = named(TECHNIQUES, "policy-bf16"), named(TECHNIQUES, "policy-fp16")
 DEVICE = StubDevice()
@@ -62,21 +59,19 @@ def scored() -> Problem:
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_modules_compute_in_half_with_float32_inputs_and_outputs(technique: Any, mode: Mode) -> None:
     problem = scored()
-    ran = run(technique, problem, mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, problem, mode)
     assert not differences(ran.result, plain(scored(), mode), TOLERANCE[technique.name])
     assert problem.module.seen == {"between": technique.dtype}
     floats = {path: tensor for path, tensor in ran.result.items() if tensor.is_floating_point()}
     assert {tensor.dtype for tensor in floats.values()} == {torch.float32}
     assert ran.result["out['all'][1]"].dtype is torch.int64
-    claims = {one.claim: one.observed for one in ran.evidence}
+    claims = {entry.claim: entry.observed for entry in ran.evidence}
     assert claims["norms, embeddings, softmax that took float32 >= 3"] == 3
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
 def test_training_scales_only_fp16_losses_and_keeps_parameters(technique: Any) -> None:
-    ran = run(technique, mlp(), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, mlp(), Mode.TRAIN)
     assert (ran.program.scaler is not None) is (technique.dtype is torch.float16)
     assert not differences(ran.result, plain(mlp(), Mode.TRAIN), TOLERANCE[technique.name])
 
@@ -100,7 +95,7 @@ def test_a_model_without_casts_fails_the_evidence() -> None:
     with BF16.watch("cpu") as log:
         program.run(Mode.FORWARD)
     assert ran.engaged
-    assert not all(one.engaged for one in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
+    assert not all(entry.engaged for entry in BF16.evidence(program, log, Mode.FORWARD, DEVICE))
 
 
 def test_a_head_that_shares_its_weight_with_a_table_is_half_all_the_same() -> None:
@@ -114,8 +109,7 @@ def test_a_head_that_shares_its_weight_with_a_table_is_half_all_the_same() -> No
             x = self.norm(self.embedding(tokens))
             return {"scores": self.softmax(self.head(x))}
 
-    ran = run(BF16, Problem(Tied(), (torch.randint(11, (4, 5)),)), Mode.BACKWARD, DEVICE)
-    assert ran.engaged, ran.missing()
+    engaged(BF16, Problem(Tied(), (torch.randint(11, (4, 5)),)), Mode.BACKWARD, DEVICE)
 
 
 def test_parameters_changed_in_place_take_effect() -> None:
@@ -131,8 +125,7 @@ def test_parameters_changed_in_place_take_effect() -> None:
 def test_batch_statistics_stay_float32_and_are_updated() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
-    ran = run(FP16, trained(module, torch.randn(16, 6), torch.randn(16, 6)), Mode.TRAIN)
-    assert ran.engaged, ran.missing()
+    ran = engaged(FP16, trained(module, torch.randn(16, 6), torch.randn(16, 6)), Mode.TRAIN)
     mean = ran.result["buffer:1.running_mean"]
     assert mean.dtype is torch.float32
     assert float(mean.abs().sum()) > 0
@@ -159,21 +152,12 @@ def test_it_needs_the_dtype_and_a_listed_workload() -> None:
 
 
 # Faults 29, 30 and 31: a wrong scaler, a wrong clipping, a wrong reduction
-
-
-TRAJECTORY = {
-    "policy-fp16": FP16,
-    "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16"),
-}
+TRAJECTORY = {"policy-fp16": FP16, "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16")}
 
 
 @pytest.mark.parametrize(
     ("change", "named_line"),
-    [
-        (clipped_scaled(1.0), "[initial scale 65536]"),
-        (unskipped(1.0), "scaler: step 2"),
-        (nothing, ""),
-    ],
+    [(clipped_scaled(1.0), "[initial scale 65536]"), (unskipped(1.0), "scaler: step 2"), (nothing, "")],
     ids=["clipped-before-unscale", "step-not-skipped", "healthy"],
 )
 @pytest.mark.parametrize("technique", TRAJECTORY.values(), ids=TRAJECTORY)
@@ -200,6 +184,5 @@ def test_a_norm_with_two_percent_error_fails_in_half_precision(store: Store) -> 
     def shifted(func: Any, x: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Any:
         return func(x, shape, weight * 1.02, *rest)
 
-    record = verdict_of(store, Planted(BF16, kernels(native_layer_norm=shifted)), seeded("mlp-blocks"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(BF16, kernels(native_layer_norm=shifted)), seeded("mlp-blocks"))
     assert "not engaged" not in record.why

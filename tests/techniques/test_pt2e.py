@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import importlib
 import platform
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, named, run
+from technique_harness import StubDevice, engaged, named, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Code
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import pt2e
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.techniques.quantization.pt2e import TECHNIQUES
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.probes import PROBES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 STATIC: Any = named(TECHNIQUES, "int8-pt2e-static")
 LOWERED: Any = named(TECHNIQUES, "int8-pt2e-inductor")
@@ -72,8 +68,7 @@ def error(technique: Any, problem: Problem, out: Tensor, x: Tensor | None = None
 @without_torchao
 @pytest.mark.parametrize("make", [residual, stacked])
 def test_the_converted_graph_equals_the_emulation(make: Callable[[], Problem]) -> None:
-    ran = run(STATIC, make())
-    assert ran.engaged, ran.missing()
+    ran = engaged(STATIC, make())
     assert error(STATIC, make(), ran.result["out"]) < 1e-6
     plain = make()
     with torch.no_grad():
@@ -105,20 +100,16 @@ def test_an_unquantized_graph_fails_the_evidence() -> None:
     with STATIC.watch("cpu") as log:
         program.run(Mode.FORWARD)
     seen = list(STATIC.evidence(program, log, Mode.FORWARD, PLACE))
-    assert sum(not one.engaged for one in seen) == len(seen)
+    assert sum(not call.engaged for call in seen) == len(seen)
 
 
 @without_torchao
 @pytest.mark.skipif(not LOWERED.capability(PLACE).ok, reason="nothing is lowered here")
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="without VNNI sums saturate: docs/findings.md")
 def test_the_lowered_graph_multiplies_in_int8_and_equals_the_emulation() -> None:
-    ran = run(LOWERED, stacked())
-    assert ran.engaged, ran.missing()
+    ran = engaged(LOWERED, stacked())
     assert error(LOWERED, stacked(), ran.result["out"]) < 1e-6
     assert not bool(torch._inductor.config.freezing), "the setting is held around calls alone"
-
-
-# Faults, through the engine
 
 
 def operators(word: str, edit: Callable[[list[Any]], None]) -> Change:
@@ -168,9 +159,6 @@ def test_faults_of_the_graph_fail(name: str, change: Change, store: Store) -> No
     record = verdict_of(store, Planted(STATIC, change), seeded("mlp"))
     assert record.verdict is (Verdict.PASS if name == "healthy" else Verdict.FAIL), record.why + record.traceback
     assert "not engaged" not in record.why
-
-
-# Capability
 
 
 def test_it_needs_torchao_and_lowers_only_on_x86(monkeypatch: pytest.MonkeyPatch) -> None:

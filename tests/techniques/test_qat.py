@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import Bed, seeded, verdict_of
-from technique_harness import StubDevice, differences, mlp, run
+from technique_harness import StubDevice, differences, engaged, mlp, run
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.packages import installed
-from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.base import Change, Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.quantization import qat
 from accelcheck.techniques.quantization.emulation import eval_copy, replaced
 from accelcheck.techniques.quantization.qat import TECHNIQUES, FakeQuantized, FakeQuantizer
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.verify.oracle import Store
 
 (TECHNIQUE,) = TECHNIQUES
 without_torchao = pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
-
-
-# The emulation
 
 
 def test_activations_are_quantized_by_rows() -> None:
@@ -65,8 +58,7 @@ def test_flips_switch_gradients_at_the_end_of_the_range() -> None:
 @without_torchao
 def test_the_emulation_equals_torchaos_training() -> None:
     mode = Mode.BACKWARD
-    ran = run(TECHNIQUE, mlp(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(TECHNIQUE, mlp(), mode)
     program = Program.of(mlp())
     emulated = replaced(eval_copy(program.module).double(), FakeQuantized).train()
     exact = Program(
@@ -79,13 +71,10 @@ def test_the_emulation_equals_torchaos_training() -> None:
     assert differences(plain, exact, 1e-4)
 
 
-# Round trip and evidence
-
-
 @without_torchao
 def test_conversion_keeps_weights_and_outputs() -> None:
     ran = run(TECHNIQUE, mlp(), Mode.TRAIN)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     assert observed["fake-quantized linear layers = 2 >= 1"] == 2
     assert observed["layers converted to int8 weights = 2"] == 2
     assert observed["elements of weights that conversion changed = 0"] == 0
@@ -129,10 +118,7 @@ def test_an_unprepared_model_fails_the_evidence() -> None:
     with TECHNIQUE.watch("cpu") as log:
         program.run(Mode.BACKWARD)
     seen = list(TECHNIQUE.evidence(program, log, Mode.BACKWARD, StubDevice()))
-    assert sum(not one.engaged for one in seen) >= 4
-
-
-# Faults, through the engine
+    assert sum(not call.engaged for call in seen) >= 4
 
 
 def every_layer(edit: Callable[[Any], None]) -> Change:

@@ -6,13 +6,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import itertools
-import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from technique_harness import StubDevice, run
+from process_harness import completed
+from technique_harness import StubDevice, engaged, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -32,10 +33,7 @@ from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, Stat
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, torchao_capability
 from accelcheck.workloads.base import Problem, Program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-TECHNIQUES = (*int8.TECHNIQUES, *(one for one in torchao.TECHNIQUES if one.name.startswith("int8")))
+TECHNIQUES = (*int8.TECHNIQUES, *(item for item in torchao.TECHNIQUES if item.name.startswith("int8")))
 
 ROUNDING = 1e-6
 """Largest relative error by FP32 rounding in these small modules."""
@@ -82,7 +80,6 @@ def exactly(original: Program) -> Program:
 
 
 def error(result: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
-    """Largest relative error of the outputs."""
     return max(float((result[path].double() - truth[path]).norm() / truth[path].norm()) for path in truth)
 
 
@@ -98,12 +95,12 @@ def flipped(emulated: Program, seed: int) -> dict[str, Tensor]:
 
 @pytest.fixture(params=TECHNIQUES, ids=lambda technique: technique.name)
 def technique(request: pytest.FixtureRequest) -> Iterator[Quantized]:
-    found: Quantized = request.param
-    capability = found.capability(StubDevice(features=("quantized-engine",)))
+    result: Quantized = request.param
+    capability = result.capability(StubDevice(features=("quantized-engine",)))
     if not capability.ok:
         pytest.skip(str(capability))
-    yield found
-    found.finish()
+    yield result
+    result.finish()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -185,7 +182,7 @@ def _excess(
     monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...] = (64, 96, 10),
 ) -> float:
-    """Error of a faulty implementation relative to that of six flipped runs of the right one; the best of eight seeds."""
+    """Error of a faulty implementation relative to six flipped runs of the right one; the best of eight seeds."""
     ratios = []
     for seed in range(8):
         exact = exactly(program(lambda: mlp(*sizes), (32, 64), seed))
@@ -254,9 +251,9 @@ def test_flips_move_elements_near_ties_by_one_quantum() -> None:
 def test_flips_move_equal_elements_together() -> None:
     quantizer = Quantizer(lambda _: (torch.tensor(1.0), 0), -128, 127)
     quantizer.flips = torch.Generator().manual_seed(0)
-    found = quantizer((torch.arange(-100.0, 100.0).double() + 0.5).repeat(3, 1))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    result = quantizer((torch.arange(-100.0, 100.0).double() + 0.5).repeat(3, 1))
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[0], result[2])
 
 
 def test_flips_move_the_scale_by_rounding_errors() -> None:
@@ -395,8 +392,7 @@ def test_a_device_on_which_torchao_widens_int8_products_does_not_have_them() -> 
     assert TorchAODynamic().capability(other).tried
     assert not TorchAODynamic().capability(StubDevice()).tried
     linear = Problem(nn.Linear(32, 16), (torch.randn(8, 32),))
-    ran = run(TorchAODynamic(), linear, device=other)
-    assert ran.engaged, ran.missing()
+    engaged(TorchAODynamic(), linear, device=other)
     with pytest.raises(Unsupported, match=r"multiplies no int8 values on stub: it widens them to ") as told:
         run(Widening(), linear, device=other)
     assert told.value.capability.code is Code.NO_BACKEND
@@ -412,7 +408,10 @@ def test_there_is_one_oracle_per_scheme() -> None:
 
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_torchao_is_imported_without_remarks_of_pytree_and_of_kernels() -> None:
-    code = "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; print(ask('Int8WeightOnlyConfig'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "from accelcheck.techniques.quantization.torchao import torchao_capability as ask; "
+        "print(ask('Int8WeightOnlyConfig'))"
+    )
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout == "ok\n"
     assert done.stderr == ""

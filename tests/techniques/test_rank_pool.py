@@ -1,16 +1,15 @@
-"""A rank pool does one training after the other; a rank that raises or dies is named, and nothing hangs or stays behind."""
+"""A rank pool does trainings in turn; a rank that raises or dies is named, and nothing stays behind."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
-from process_harness import left
+from process_harness import completed, left
 from rank_strategies import Broken, ByHand, Dying, Raising, small
 from technique_harness import differences, mlp
 
@@ -21,9 +20,6 @@ from accelcheck.techniques.distributed import pool as pools
 from accelcheck.techniques.distributed.pool import RankPool
 from accelcheck.techniques.distributed.strategy import Strategy, TrainingJob
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,7 @@ def test_a_pool_ends_with_its_process_and_before_its_files_go() -> None:
         "from accelcheck.techniques.distributed.pool import rank_pool\n"
         "print(*rank_pool(Cpu(), 2).pids)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    ended = completed([sys.executable, "-c", code], check=True, timeout=120)
     assert "Traceback" not in ended.stderr  # such as of a watcher whose folder went first
     assert not left(*map(int, ended.stdout.split()))
 

@@ -1,4 +1,4 @@
-"""How ranks share a batch, and that their books balance."""
+"""Shares of a batch among ranks, and their books."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,19 +12,14 @@ from technique_harness import StubDevice, named, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed import pool
 from accelcheck.techniques.distributed.resharding import TECHNIQUES, Reshard
 from accelcheck.techniques.distributed.resharding_ranks import Phase, Resharded
+from accelcheck.techniques.distributed.strategy import RankReport
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import RankReport
 
 pytestmark = pytest.mark.slow  # ranks that save and load checkpoints
 
@@ -42,13 +38,13 @@ def record_of(store: Store, technique: Reshard, name: str = "train-mlp") -> Reco
 
 
 def missing(record: Record) -> list[str]:
-    return [one.claim for one in record.evidence if not one.engaged]
+    return [entry.claim for entry in record.evidence if not entry.engaged]
 
 
 def test_ranks_resume_from_checkpoints_of_other_ranks(store: Store) -> None:
     record = record_of(store, Reshard())
     assert record.verdict is Verdict.PASS, record.why
-    seen = {one.claim: one.observed for one in record.evidence}
+    seen = {entry.claim: entry.observed for entry in record.evidence}
     assert seen["parameters saved as split by dimension 0 over 3 = 6"] == 6
     assert seen["tensors saved by 3 and loaded by 1 >= 12, none of them changed"] == "12, changed: none"
 
@@ -116,5 +112,5 @@ def test_capability_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not technique.accepts(workload("training", "batchnorm"))
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda _: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = technique.capability(StubDevice("cuda"))
-    assert (found.verdict, found.code) == (Verdict.UNAVAILABLE, Code.NO_HARDWARE)
+    capability = technique.capability(StubDevice("cuda"))
+    assert (capability.verdict, capability.code) == (Verdict.UNAVAILABLE, Code.NO_HARDWARE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,25 +15,20 @@ from technique_harness import StubDevice, mlp, workload
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.processes import ChildError
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.devices.tpu import Tpu
 from accelcheck.devices.xla import Xla
 from accelcheck.techniques.processes.evidence import repeated, unlike
 from accelcheck.techniques.snapshots import handover
 from accelcheck.techniques.snapshots.files import Snapshots, read, write
-from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationTask, Handover
+from accelcheck.techniques.snapshots.handover import ContinuationProcess, ContinuationReport, ContinuationTask, Handover
 from accelcheck.techniques.snapshots.saving import DAMAGES, HANDOVER, Relay, SnapshotDamaged, SnapshotRestore
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.snapshots.handover import ContinuationReport
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.trainer import Parts
+from accelcheck.workloads.trainer import Parts
 
 CPU = devices()["cpu"]
 
@@ -67,11 +63,11 @@ def record_of(store: Store, technique: SnapshotRestore, name: str, mode: Mode) -
 
 
 def observed(record: Record, claim: str) -> Any:
-    return next(one.observed for one in record.evidence if one.claim.startswith(claim))
+    return next(entry.observed for entry in record.evidence if entry.claim.startswith(claim))
 
 
 def missing(record: Record) -> list[str]:
-    return [one.claim for one in record.evidence if not one.engaged]
+    return [entry.claim for entry in record.evidence if not entry.engaged]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
@@ -116,9 +112,9 @@ def test_every_lost_part_fails(store: Store, part: str) -> None:
 def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
     class Forgetful(SnapshotRestore):
         def spoil(self, snapshots: Snapshots) -> None:
-            found = snapshots.latest()
-            assert found is not None
-            write(found.path, {**found.state, "optimizer": {**found.state["optimizer"], "state": {}}})
+            latest = snapshots.latest()
+            assert latest is not None
+            write(latest.path, {**latest.state, "optimizer": {**latest.state["optimizer"], "state": {}}})
 
     record = record_of(store, Forgetful(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.FAIL
@@ -139,9 +135,9 @@ def test_every_kind_of_damage_is_refused(tmp_path: Any, kind: str) -> None:
     for step in (1, 2):
         path = snapshots.save(step, {"step": step})
     path.write_bytes(DAMAGES[kind](path.read_bytes()))
-    found = snapshots.latest()
-    assert found is not None
-    assert (found.step, found.state["step"], len(found.refused)) == (1, 1, 1)
+    latest = snapshots.latest()
+    assert latest is not None
+    assert (latest.step, latest.state["step"], len(latest.refused)) == (1, 1, 1)
 
 
 def test_undetected_damage_fails(store: Store) -> None:
@@ -220,26 +216,26 @@ def test_without_a_snapshot_resuming_is_an_error(tmp_path: Any) -> None:
 
 
 def test_states_are_compared_bit_by_bit() -> None:
-    one = {"a": [torch.zeros(2), {"b": 1.0}], "c": (1, "x"), "d": None}
-    assert unlike(one, copy.deepcopy(one)) == []
-    assert unlike(one, {**one, "a": [torch.tensor([0.0, 1e-30]), {"b": 1.0}]}) == ["a[0]"]
-    assert unlike(one, {**one, "a": [torch.zeros(2, dtype=torch.float64), {"b": 2.0}]}) == ["a[0]", "a[1]['b']"]
-    assert unlike(one, {**one, "c": (1,), "d": 0}) == ["c", "d"]
-    assert unlike(one, {key: value for key, value in one.items() if key != "c"}) == ["c"]
+    first = {"a": [torch.zeros(2), {"b": 1.0}], "c": (1, "x"), "d": None}
+    assert unlike(first, copy.deepcopy(first)) == []
+    assert unlike(first, {**first, "a": [torch.tensor([0.0, 1e-30]), {"b": 1.0}]}) == ["a[0]"]
+    assert unlike(first, {**first, "a": [torch.zeros(2, dtype=torch.float64), {"b": 2.0}]}) == ["a[0]", "a[1]['b']"]
+    assert unlike(first, {**first, "c": (1,), "d": 0}) == ["c", "d"]
+    assert unlike(first, {key: value for key, value in first.items() if key != "c"}) == ["c"]
     assert unlike({"n": 1}, {"n": 1.0}) == ["n"]
     assert unlike({"t": torch.zeros(1)}, {"t": 0.0}) == ["t"]
 
 
 def test_only_deterministic_devices_must_repeat_bits() -> None:
     states = [{"x": torch.tensor(float(number))} for number in range(4)]
-    found = repeated("same", states[0], iter(states[1:]).__next__, StubDevice())
-    assert (found.engaged, found.observed) == (True, "not comparable: two undisturbed trainings differ too")
-    found = repeated("same", states[0], lambda: states[1], StubDevice())
-    assert (found.engaged, found.observed) == (False, "1, x first")
-    found = repeated("same", states[0], iter(states[1:]).__next__, StubDevice(features=("deterministic",)))
-    assert (found.engaged, found.observed) == (False, "1, x first")
-    found = repeated("same", states[0], lambda: states[0], StubDevice())
-    assert (found.engaged, found.observed) == (True, 0)
+    entry = repeated("same", states[0], iter(states[1:]).__next__, StubDevice())
+    assert (entry.engaged, entry.observed) == (True, "not comparable: two undisturbed trainings differ too")
+    entry = repeated("same", states[0], lambda: states[1], StubDevice())
+    assert (entry.engaged, entry.observed) == (False, "1, x first")
+    entry = repeated("same", states[0], iter(states[1:]).__next__, StubDevice(features=("deterministic",)))
+    assert (entry.engaged, entry.observed) == (False, "1, x first")
+    entry = repeated("same", states[0], lambda: states[0], StubDevice())
+    assert (entry.engaged, entry.observed) == (True, 0)
 
 
 @pytest.mark.parametrize("technique", [SnapshotRestore(), SnapshotDamaged()], ids=lambda technique: technique.name)
@@ -248,8 +244,8 @@ def test_capability_by_device(technique: SnapshotRestore, monkeypatch: pytest.Mo
         assert technique.capability(StubDevice(kind)).ok
     monkeypatch.setattr(Xla, "client", "TPU")
     for device in (Tpu(), Xla()):
-        found = technique.capability(device)
-        assert (found.verdict, found.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
+        capability = technique.capability(device)
+        assert (capability.verdict, capability.code) == (Verdict.UNSUPPORTED, Code.NO_FEATURE)
     assert not technique.accepts(workload("linear"))
 
 

@@ -3,14 +3,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from accelcheck.techniques.runtimes.openvino import SignalStack, signal_stack, signal_stack_kept
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kept on Linux alone")
 

@@ -1,4 +1,4 @@
-"""Snapshots: what is written comes back, what is damaged is refused and named, and a killed writer leaves no mixture."""
+"""Snapshots: written ones come back, damaged ones are refused by name, a killed writer leaves no mixture."""
 
 from __future__ import annotations
 
@@ -195,9 +195,9 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         "step-00000003.snapshot",
         "step-00000004.snapshot",
     ]
-    found = snapshots.latest()
-    assert found is not None
-    assert (found.step, found.state["step"], found.refused) == (4, 4, ())
+    latest = snapshots.latest()
+    assert latest is not None
+    assert (latest.step, latest.state["step"], latest.refused) == (4, 4, ())
 
 
 def test_the_last_good_one_is_used_and_the_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_the_last_good_one_is_used_and_the_damaged_ones_are_named(tmp_path: Path
     paths = [snapshots.save(step, state(step)) for step in range(3)]
     paths[2].write_bytes(b"")
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
-    found = snapshots.latest()
-    assert found is not None
-    assert (found.step, found.state["step"]) == (0, 0)
-    assert [error.path for error in found.refused] == [paths[2], paths[1]]
-    assert ["empty" in found.refused[0].wrong, "size" in found.refused[1].wrong] == [True, True]
+    latest = snapshots.latest()
+    assert latest is not None
+    assert (latest.step, latest.state["step"]) == (0, 0)
+    assert [error.path for error in latest.refused] == [paths[2], paths[1]]
+    assert ["empty" in latest.refused[0].wrong, "size" in latest.refused[1].wrong] == [True, True]
 
 
 def test_a_damaged_one_is_replaced_when_its_step_is_taken_again(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_damaged_one_is_replaced_when_its_step_is_taken_again(tmp_path: Path) 
         snapshots.save(step, state(step))
     (tmp_path / "step-00000002.snapshot").write_bytes(b"")
     snapshots.save(2, state(2))
-    found = snapshots.latest()
-    assert found is not None
-    assert (found.step, found.refused) == (2, ())
+    latest = snapshots.latest()
+    assert latest is not None
+    assert (latest.step, latest.refused) == (2, ())
 
 
 def test_that_all_are_damaged_is_an_error(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, keep=1)
     for step in (1, 2):
         snapshots.save(step, state(step))
-    found = snapshots.latest()
-    assert found is not None
-    assert found.step == 2
+    latest = snapshots.latest()
+    assert latest is not None
+    assert latest.step == 2
     assert (tmp_path / "notes.txt").read_text() == (tmp_path / "step-x.snapshot").read_text() == "mine"
 
 
@@ -284,14 +284,14 @@ def test_a_writer_that_is_killed_leaves_the_old_or_the_new_one(tmp_path: Path) -
         assert parent.stdout is not None
         for line in parent.stdout:
             caught = int(line)
-            found = Snapshots(tmp_path).latest()
-            if found is None:
+            latest = Snapshots(tmp_path).latest()
+            if latest is None:
                 continue
-            assert not found.refused
-            assert found.state["step"] == found.step >= last
-            assert bool((found.state["weights"] == found.step).all())
-            assert bool((found.state["biases"] == found.step).all())
-            last = found.step
+            assert not latest.refused
+            assert latest.state["step"] == latest.step >= last
+            assert bool((latest.state["weights"] == latest.step).all())
+            assert bool((latest.state["biases"] == latest.step).all())
+            last = latest.step
     assert parent.returncode == 0
     assert last > 0
     assert caught > 2  # killed while they wrote

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,11 +13,8 @@ from torch import nn
 from accelcheck.core.case import Mode
 from accelcheck.techniques.observe import OperatorLog, unwatched
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining, adopted
-from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.base import Problem, Program, Result
 from accelcheck.workloads.states import pack, unpack
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Result
 
 
 def program(*, scaled: bool = False) -> Program:

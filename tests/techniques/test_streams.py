@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fault_harness import seeded, verdict_of
-from technique_harness import StubDevice, differences, plain, run
+from fault_harness import failed, passed, seeded
+from technique_harness import StubDevice, agrees, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelcheck.core.capability import SUPPORTED, Code
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.asynchrony import FAULTS, Unordered, unordered
 from accelcheck.selftest.faults.base import Planted
 from accelcheck.techniques.interop import streams
 from accelcheck.techniques.interop.streams import GIVE, TECHNIQUES
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 (TECHNIQUE,) = TECHNIQUES
 
@@ -71,8 +69,6 @@ current: dict[str, list[Stream]] = {"torch": [Stream()], "cupy": [Stream()]}
 
 
 class Queued(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Queues copies on the stream."""
-
     def __init__(self, stream: Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.stream = stream
@@ -141,9 +137,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_an_ordered_exchange_gives_the_written_values(gpu: Any, mode: Mode) -> None:
     gpu()
     made = seeded("mlp")
-    ran = run(TECHNIQUE, made.problem(1), mode)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(made.problem(1), mode))
+    agrees(TECHNIQUE, lambda: made.problem(1), mode)
 
 
 def test_without_a_delay_the_evidence_fails(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,13 +170,10 @@ def test_only_floating_point_tensors_are_exchanged() -> None:
 
 
 # Planted: fault 40, a race of streams in an exchange
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None:
     gpu()
-    record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
 
 
 @pytest.mark.slow
@@ -190,8 +181,7 @@ def test_an_ordered_exchange_passes(tmp_path: Any, gpu: Any, mode: Mode) -> None
 @pytest.mark.parametrize("way", ["imports", "exports"])
 def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mode: Mode, way: str) -> None:
     gpu(**{way: False})
-    record = verdict_of(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), TECHNIQUE, seeded("mlp"), mode)
     assert "NaN pattern" in record.why
 
 
@@ -199,8 +189,7 @@ def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
     gpu()
     (fault,) = (fault for fault in FAULTS if fault.name == "dlpack-unordered")
     assert fault.technique == TECHNIQUE.name
-    record = verdict_of(Store(tmp_path), Planted(TECHNIQUE, fault.plant(1.0)), seeded("mlp"))
-    assert record.verdict is Verdict.FAIL
+    record = failed(Store(tmp_path), Planted(TECHNIQUE, fault.plant(1.0)), seeded("mlp"))
     assert "NaN pattern" in record.why
 
 

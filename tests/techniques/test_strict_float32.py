@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fault_harness import Bed, bench, seeded, verdict_of
+from marks import needs_python_backends
 from plugin_harness import Ran, Suite
+from torch import Tensor
 
 from accelcheck.core import imports
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.devices.strict import Products, products
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.precision.matmul import StrictFloat32
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from accelcheck.verify.oracle import Store
 
 
 def tf32(value: Tensor) -> Tensor:
@@ -81,11 +78,11 @@ NAN = float("nan")
     ],
 )
 def test_the_probe_says_how_products_err_and_where(multiply: Any, reading: str) -> None:
-    found = products("cpu", multiply)
+    number = products("cpu", multiply)
     if reading.startswith("in 512 of"):
         reading = "in 512 of 262144 elements: rows all; columns all (not all of them)"
-    assert reading in found.reading
-    assert found.exact is (reading == "exact")
+    assert reading in number.reading
+    assert number.exact is (reading == "exact")
 
 
 def of(multiply: Any) -> Bed:
@@ -135,9 +132,9 @@ def test_a_timed_case_says_that_what_it_is_held_against_is_no_float32(store: Sto
     for multiply, wanted in ((torch.matmul, 0), (lambda a, b: tf32(a) @ tf32(b), 1)):
         record = bench(store, Eager(), timed, of(multiply)).run(case)
         assert record.verdict is Verdict.PASS, record.why
-        found = [m.reason for m in record.measurements if m.name == "fp32-eager-error"]
-        assert len(found) == wanted
-        assert all(reason.startswith(told) for reason in found)
+        reasons = [m.reason for m in record.measurements if m.name == "fp32-eager-error"]
+        assert len(reasons) == wanted
+        assert all(reason.startswith(told) for reason in reasons)
 
 
 # A whole run on a device of another vendor, below which every product is wrong.
@@ -185,10 +182,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="torch 2.9 has no Python-written backends",
-)
+@needs_python_backends
 @pytest.mark.parametrize("kind", ["last", "tf32"])
 def test_a_device_without_float32_products_is_judged_to_the_end(kind: str, suite: Suite) -> None:
     (suite.path / "vendor_toy.py").write_text(VENDOR.replace("WRONG", WRONG[kind]))

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import verdict_of
-from technique_harness import StubDevice, differences, named, plain, run, trained, workload
+from fault_harness import failed, verdict_of
+from technique_harness import StubDevice, agrees, differences, engaged, named, plain, run, trained, workload
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.devices.base import Memory
+from accelcheck.devices.base import Device, Memory
 from accelcheck.techniques.memory import checkpoint_segments, inplace, offload
 from accelcheck.techniques.memory.checkpoint_segments import SEGMENTS, TorchSegments
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.inplace import Inplace
-from accelcheck.techniques.memory.offload import Counted, Offload
+from accelcheck.techniques.memory.offload import Counted, Offload, Tally
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import WORKLOADS, WideBlock
 from accelcheck.workloads.draw import initialise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.memory.offload import Tally
 
 SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments")
 XLA_SEGMENTED = named(checkpoint_segments.TECHNIQUES, "checkpoint-segments-xla")
@@ -68,18 +62,9 @@ def make(generator: torch.Generator, extent: int) -> Problem:
 SMALL = Workload("small-stack", "Four blocks.", make, traits=frozenset({"blocks", "activations", "inplace"}))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
-# Checkpoints
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) -> None:
-    ran = run(SEGMENTED, stack(), mode)
-    assert ran.engaged, ran.missing()
+    ran = engaged(SEGMENTED, stack(), mode)
     # Nine blocks: three segments of two, and a last one of three.
     steps = 3 if mode is Mode.TRAIN else 1
     assert ran.evidence[0].observed == " ".join(map(str, [2 * steps] * 6 + [steps] * 3))
@@ -88,7 +73,6 @@ def test_segments_except_the_last_are_recomputed_and_lower_the_peak(mode: Mode) 
 
 
 def test_a_measured_run_leaves_no_trace() -> None:
-    """A measured run changes neither parameters, gradients nor the generator."""
     torch.manual_seed(1)
     ran = run(SEGMENTED, stack(), Mode.TRAIN)
     after = torch.rand(3)
@@ -134,20 +118,18 @@ class Drifting(TorchSegments):
 
 def test_stored_segments_fail_both_observations() -> None:
     ran = run(Storing(SEGMENTED.name, "", ""), stack(), Mode.BACKWARD)
-    assert [one.engaged for one in ran.evidence] == [False, False]
+    assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
-def test_recomputing_with_other_inputs_fails(store: Store) -> None:
-    assert verdict_of(store, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(store, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
-    assert record.verdict is Verdict.FAIL
+def test_recomputing_with_other_inputs_fails(fresh: Store) -> None:
+    assert verdict_of(fresh, SEGMENTED, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = failed(fresh, Drifting(SEGMENTED.name, "", ""), SMALL, Mode.BACKWARD)
     assert "grad:input[0]: view row" in record.why
     assert "not engaged" not in record.why
 
 
 def test_without_statistics_evidence_gives_the_reason() -> None:
-    ran = run(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
-    assert ran.engaged
+    ran = engaged(SEGMENTED, stack(), Mode.BACKWARD, StubDevice("fancy"))
     (forwards,) = ran.evidence
     assert forwards.claim.endswith("(no peak: stub offers no memory statistics)")
 
@@ -164,12 +146,8 @@ def test_capability_of_segments_by_device() -> None:
     assert SEGMENTED.capability(StubDevice("xla")).ok
 
 
-# In place
-
-
 def test_the_bytes_saved_are_those_of_one_activation() -> None:
-    ran = run(INPLACE, stack())
-    assert ran.engaged, ran.missing()
+    ran = engaged(INPLACE, stack())
     x, hidden = 64 * 16 * 4, 64 * 64 * 4
     saved = ran.evidence[-1]
     # Plain: a block's input, and the input and output of its activation. In place: the block's input, the activation's
@@ -200,16 +178,11 @@ def test_in_place_needs_memory_that_can_be_measured() -> None:
     assert (answer.code, answer.reason) == (Code.NO_FEATURE, "stub offers no memory statistics")
 
 
-# Offload
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("technique", [OFFLOAD, PINNED], ids=lambda technique: technique.name)
 def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -> None:
-    ran = run(technique, stack(3), mode)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(stack(3), mode), 0.0)
-    observed = {one.claim: one.observed for one in ran.evidence}
+    ran = agrees(technique, lambda: stack(3), mode, tolerance=0.0)
+    observed = {entry.claim: entry.observed for entry in ran.evidence}
     saved, steps = 0, 3 if mode is Mode.TRAIN else 1
     # A block saves the input of `up`, and the input and output of the activation. A weight is saved if the input of its
     # product requires a gradient, which the first one's does not in training.
@@ -220,7 +193,7 @@ def test_saved_tensors_go_to_the_host_and_back(technique: Offload, mode: Mode) -
     if mode is Mode.TRAIN:
         saved += 4 * rows * width  # saved by the loss
     assert observed["bytes saved in host memory >= 1"] == steps * saved
-    count = next(one.observed for one in ran.evidence if "returned for" in one.claim)
+    count = next(entry.observed for entry in ran.evidence if "returned for" in entry.claim)
     copied = 0 if technique is OFFLOAD else count
     assert observed[f"tensors saved in their own memory = {copied}"] == copied
 
@@ -240,10 +213,9 @@ class Lossy(Offload):
         return Halving(tally)
 
 
-def test_an_offload_that_loses_bits_fails(store: Store) -> None:
-    assert verdict_of(store, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
-    record = verdict_of(store, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
-    assert record.verdict is Verdict.FAIL
+def test_an_offload_that_loses_bits_fails(fresh: Store) -> None:
+    assert verdict_of(fresh, OFFLOAD, SMALL, Mode.BACKWARD).verdict is Verdict.PASS
+    record = failed(fresh, Lossy(OFFLOAD.name, "", pinned=False), SMALL, Mode.BACKWARD)
     assert "grad:input[0]: view row" in record.why
 
 
@@ -302,9 +274,7 @@ def test_devices_that_can_pin_host_memory() -> None:
         assert "torch cannot pin memory for stub: " in answer.reason
 
 
-def test_a_device_that_pins_nothing_when_it_is_asked_to_has_no_page_locked_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_pins_nothing_when_asked_to_has_no_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.empty(1)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: plain)
     answer = page_locked(StubDevice("fancy"))

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from technique_harness import StubDevice, differences, named, plain, run
+from technique_harness import StubDevice, differences, engaged, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -12,9 +13,6 @@ from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.layout.views import MARGIN, TECHNIQUES
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Mixed(nn.Module):
@@ -36,8 +34,7 @@ def problem() -> Problem:
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_values_do_not_depend_on_strides(technique: Any, mode: Mode, dtype: torch.dtype) -> None:
-    ran = run(technique, problem(), mode, dtype=dtype)
-    assert ran.engaged, ran.missing()
+    ran = engaged(technique, problem(), mode, dtype=dtype)
     assert not differences(ran.result, plain(problem(), mode, dtype), 1e-5 if dtype is torch.float32 else 1e-2)
     assert all(
         torch.equal(a.to(b.dtype), b)

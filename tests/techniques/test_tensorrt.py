@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from technique_harness import Ran, StubDevice, differences, mlp, named, plain, run
+from technique_harness import Ran, StubDevice, agrees, differences, engaged, mlp, named, plain, run
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from upstream_signatures import signature, unlike_upstream
 
 from accelcheck.core.capability import Code
@@ -21,12 +23,6 @@ from accelcheck.techniques.quantization.int8 import Holder
 from accelcheck.techniques.runtimes import tensorrt
 from accelcheck.techniques.runtimes.tensorrt import OPTIONS, TECHNIQUES, TensorRt, TensorRtHalf, TensorRtInt8
 from accelcheck.workloads.base import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
-
-    from torch.export import ExportedProgram
 
 FP32, FP16, INT8 = (cast("TensorRt", named(TECHNIQUES, f"tensorrt-{kind}")) for kind in ("fp32", "fp16", "int8"))
 CUDA = StubDevice("cuda")
@@ -212,9 +208,7 @@ def test_every_option_is_one_of_a_release() -> None:
 
 
 def test_fp32_graphs_of_any_size_are_compiled_without_tf32(compiler: Compiler) -> None:
-    ran = run(FP32, mlp(), device=CUDA)
-    assert ran.engaged, ran.missing()
-    assert not differences(ran.result, plain(mlp()))
+    ran = agrees(FP32, mlp, device=CUDA)
     (given,) = compiler.asked.pop("arg_inputs")
     assert given is ran.program.inputs[0]
     assert compiler.asked == {
@@ -237,8 +231,7 @@ def test_older_releases_get_the_option_for_strong_typing(monkeypatch: pytest.Mon
 
 def test_fp16_casts_inputs_and_outputs(compiler: Compiler) -> None:
     problem = mlp()
-    ran = run(FP16, problem, device=CUDA)
-    assert ran.engaged, ran.missing()
+    ran = engaged(FP16, problem, device=CUDA)
     assert ran.result["out"].dtype == torch.float32
     exact = plain(mlp())
     assert not differences(ran.result, exact, tolerance=2e-3)
@@ -265,8 +258,8 @@ def missing(make: Callable[[ExportedProgram], nn.Module], technique: TensorRt, p
 
 
 def test_a_graph_that_stays_in_torch_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = missing(lambda exported: exported.module(), FP32, monkeypatch)
-    assert found == ["TensorRT engines >= 1: 0", "runs of engines >= 1: 0"]
+    result = missing(lambda exported: exported.module(), FP32, monkeypatch)
+    assert result == ["TensorRT engines >= 1: 0", "runs of engines >= 1: 0"]
 
 
 def test_an_engine_that_does_not_run_fails_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +296,7 @@ def int8(monkeypatch: pytest.MonkeyPatch, technique: TensorRt, seed: int = 0) ->
 
 
 class OpaqueEngine(nn.Module):
-    """As `Compiled`, but with an engine without a graph, like real ones."""
+    """`Compiled` with an engine without a graph, like real ones."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
@@ -383,8 +376,8 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     rocm.features |= {"hip"}
     for technique in TECHNIQUES:
         for device in (StubDevice(), StubDevice("xla"), rocm):
-            found = technique.capability(device)
-            assert (found.code, found.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
+            capability = technique.capability(device)
+            assert (capability.code, capability.verdict) == (Code.NO_BACKEND, Verdict.UNSUPPORTED)
         monkeypatch.setattr("accelcheck.techniques.base.installed", lambda _: False)
         monkeypatch.setattr(tensorrt, "installed", lambda _: False)
         absent = technique.answer(CUDA)
@@ -399,6 +392,6 @@ def test_an_installation_without_tensorrts_libraries_is_unavailable(monkeypatch:
 
     monkeypatch.setattr(tensorrt, "installed", lambda _: True)
     monkeypatch.setattr(tensorrt, "importlib", SimpleNamespace(import_module=broken))
-    found = FP32.capability(CUDA)
-    assert (found.code, found.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
-    assert "import error" in found.reason
+    capability = FP32.capability(CUDA)
+    assert (capability.code, capability.verdict) == (Code.IMPORT_FAILED, Verdict.UNAVAILABLE)
+    assert "import error" in capability.reason

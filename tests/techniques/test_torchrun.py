@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from process_harness import alive, left
 
 from accelcheck.core.processes import GRACE, Child, Mailbox
 from accelcheck.techniques.processes.torchrun import torchrun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TWO = ["--standalone", "--nproc-per-node=2"]
 PIDS = ["pid-0", "pid-1"]
@@ -26,9 +23,9 @@ def idle(tmp_path: Path) -> Iterator[Child]:
 
 
 def pids(folder: Path, run: Child) -> list[int]:
-    found = Mailbox(folder).wait(PIDS, 60.0, lambda: not run.running)
-    assert found is not None, run.output()
-    return found
+    answers = Mailbox(folder).wait(PIDS, 60.0, lambda: not run.running)
+    assert answers is not None, run.output()
+    return answers
 
 
 def test_a_torchrun_whose_ranks_fail_ends_and_quotes_them(tmp_path: Path) -> None:

@@ -5,26 +5,20 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import built_in, verdict_of
+from fault_harness import built_in, passed, verdict_of
 from technique_harness import MODES, StubDevice, differences
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode, Verdict
-from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, Trace, attributes
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.techniques.compilation.torchscript import TECHNIQUES, Frozen, Script, TorchScript, Trace, attributes
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem, Program, Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.case import Evidence
-    from accelcheck.techniques.compilation.torchscript import TorchScript
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support this Python")
 
@@ -44,8 +38,6 @@ class Small(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Takes a plain number and tensors."""
-
     def forward(self, x: Tensor, factor: float, y: Tensor) -> Tensor:
         return x * factor + y
 
@@ -67,7 +59,7 @@ def small(seed: int = 0) -> Problem:
 
 
 def judged(technique: TorchScript, mode: Mode, problem: Problem) -> tuple[Result, list[Evidence], Program]:
-    """As the engine does: prepare, warm up with other inputs, restore, run, collect evidence."""
+    """Runs like the engine: prepare, warm up with other inputs, restore, run, collect evidence."""
     program = Program.of(problem)
     before = {name: t.detach().clone() for name, t in program.module.state_dict().items()}
     technique.prepare(program, mode, StubDevice())
@@ -203,5 +195,4 @@ class Mixed(nn.Module):
 
 def test_trace_takes_results_of_any_structure(tmp_path: Path) -> None:
     workload = Workload("mixed", "A mapping.", lambda g, _: Problem(Mixed(), (torch.randn(4, 3, generator=g),)))
-    record = verdict_of(Store(tmp_path), Trace(), workload)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(Store(tmp_path), Trace(), workload)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Case, Mode
 from accelcheck.core.selection import Selection
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify import operators
@@ -14,9 +12,6 @@ from accelcheck.verify.effort import FULL
 from accelcheck.verify.oracle import FIRST
 from accelcheck.verify.oracle_runs import Oracle, Source
 from accelcheck.workloads.dispatch import unfused
-
-if TYPE_CHECKING:
-    from accelcheck.core.case import Case
 
 LEVEL = 2
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN)
@@ -43,7 +38,8 @@ def unclassified() -> dict[str, Case]:
 @pytest.mark.slow
 def test_every_operator_of_a_built_in_workload_is_classified() -> None:
     assert unclassified() == {}, (
-        "add each to EXACT, CORRECTLY_ROUNDED or INEXACT in accelcheck/verify/operators.py, with what its kernels promise"
+        "add each to EXACT, CORRECTLY_ROUNDED or INEXACT in accelcheck/verify/operators.py, "
+        "with what its kernels promise"
     )
 
 

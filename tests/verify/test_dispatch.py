@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, verdict_of
+from fault_harness import BACKWARD, FORWARD, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Mode, Verdict
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.dispatch import FUSED, layer_by_layer, unfused
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.case import Mode
-    from accelcheck.workloads.base import Workload
-
 MASK = torch.arange(8) >= torch.tensor([[8], [5], [6], [3]])
-"""Of sequences that are padded to 8 positions, ``(4, 8)``."""
+"""Mask of sequences that are padded to 8 positions, ``(4, 8)``."""
 
 
 def encoder(*, nested: bool = False) -> nn.Module:
@@ -38,11 +33,6 @@ def encoder(*, nested: bool = False) -> nn.Module:
 def workload(module: nn.Module | None = None, **keywords: Tensor) -> Workload:
     torch.manual_seed(1)
     return workload_of(module or encoder(), (torch.randn(4, 8, 16),), keywords)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def test_a_watched_kernel_that_calls_operators_is_autocast_as_it_is_without() -> None:
@@ -98,14 +88,12 @@ def test_the_oracle_computes_encoder_layers_operator_by_operator() -> None:
     ],
 )
 @pytest.mark.parametrize("keywords", [{}, {"src_key_padding_mask": MASK}], ids=["whole", "padded"])
-def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, Any], store: Store) -> None:
-    record = verdict_of(store, Matrix.load().techniques[name], workload(**keywords), mode)
-    assert record.verdict is Verdict.PASS, record.why
+def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, Any], fresh: Store) -> None:
+    passed(fresh, Matrix.load().techniques[name], workload(**keywords), mode)
 
 
-def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(store: Store) -> None:
-    record = verdict_of(store, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
-    assert record.verdict is Verdict.FAIL
+def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(fresh: Store) -> None:
+    record = failed(fresh, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
     assert "captured contractions in bfloat16" in record.why
 
 
@@ -133,8 +121,8 @@ def test_the_fast_path_is_back_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["func-jacrev", "func-jacfwd"])
-def test_a_jacobian_that_is_too_large_is_unsupported(name: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jacobian_that_is_too_large_is_unsupported(name: str, fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelcheck.techniques.autograd.functional.MOST_ELEMENTS", 10**6)
-    record = verdict_of(store, Matrix.load().techniques[name], workload(), BACKWARD)
+    record = verdict_of(fresh, Matrix.load().techniques[name], workload(), BACKWARD)
     assert record.verdict is Verdict.UNSUPPORTED
     assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.why

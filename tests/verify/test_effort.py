@@ -1,30 +1,26 @@
-"""How much is computed to judge a model of somebody's own: by its size, stated, and enough to catch what is wrong."""
+"""Effort of judging an owner's model: by its size, stated, and enough to catch faults."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, case, seeded, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, case, failed, observed, passed, seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.checks.remarks import REDUCED
-from accelcheck.core.case import EFFORTS, Mode, Verdict
+from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.effort import FULL, LEAST, PART, Size, choose, size_of, told
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Program, Workload
 
 MODES = (FORWARD, BACKWARD, TRAIN)
 
@@ -71,13 +67,13 @@ def size(parameters: int = 10, operations: float = 0.0, elements: float = 0.0, s
 
 
 def test_the_size_of_a_problem_is_what_a_forward_pass_computes() -> None:
-    found = Size(**size_of(Problem(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), (torch.ones(3, 6),))))
-    assert found == Size(parameters=35, operations=2.0 * 3 * 6 * 5, elements=2.0 * 3 * 5, steps=4)
+    measured_size = Size(**size_of(Problem(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), (torch.ones(3, 6),))))
+    assert measured_size == Size(parameters=35, operations=2.0 * 3 * 6 * 5, elements=2.0 * 3 * 5, steps=4)
 
 
 def test_the_effort_falls_with_the_work_and_never_with_the_time() -> None:
     small, middle, large = (size(operations=work) for work in (1e9, 2e10, 1e11))
-    assert [choose("auto", one, FORWARD) for one in (small, middle, large)] == [FULL, PART, LEAST]
+    assert [choose("auto", item, FORWARD) for item in (small, middle, large)] == [FULL, PART, LEAST]
     assert choose("auto", middle, BACKWARD) == choose("auto", middle, TRAIN) == LEAST
     assert choose("auto", size(parameters=10**7), FORWARD) == FULL
     assert choose("auto", size(parameters=10**7), TRAIN) == choose("auto", size(parameters=10**9), FORWARD) == LEAST
@@ -97,22 +93,20 @@ def test_built_in_workloads_have_the_usual_effort_whatever_is_asked(tmp_path: Pa
 def test_small_models_have_the_usual_effort_and_no_remark(tmp_path: Path) -> None:
     workload = own()
     assert Store(tmp_path).effort(case(workload), workload) == FULL
-    record = verdict_of(Store(tmp_path), Planted(nothing), workload)
-    assert record.verdict is Verdict.PASS, record.why
-    assert REDUCED not in {one.claim for one in record.evidence}
+    record = passed(Store(tmp_path), Planted(nothing), workload)
+    assert REDUCED not in {entry.claim for entry in record.evidence}
 
 
 def test_what_was_reduced_is_stated_with_the_size(tmp_path: Path) -> None:
     large = size(parameters=25_600_000, operations=1.64e10, elements=6.5e7)
     assert told(LEAST, large, TRAIN, "auto") == (
-        "2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps, no judgement over all draws together, no probes: "
+        "2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps, no judgement over all draws together, "
+        "no probes: "
         "25.6 million parameters, 16.4 billion operations and 65 million elements a pass"
     )
-    record = verdict_of(Store(tmp_path, effort="least"), Planted(nothing), own(), TRAIN)
-    (said,) = (one for one in record.evidence if one.claim == REDUCED)
-    assert said.engaged
-    assert str(said.observed).startswith("2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps")
-    assert str(said.observed).endswith("--accel-effort=least")
+    record = passed(Store(tmp_path, effort="least"), Planted(nothing), own(), TRAIN)
+    assert observed(record, REDUCED).startswith("2 of 4 draws, 2 of 6 samples of rounding errors, 2 of 4 steps")
+    assert observed(record, REDUCED).endswith("--accel-effort=least")
 
 
 def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store) -> None:
@@ -125,8 +119,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
 
         program.call = call
 
-    record = verdict_of(store, Planted(look), own(), TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(look), own(), TRAIN)
     assert len(seen) == 2 * 3  # two draws and a rerun
     reference = store.get(case(own(), TRAIN), Planted(nothing), own())
     assert sorted(path for path in reference.truth if path.startswith("loss")) == ["loss[0]", "loss[1]"]
@@ -137,8 +130,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
 def test_eager_passes_with_the_least_effort_whatever_the_seed(store: Store, mode: Mode) -> None:
     for seed in range(4):
         workload = own(seed)
-        record = verdict_of(store, Eager(), workload, mode)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(store, Eager(), workload, mode)
 
 
 def scaled(program: Program) -> None:
@@ -187,7 +179,7 @@ class Loses(torch.optim.SGD):
 
     def __init__(self, parameters: Any) -> None:
         kept = list(parameters)
-        super().__init__([one for index, one in enumerate(kept) if index != 3], lr=0.05, momentum=0.9)
+        super().__init__([parameter for index, parameter in enumerate(kept) if index != 3], lr=0.05, momentum=0.9)
 
 
 def lost_update(program: Program) -> None:
@@ -203,17 +195,16 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("change", "mode"),
     [
-        pytest.param(*one, marks=pytest.mark.slow)
-        if one in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
-        else one
-        for one in FAULTS
+        pytest.param(*fault, marks=pytest.mark.slow)
+        if fault in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
+        else fault
+        for fault in FAULTS
     ],
-    ids=lambda one: getattr(one, "__name__", str(one)),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):
-        record = verdict_of(store, Planted(change), own(seed), mode)
-        assert record.verdict is Verdict.FAIL, record.why
+        failed(store, Planted(change), own(seed), mode)
 
 
 def test_a_random_model_is_refused_with_the_least_effort_too(store: Store) -> None:

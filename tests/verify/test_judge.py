@@ -28,7 +28,7 @@ def layout(tensor: Tensor) -> Layout:
 
 
 def reference(tensors: dict[str, Tensor] | None = None, budget: float = 1e-6) -> Reference:
-    """Of these tensors, or of one whose path has brackets; one budget for all."""
+    """Reference of these tensors, or of one whose path has brackets; one budget for all."""
     tensors = {DEEP: values()} if tensors is None else tensors
     judged = [path for path, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()]
     return Reference(
@@ -50,27 +50,21 @@ def test_the_right_metadata_have_no_fault() -> None:
     assert metadata({DEEP: values()}) == []
 
 
-def test_a_missing_tensor_is_named() -> None:
-    assert metadata({}) == [f"{DEEP}: missing: expected a tensor, got nothing"]
-
-
-def test_a_tensor_too_many_is_named() -> None:
-    assert metadata({DEEP: values(), "out[2]": values()}) == [
-        "out[2]: unexpected: expected nothing, got a tensor of shape (3, 4)"
-    ]
-
-
-def test_another_device_is_named() -> None:
-    assert metadata({DEEP: values().to("meta")}) == [f"{DEEP}: device: expected cpu, got meta"]
-
-
-def test_another_dtype_is_named() -> None:
-    assert metadata({DEEP: values().double()}) == [f"{DEEP}: dtype: expected float32, got float64"]
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (12,), (3, 4, 1), (1, 3, 4)])
-def test_another_shape_is_named(shape: tuple[int, ...]) -> None:
-    assert metadata({DEEP: values().reshape(shape)}) == [f"{DEEP}: shape: expected (3, 4), got {shape}"]
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        ({}, f"{DEEP}: missing: expected a tensor, got nothing"),
+        ({DEEP: values(), "out[2]": values()}, "out[2]: unexpected: expected nothing, got a tensor of shape (3, 4)"),
+        ({DEEP: values().to("meta")}, f"{DEEP}: device: expected cpu, got meta"),
+        ({DEEP: values().double()}, f"{DEEP}: dtype: expected float32, got float64"),
+        *(
+            ({DEEP: values().reshape(shape)}, f"{DEEP}: shape: expected (3, 4), got {shape}")
+            for shape in ((4, 3), (12,), (3, 4, 1), (1, 3, 4))
+        ),
+    ],
+)
+def test_what_is_unlike_the_oracles_is_named(result: dict[str, Tensor], line: str) -> None:
+    assert metadata(result) == [line]
 
 
 def test_other_strides_are_named_where_they_are_owed() -> None:
@@ -234,9 +228,6 @@ def test_a_pattern_that_differs_gives_no_reading() -> None:
     assert judge({DEEP: values()}, reference({DEEP: truth})).readings == {}
 
 
-# All draws together
-
-
 def signed(gain: float = 0.0, bias: float = 0.0) -> Reading:
     """A reading with nothing but a direction."""
     return Reading(tuple({"gain": gain, "bias": bias}.get(view, 0.0) for view in VIEWS), (0, 0, 0), 0.0, finite=True)
@@ -335,8 +326,8 @@ def test_a_judgement_is_close_where_all_views_are_beyond_their_budget_by_little(
     budget = 1e-3
     against = reference(budget=1e9)
     plain = against.budgets[DEEP]
-    one = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
-    assert judge({DEEP: values() * (1 + factor * budget)}, one).near(1) == frozenset([DEEP] * close)
+    first = Reference(**{**vars(against), "budgets": {DEEP: {**plain, "gain": budget}}})
+    assert judge({DEEP: values() * (1 + factor * budget)}, first).near(1) == frozenset([DEEP] * close)
 
 
 def test_what_is_wrong_besides_a_view_is_never_close() -> None:
@@ -351,8 +342,8 @@ def test_a_result_that_is_independent_of_a_wrong_one_is_close_by_itself(factor: 
     truth = {DEEP: values(), "out[0]": torch.arange(3)}
     against = reference(truth, budget=1e9)
     budgets = {**against.budgets, DEEP: {**against.budgets[DEEP], "gain": budget}}
-    one = Reference(**{**vars(against), "budgets": budgets})
-    judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, one)
+    first = Reference(**{**vars(against), "budgets": budgets})
+    judgement = judge({DEEP: values() * (1 + factor * budget), "out[0]": torch.arange(1, 4)}, first)
     assert judgement.near(1, divisible=True) == frozenset([DEEP] * close)
     assert not judgement.near(1)
 

@@ -22,8 +22,8 @@ def test_patterns_are_those_of_ieee_754(name: str, code: str) -> None:
     for _ in range(2000):
         pattern = drawn.getrandbits(form.bits)
         value = struct.unpack(code, pattern.to_bytes(form.bits // 8, "little"))[0]
-        found = form.decode(pattern)
-        assert found == (str(value) if isinstance(found, str) else Fraction(value)), hex(pattern)
+        number = form.decode(pattern)
+        assert number == (str(value) if isinstance(number, str) else Fraction(value)), hex(pattern)
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
@@ -31,8 +31,8 @@ def test_every_float8_pattern_is_the_one_that_torch_reads(name: str) -> None:
     form = FORMATS[name]
     values = of_patterns(range(256), form, getattr(torch, name)).float().tolist()
     for pattern, value in enumerate(values):
-        found = form.decode(pattern)
-        assert found == (str(value) if isinstance(found, str) else Fraction(value)), hex(pattern)
+        number = form.decode(pattern)
+        assert number == (str(value) if isinstance(number, str) else Fraction(value)), hex(pattern)
 
 
 def test_float4_is_that_of_mx() -> None:
@@ -67,8 +67,10 @@ def test_numbers_are_rounded_to_nearest_even_as_torch_rounds_them(name: str) -> 
     ]
     rounded = torch.tensor(numbers, dtype=torch.float64).to(dtype).double().tolist()
     for number, value in zip(numbers, rounded, strict=True):
-        found = form.rounded(Fraction(number))
-        assert (found if isinstance(found, str) else float(found)) == (str(value) if isinstance(found, str) else value)
+        values = form.rounded(Fraction(number))
+        assert (values if isinstance(values, str) else float(values)) == (
+            str(value) if isinstance(values, str) else value
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,16 @@ import pickle
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, case, seeded
+from fault_harness import Once, Planted, built_in, case, seeded
 from process_harness import PATIENT, started
+from technique_harness import Calls
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode, stable_seed
@@ -36,29 +38,13 @@ from accelcheck.verify.views import Yardstick
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import Draw
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 TESTS = Path(__file__).parents[1]
 PLAIN = Planted(nothing)
 
 
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
-
-
 def made(function: Callable[[Tensor], Any]) -> Workload:
     """A workload of a function of one 8x8 tensor."""
-    return Workload(
-        "made", "Made.", lambda generator, _: Problem(Calls(function), (torch.randn(8, 8, generator=generator),))
-    )
+    return Workload("made", "Made.", lambda g, _: Problem(Calls(function), (torch.randn(8, 8, generator=g),)))
 
 
 def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Reference:
@@ -66,7 +52,6 @@ def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Refer
 
 
 def exact(x: Tensor) -> bool:
-    """Whether the oracle is asking, and not eager."""
     return x.dtype == torch.float64
 
 
@@ -127,9 +112,9 @@ def test_a_store_remembers_what_it_read(tmp_path: Path) -> None:
 
 def test_a_stored_reference_is_what_was_computed(tmp_path: Path) -> None:
     workload = seeded("cnn")
-    one = case(workload, Mode.BACKWARD)
-    fresh = compute(workload, PLAIN, one.seed, one.dtype, one.mode)
-    stored = Store(tmp_path).get(one, PLAIN, workload)
+    chosen = case(workload, Mode.BACKWARD)
+    fresh = compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode)
+    stored = Store(tmp_path).get(chosen, PLAIN, workload)
     assert stored.truth.keys() == fresh.truth.keys()
     assert all(torch.equal(stored.truth[path], fresh.truth[path]) for path in fresh.truth)
     assert (stored.layouts, stored.unit, stored.eager_excess) == (fresh.layouts, fresh.unit, fresh.eager_excess)
@@ -157,9 +142,7 @@ def test_references_are_read_without_running_what_is_in_them(tmp_path: Path) -> 
     assert not trace.exists()
 
 
-def test_a_failed_computation_leaves_nothing_behind_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_computations_leave_nothing_and_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
     with monkeypatch.context() as patch:
         patch.setattr(oracle, "compute", lambda *_, **__: (_ for _ in ()).throw(OracleError("not now")))
@@ -173,10 +156,10 @@ def test_a_careful_reference_has_more_samples_and_budgets_no_tighter(tmp_path: P
     store, workload = Store(tmp_path), seeded("mlp")
     few, more, most = (store.get(case(workload), PLAIN, workload, careful=careful) for careful in range(3))
     numbers = (effort.SAMPLES, *effort.CAREFUL)
-    for number, found in zip(numbers, (few, more, most), strict=True):
-        assert len(found.leanings["out"]["gain"]) == number + 1  # and the one that rounds to nearest
-    for one, other in ((few, more), (more, most)):
-        assert all(other.budgets["out"][view] >= budget for view, budget in one.budgets["out"].items())
+    for number, result in zip(numbers, (few, more, most), strict=True):
+        assert len(result.leanings["out"]["gain"]) == number + 1  # and the one that rounds to nearest
+    for first, other in ((few, more), (more, most)):
+        assert all(other.budgets["out"][view] >= budget for view, budget in first.budgets["out"].items())
 
 
 def test_a_process_keeps_the_references_that_it_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +175,6 @@ def test_a_process_keeps_the_references_that_it_used_last(tmp_path: Path, monkey
 
 
 class Half(Planted):
-    """Computes in bfloat16."""
-
     def precision(self, dtype: str) -> str:
         return "bfloat16"
 
@@ -253,9 +234,7 @@ def test_an_oracle_that_cannot_be_trusted_is_an_error(function: Callable[[Tensor
 
 def large(function: Callable[[Tensor], Any]) -> Workload:
     """A workload of a function of one 512x512 tensor."""
-    return Workload(
-        "large", "Large.", lambda generator, _: Problem(Calls(function), (torch.randn(512, 512, generator=generator),))
-    )
+    return Workload("large", "Large.", lambda g, _: Problem(Calls(function), (torch.randn(512, 512, generator=g),)))
 
 
 def wrong_by(share: float) -> Workload:
@@ -273,24 +252,28 @@ def wrong_by(share: float) -> Workload:
 # Twice the most that a correct rounding of the largest of 2^18 normal numbers may err, 4.9 deviations.
 @pytest.mark.parametrize(("dtype", "share", "most"), [("bfloat16", 5.7, 0.04), ("float32", 6e-5, 6e-7)])
 def test_an_element_that_eager_has_wrong_widens_no_budget(dtype: str, share: float, most: float) -> None:
-    one = compute(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD)
+    reference = compute(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD)
     right = compute(large(lambda x: x * 1.25), PLAIN, 1, dtype, Mode.FORWARD)
-    assert 1.0 < one.eager_excess <= TRUST  # over all elements it errs no more than a peer may
-    assert abs(one.eager["out"]["element"]) == pytest.approx(share, rel=0.01)
-    assert one.budgets["out"]["element"] == one.alone["out"]["element"] < most
+    assert 1.0 < reference.eager_excess <= TRUST  # over all elements it errs no more than a peer may
+    assert abs(reference.eager["out"]["element"]) == pytest.approx(share, rel=0.01)
+    assert reference.budgets["out"]["element"] == reference.alone["out"]["element"] < most
     for view in ("row", "column", "block", "element"):
-        assert one.budgets["out"][view] == right.alone["out"][view]
+        assert reference.budgets["out"][view] == right.alone["out"][view]
 
 
 def test_what_the_samples_explain_of_eager_is_in_the_budgets() -> None:
     # Half as wrong again as the worst sample.
     right = compute(large(lambda x: x * 1.25), PLAIN, 1, "bfloat16", Mode.FORWARD)
     share = 0.75 * right.alone["out"]["element"]
-    one = compute(wrong_by(share), PLAIN, 1, "bfloat16", Mode.FORWARD)
-    assert one.budgets["out"]["element"] == SLACK * abs(one.eager["out"]["element"]) > one.alone["out"]["element"]
-    assert one.without_eager.budgets["out"]["element"] == right.alone["out"]["element"]
-    assert one.without_eager.sticks is one.sticks
-    assert not one.without_eager.eager
+    reference = compute(wrong_by(share), PLAIN, 1, "bfloat16", Mode.FORWARD)
+    assert (
+        reference.budgets["out"]["element"]
+        == SLACK * abs(reference.eager["out"]["element"])
+        > reference.alone["out"]["element"]
+    )
+    assert reference.without_eager.budgets["out"]["element"] == right.alone["out"]["element"]
+    assert reference.without_eager.sticks is reference.sticks
+    assert not reference.without_eager.eager
 
 
 def test_an_oracle_may_be_infinite_where_eager_is() -> None:
@@ -311,7 +294,7 @@ def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
 
 @pytest.mark.parametrize("technique", ["amp-bf16", "amp-fp16", "eager"])
 def test_rounding_does_not_decide_what_convolution_networks_compute(technique: str) -> None:
-    # Under amp-fp16 an element of the gradients of `cnn` might err by 1.6 root mean squares, in `residual-block` by 4.8.
+    # Under amp-fp16 an element of `cnn`'s gradients might err by 1.6 root mean squares, in `residual-block` by 4.8.
     used = Matrix.load().techniques[technique]
     most = {"amp-bf16": 1.4, "amp-fp16": 0.25, "eager": 1e-3}[technique]
     for name in ("cnn", "residual-block", "cnn-frozen-norm"):
@@ -320,8 +303,6 @@ def test_rounding_does_not_decide_what_convolution_networks_compute(technique: s
 
 
 class Single(Planted):
-    """Computes in float16."""
-
     def precision(self, dtype: str) -> str:
         return "float16"
 
@@ -360,8 +341,8 @@ def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(module, "cap", lambda *_: 1e-9)
     monkeypatch.setattr(sample_budgets, "beyond", lambda *_: "")
     workload = seeded("mlp")
-    one = case(workload)
-    few, more = (compute(workload, PLAIN, one.seed, one.dtype, one.mode, careful=careful) for careful in (0, 1))
+    chosen = case(workload)
+    few, more = (compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode, careful=c) for c in (0, 1))
     assert max(few.alone["out"].values()) > 1e-9 >= max(more.alone["out"].values())
 
 
@@ -373,22 +354,22 @@ def test_integers_that_rounding_decides_cannot_be_judged() -> None:
 
 def test_a_draw_has_a_reference_of_its_own(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), seeded("mlp")
-    one = case(workload)
-    found = [store.get(one, PLAIN, workload, draw) for draw in (Draw(), Draw(1), Draw(0, "zeros"))]
-    assert not torch.equal(found[0].truth["out"], found[1].truth["out"])
+    chosen = case(workload)
+    result = [store.get(chosen, PLAIN, workload, draw) for draw in (Draw(), Draw(1), Draw(0, "zeros"))]
+    assert not torch.equal(result[0].truth["out"], result[1].truth["out"])
     assert len(list(tmp_path.glob("*.pt"))) == 3
     # Of a probe half as many samples; one more that rounds to nearest.
     counts = [effort.SAMPLES, effort.SAMPLES, effort.PROBE_SAMPLES]
-    assert [len(reference.leanings["out"]["gain"]) for reference in found] == [count + 1 for count in counts]
+    assert [len(reference.leanings["out"]["gain"]) for reference in result] == [count + 1 for count in counts]
 
 
 def test_the_oracle_of_a_draw_is_what_its_parameters_and_inputs_give(tmp_path: Path) -> None:
     workload = seeded("mlp")
-    one = case(workload)
-    problem = Draw(2).problem(workload, one.seed, "float32")
+    chosen = case(workload)
+    problem = Draw(2).problem(workload, chosen.seed, "float32")
     program = Program.of(problem, dtype=torch.float64)
     assert torch.equal(
-        program.run(Mode.FORWARD)["out"], Store(tmp_path).get(one, PLAIN, workload, Draw(2)).truth["out"]
+        program.run(Mode.FORWARD)["out"], Store(tmp_path).get(chosen, PLAIN, workload, Draw(2)).truth["out"]
     )
 
 
@@ -400,16 +381,10 @@ def test_where_nan_comes_in_eager_is_no_judge_of_the_oracle() -> None:
     assert all(math.isfinite(budget) for budget in reference.budgets["out"].values())
 
 
-class Once(Planted):
-    """Has no gradients of gradients."""
-
-    differentiates_twice = False
-
-
 def test_second_derivatives_are_in_the_oracle_of_those_that_have_them(tmp_path: Path) -> None:
     store, workload = Store(tmp_path), seeded("custom-function")
-    one = case(workload, Mode.BACKWARD)
-    twice, once = (store.get(one, technique, workload).truth.keys() for technique in (PLAIN, Once(nothing)))
+    chosen = case(workload, Mode.BACKWARD)
+    twice, once = (store.get(chosen, technique, workload).truth.keys() for technique in (PLAIN, Once(nothing)))
     assert {path for path in twice if path.startswith("grad2:")} == twice - once != set()
 
 
@@ -473,10 +448,10 @@ def test_a_custom_function_with_a_wrong_second_backward_is_no_oracle() -> None:
 
 def test_budgets_are_deterministic() -> None:
     torch.manual_seed(1)
-    one = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
+    reference = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
     torch.manual_seed(2)
     two = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
-    assert one.budgets == two.budgets
+    assert reference.budgets == two.budgets
 
 
 def test_truth_is_of_the_stored_numbers() -> None:
@@ -536,7 +511,7 @@ def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -
     sample = Oracle.sample
 
     def watched(self: Oracle, *arguments: Any) -> Any:
-        assert not [one for one in alive if one() is not None]
+        assert not [reference for reference in alive if reference() is not None]
         result = sample(self, *arguments)
         alive.extend(weakref.ref(tensor) for path, tensor in result.items() if path.startswith("grad"))
         return result
@@ -549,9 +524,9 @@ def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -
 def test_a_large_reference_is_mapped_and_has_the_numbers_of_a_small_one(tmp_path: Path) -> None:
     large = Workload("large", "Large.", lambda g, _: Problem(Calls(torch.relu), (torch.randn(400, 400, generator=g),)))
     computed_here = compute(large, PLAIN, case(large).seed, "float32", Mode.FORWARD)
-    found = Store(tmp_path).get(case(large), PLAIN, large)
-    assert torch.equal(found.truth["out"], computed_here.truth["out"])
-    assert found.budgets == computed_here.budgets
+    reference = Store(tmp_path).get(case(large), PLAIN, large)
+    assert torch.equal(reference.truth["out"], computed_here.truth["out"])
+    assert reference.budgets == computed_here.budgets
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,24 +12,20 @@ from torch import Tensor
 
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.selftest.faults import partial
+from accelcheck.selftest.faults.base import Cell, PlantedFault
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import own
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import VIEWS, Yardstick
 
-if TYPE_CHECKING:
-    from accelcheck.selftest.faults.base import Cell, PlantedFault
-    from accelcheck.verify.oracle import Store
-
 FAULTS = [(fault, cell) for fault in partial.FAULTS if fault.name.startswith("small-") for cell in fault.cells]
 
 
-@pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(("fault", "cell"), FAULTS, ids=lambda value: getattr(value, "name", ""))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_small_and_wrong_fails_in_every_dtype(
-    fault: PlantedFault, cell: Cell, dtype: str, store: Store
-) -> None:
+def test_small_and_wrong_values_fail_in_every_dtype(fault: PlantedFault, cell: Cell, dtype: str, store: Store) -> None:
     workload = seeded(cell.workload)
     assert verdict_of(store, Planted(nothing), workload, cell.mode, dtype=dtype).verdict is Verdict.PASS
     for strength in fault.strengths:
@@ -42,9 +37,9 @@ def errors(*rows: float, count: int = 64) -> own.Errors:
     """Errors of a matrix of so many columns, each row of a constant size."""
     sizes = torch.tensor(rows, dtype=torch.float64)[:, None].expand(-1, count)
     stick = Yardstick(torch.ones(len(rows), count, dtype=torch.float64), UNIT_ROUNDOFF["bfloat16"])
-    found = stick.read(1.0 + sizes).errors
-    assert found is not None
-    return found
+    deviations = stick.read(1.0 + sizes).errors
+    assert deviations is not None
+    return deviations
 
 
 def noise(*samples: own.Errors, rows: int) -> own.Noise | None:
@@ -78,10 +73,10 @@ def test_a_sample_is_read_at_a_lower_rank_than_a_result() -> None:
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_noise_is_kept_with_its_reference(mode: Mode, store: Store) -> None:
     workload = seeded("mlp")
-    found = store.get(case(workload, mode), Planted(nothing), workload)
-    again = Reference.from_plain(found.plain())
-    assert found.noise.keys() == again.noise.keys() != set()
-    for path, known in found.noise.items():
+    reference = store.get(case(workload, mode), Planted(nothing), workload)
+    again = Reference.from_plain(reference.plain())
+    assert reference.noise.keys() == again.noise.keys() != set()
+    for path, known in reference.noise.items():
         assert again.noise[path].budgets == known.budgets
     assert not set(own.OWN) & set(VIEWS)
 
@@ -89,9 +84,9 @@ def test_noise_is_kept_with_its_reference(mode: Mode, store: Store) -> None:
 def test_subnormal_errors_are_no_zeros() -> None:
     tiny: Tensor = torch.full((16, 16), 1e-40, dtype=torch.float64)
     stick = Yardstick(tiny, UNIT_ROUNDOFF["float32"], 2.0**-149)
-    found = stick.read(tiny + 1e-42).errors
-    assert found is not None
-    assert all(float(norms.min()) > 0.0 for norms in itertools.chain(found.places()))
+    deviations = stick.read(tiny + 1e-42).errors
+    assert deviations is not None
+    assert all(float(norms.min()) > 0.0 for norms in itertools.chain(deviations.places()))
 
 
 def test_sizes_beyond_fp32_make_no_nan() -> None:

@@ -1,4 +1,4 @@
-"""Every planted fault of dropout is caught in every seed; correct dropout passes; statistics keep their false-alarm rate."""
+"""Every planted fault of dropout is caught in every seed; correct dropout passes at the promised rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, faults, seeded, verdict_of
+from fault_harness import Planted, built_in, erred, failed, faults, passed, seeded, verdict_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -34,11 +34,6 @@ SEEDS = range(5)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
 def half(number: int) -> Workload:
     """`dropout` of half as many elements, to save time, from a seed of its own."""
     workload = seeded("dropout", number)
@@ -52,8 +47,6 @@ def views(record: Record) -> set[str]:
 
 
 # Draws: of values and a rate, where to keep. All but the first are faulty.
-
-
 def fair(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
     return torch.rand(x.shape, generator=generator) >= rate
 
@@ -129,7 +122,7 @@ def always(module: Any, x: Tensor) -> Tensor:
 
 
 def scaled_in_evaluation(module: Any, x: Tensor) -> Tensor:
-    """As the first papers had it: values are kept as they are, and evaluation scales by the probability of keeping."""
+    """Dropout of the first papers: training keeps values as they are, evaluation scales by the probability."""
     return x * fair(x, module.rate) if module.training else x * (1 - module.rate)
 
 
@@ -174,52 +167,51 @@ FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_caught_in_every_seed(name: str, store: Store) -> None:
+def test_a_fault_is_caught_in_every_seed(name: str, fresh: Store) -> None:
     call, view = FAULTS[name]
     for number in SEEDS:
-        assert view in views(verdict_of(store, Planted(calling(call)), half(number), RANDOM)), number
+        assert view in views(verdict_of(fresh, Planted(calling(call)), half(number), RANDOM)), number
 
 
 @pytest.mark.slow
-def test_layers_that_share_a_mask_are_caught_in_every_seed(store: Store) -> None:
+def test_layers_that_share_a_mask_are_caught_in_every_seed(fresh: Store) -> None:
     def sharing(module: Any, x: Tensor) -> list[Tensor]:
         outs = [block.fc(x) + block.shift for block in module.blocks]
         kept = fair(outs[0], 0.1) / 0.9 if module.training else 1.0
         return [out * kept for out in outs]
 
     for number in SEEDS:
-        found = verdict_of(store, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
-        assert views(found) == {"likeness"}
+        record = verdict_of(fresh, Planted(calling(sharing)), seeded("dropout-blocks", number), RANDOM)
+        assert views(record) == {"likeness"}
 
 
-def test_a_recomputation_with_another_mask_is_caught_in_every_seed(store: Store) -> None:
+def test_a_recomputation_with_another_mask_is_caught_in_every_seed(fresh: Store) -> None:
     def forgetting(module: Any, x: Tensor) -> list[Tensor]:
         return [checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) for block in module.blocks]
 
     for number in SEEDS:
-        found = verdict_of(store, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
-        assert views(found) == {"mask of the output"}
+        record = verdict_of(fresh, Planted(calling(forgetting)), seeded("dropout-blocks", number), RANDOM)
+        assert views(record) == {"mask of the output"}
 
 
-def test_attention_that_drops_another_mask_in_the_gradient_is_caught(store: Store) -> None:
+def test_attention_that_drops_another_mask_in_the_gradient_is_caught(fresh: Store) -> None:
     def detached(module: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # The output shows one mask, its gradient comes from another.
         return module(q, k, v)[0], module(q, k, v)[1]
 
-    found = verdict_of(store, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
-    assert views(found) == {"mask of the output"}
+    record = verdict_of(fresh, Planted(calling(detached)), seeded("attention-dropout"), RANDOM)
+    assert views(record) == {"mask of the output"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dropout", "dropout-blocks", "attention-dropout"])
-def test_eager_passes(name: str, dtype: str, store: Store) -> None:
-    record = verdict_of(store, Planted(nothing), seeded(name), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.why
+def test_eager_passes(name: str, dtype: str, fresh: Store) -> None:
+    record = passed(fresh, Planted(nothing), seeded(name), RANDOM, dtype)
     assert record.compared > 500_000
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store) -> None:
+def test_another_correct_generator_passes_in_every_seed(dtype: str, fresh: Store) -> None:
     def own(module: Any, x: Tensor) -> Tensor:
         """Integers against a threshold, as fused kernels draw; the mask is multiplied by a rounded scale."""
         if not module.training:
@@ -229,35 +221,29 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, store: Store
         return x * scaled
 
     for number in SEEDS:
-        record = verdict_of(store, Planted(calling(own)), half(number), RANDOM, dtype)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(calling(own)), half(number), RANDOM, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, store: Store) -> None:
-    """Fused attention, which eager runs, rounds once; the seed is one in which the other errs more than twice as much."""
-    record = verdict_of(store, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
-    assert record.verdict is Verdict.PASS, record.why
+def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, fresh: Store) -> None:
+    """Fused attention, which eager runs, rounds once; in this seed unfused attention errs more than twice as much."""
+    passed(fresh, Planted(dropped_weights()), seeded("attention-dropout", 2), RANDOM, dtype)
 
 
-def test_a_lost_gradient_is_a_fault(store: Store) -> None:
+def test_a_lost_gradient_is_a_fault(fresh: Store) -> None:
     def cut(module: Any, x: Tensor) -> Tensor:
         return module(x.detach()).requires_grad_()  # type: ignore[no-any-return]  # a module gives anything
 
-    record = verdict_of(store, Planted(calling(cut)), half(0), RANDOM)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(calling(cut)), half(0), RANDOM)
     assert record.why == "grad:input[0]: shape: expected (256, 512), got nothing"
 
 
-def test_nan_is_no_wildcard(store: Store) -> None:
+def test_nan_is_no_wildcard(fresh: Store) -> None:
     def poisoned(module: Any, x: Tensor) -> Tensor:
         out: Tensor = module(x)
         return torch.where(torch.arange(out.shape[1]) == 5, torch.nan, out)
 
-    assert {"scale", "evaluation"} <= views(verdict_of(store, Planted(calling(poisoned)), half(0), RANDOM))
-
-
-# What the check asks of workloads
+    assert {"scale", "evaluation"} <= views(verdict_of(fresh, Planted(calling(poisoned)), half(0), RANDOM))
 
 
 def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
@@ -277,8 +263,7 @@ def test_masks_that_cannot_be_judged_are_errors(tmp_path: Path) -> None:
     ):
         folder = tmp_path / told  # one each: references are kept by the workload's name
         folder.mkdir()
-        record = verdict_of(Store(folder), Planted(nothing), workload, RANDOM)
-        assert record.verdict is Verdict.ERROR
+        record = erred(Store(folder), Planted(nothing), workload, RANDOM)
         assert told in record.why
 
 
@@ -292,9 +277,6 @@ def test_random_workloads_say_what_they_drop() -> None:
     }
     assert all(workload.dropouts for workload in random)
     assert not any(w.dropouts for w in built_in().values() if RANDOM not in w.modes)
-
-
-# The statistics
 
 
 def draws(generator: torch.Generator, *shape: int, rate: float = 0.1) -> Mask:
@@ -315,9 +297,9 @@ def test_false_alarms_are_rarer_than_promised(name: str, rate: float) -> None:
     generator = torch.Generator().manual_seed(11)
     alarms = {1e-6: 0, 0.2: 0}
     for _ in range(700):  # 2100 masks for each statistic
-        one, other = draws(generator, 12, 40, rate=rate), draws(generator, 12, 40, rate=rate)
+        first, other = draws(generator, 12, 40, rate=rate), draws(generator, 12, 40, rate=rate)
         for alarm in alarms:
-            alarms[alarm] += not STATISTICS[name](one, other, alarm).within
+            alarms[alarm] += not STATISTICS[name](first, other, alarm).within
     assert alarms[1e-6] == 0
     assert alarms[0.2] <= 0.2 * 700
 
@@ -328,7 +310,7 @@ def test_the_rate_gives_no_false_alarm_in_2000_masks() -> None:
 
 
 def test_the_bound_holds_and_is_of_the_right_size() -> None:
-    """Of 2000 sums of 5000 draws, with a promise of 1 %: fewer than 1 % beyond it, and some beyond half of it."""
+    """Fewer than 1 % of 2000 sums of 5000 draws lie beyond the bound, some beyond half of it."""
     generator = torch.Generator().manual_seed(13)
     sums = (torch.rand(2000, 5000, generator=generator) < 0.1).double().sum(dim=1) - 500.0
     bound = float(randomness.deviation(0.01, 5000 * 0.09, 0.9))
@@ -349,8 +331,8 @@ def test_a_lag_is_found_where_it_is(lag: int) -> None:
 @pytest.mark.parametrize("shift", [0, 1, -1, 300, -2000])
 def test_a_shift_between_masks_is_found_where_it_is(shift: int) -> None:
     stream = draws(torch.Generator().manual_seed(3), 12000).kept
-    one, other = stream[3000:9000], stream[3000 - shift : 9000 - shift]
-    figure = randomness.likeness(Mask("a", one.view(60, 100), 0.1), Mask("b", other.view(60, 100), 0.1), 1e-9)
+    first, other = stream[3000:9000], stream[3000 - shift : 9000 - shift]
+    figure = randomness.likeness(Mask("a", first.view(60, 100), 0.1), Mask("b", other.view(60, 100), 0.1), 1e-9)
     assert not figure.within
     assert figure.where == f"shift {-shift}"
 
@@ -358,9 +340,9 @@ def test_a_shift_between_masks_is_found_where_it_is(shift: int) -> None:
 def test_masks_of_unlike_sizes_and_rates_can_be_compared() -> None:
     generator = torch.Generator().manual_seed(5)
     uniform = torch.rand(6000, generator=generator)
-    one, other = Mask("a", uniform >= 0.1, 0.1), Mask("b", uniform[:5000] >= 0.25, 0.25)
-    assert not randomness.likeness(one, other, 1e-9).within
-    assert randomness.likeness(one, draws(generator, 50, 100, rate=0.25), 1e-9).within
+    first, other = Mask("a", uniform >= 0.1, 0.1), Mask("b", uniform[:5000] >= 0.25, 0.25)
+    assert not randomness.likeness(first, other, 1e-9).within
+    assert randomness.likeness(first, draws(generator, 50, 100, rate=0.25), 1e-9).within
 
 
 @pytest.mark.parametrize(("axis", "where"), [(0, "[7, :, :] and [30, :, :]"), (2, "[:, :, 7] and [:, :, 30]")])
@@ -374,13 +356,13 @@ def test_slices_that_are_alike_are_named(axis: int, where: str) -> None:
 
 
 def test_every_difference_counts_and_nan_equals_nan() -> None:
-    one = torch.tensor([1.0, torch.nan, 3.0, 4.0])
+    ones = torch.tensor([1.0, torch.nan, 3.0, 4.0])
     other = torch.tensor([1.0, torch.nan, 5.0, torch.nan])
-    assert randomness.difference("out", "same seed", one, one).within
-    figure = randomness.difference("out", "same seed", one, other)
+    assert randomness.difference("out", "same seed", ones, ones).within
+    figure = randomness.difference("out", "same seed", ones, other)
     assert (figure.measured, figure.where) == (2.0, "[2]")
     told = torch.tensor([True, True, False, False])
-    assert randomness.difference("out", "same seed", one, other, told).within
+    assert randomness.difference("out", "same seed", ones, other, told).within
 
 
 @pytest.mark.parametrize(("rate", "other"), [*itertools.permutations([0.09, 0.1, 0.11], 2)])

@@ -1,8 +1,8 @@
-"""A model whose oracle does not fit into memory is judged layer by layer, to the same bits, or refused with what it needs."""
+"""A model whose oracle exceeds the available memory is judged by layers, to the same bits, or refused."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,9 +16,6 @@ from accelcheck.verify.oracle import compute
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLAIN = Planted(nothing)
 

@@ -153,7 +153,7 @@ def measured(a: Tensor, b: Tensor) -> tuple[Tensor, Yardstick, dict[str, float]]
     stick = Yardstick(exact, UNIT_ROUNDOFF["float32"], SMALLEST_SUBNORMAL["float32"])
     seen = [stick.read(sampled(torch.mm, a.double(), b.double(), seed=seed)) for seed in range(SAMPLES)]
     unit = UNIT_ROUNDOFF["float32"]
-    return exact, stick, {view: max(SLACK * max(abs(one[view]) for one in seen), floor(view, unit)) for view in NORMS}
+    return exact, stick, {view: max(SLACK * max(abs(call[view]) for call in seen), floor(view, unit)) for view in NORMS}
 
 
 @pytest.mark.parametrize("length", [17, 96, 1024])
@@ -299,7 +299,7 @@ def test_results_that_come_with_statistics_are_perturbed_too() -> None:
     norm = torch.ops.aten._batch_norm_with_update.default
     out = norm(*args)
     perturbed = operators.results(norm, out, args, {})
-    assert all(any(tensor is one for one in perturbed) for tensor in (mean, variance, *out[:3]))
+    assert all(any(tensor is changed for changed in perturbed) for tensor in (mean, variance, *out[:3]))
 
 
 def test_sums_of_nothing_and_of_single_numbers_have_samples() -> None:
@@ -392,9 +392,9 @@ def test_autograd_passes_through() -> None:
 
 def test_the_same_seed_gives_bitwise_the_same_sample_and_another_another() -> None:
     x, y = normal(16, 16), normal(16, 16, seed=1)
-    one, same, other = (sampled(lambda a, b: chain(a @ b), x, y, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    first, same, other = (sampled(lambda a, b: chain(a @ b), x, y, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def test_the_global_generator_is_not_drawn_from() -> None:
@@ -556,7 +556,7 @@ def test_numpy_perturbs_to_the_bits_that_torch_does(
         assert rounding._by_numpy(tensor) is (small > 0)
         Rounding(precision, precision, drawn)._perturb_(tensor, 2.0**-20, terms)
         results.append((tensor.view(torch.int64), drawn.get_state()))
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(*results, strict=True))
 
 
 LARGE = {
@@ -572,9 +572,7 @@ LARGE = {
 
 @pytest.mark.parametrize("sums", ["none", "shown", "hidden", "each"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_tensors_are_perturbed_chunk_by_chunk_to_the_bits_of_whole_ones(
-    monkeypatch: pytest.MonkeyPatch, name: str, sums: str
-) -> None:
+def test_chunks_are_perturbed_to_the_bits_of_whole_ones(monkeypatch: pytest.MonkeyPatch, name: str, sums: str) -> None:
     monkeypatch.setattr(rounding, "SMALL", -1)
     monkeypatch.setattr(noise, "CHUNK", 512)
     value = LARGE[name]
@@ -589,10 +587,10 @@ def test_large_tensors_are_perturbed_chunk_by_chunk_to_the_bits_of_whole_ones(
         mode = Rounding("float32", "float32", drawn)
         mode._perturb_(tensor, 2.0**-24, 1 if sums == "none" else terms, squares)
         results.append((tensor, mode._rounded(value, 2.0**-8), drawn.get_state()))
-    for one, other in zip(*results, strict=True):
-        assert one.stride() == other.stride()
-        assert torch.equal(one.isnan(), other.isnan())
-        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+    for first, other in zip(*results, strict=True):
+        assert first.stride() == other.stride()
+        assert torch.equal(first.isnan(), other.isnan())
+        assert torch.equal(first.nan_to_num(), other.nan_to_num())
 
 
 def test_output_gradients_are_the_same_under_rounding_errors() -> None:
@@ -620,8 +618,6 @@ def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_roun
 
 
 # What correct implementations do that uniform errors do not show
-
-
 def verdict(workload: Workload, candidate: Callable[[Problem], Tensor], dtype: str = "float32") -> list[str]:
     """The faults of a result in forward mode, judged by the rounding samples alone."""
     reference = compute_reference(workload, Matrix.load().techniques["eager"], 5, dtype, Mode.FORWARD).without_eager
@@ -634,8 +630,6 @@ def of(module: nn.Module, x: Tensor) -> Workload:
 
 
 class MeanOf(nn.Module):
-    """The mean over rows."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
 

@@ -1,41 +1,36 @@
-"""Long trainings: planted faults must be caught, correct techniques must pass, resumption is bitwise, judgement is pure."""
+"""Long trainings: planted faults are caught, correct techniques pass, resumption is bitwise, judgement is pure."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, seeded, verdict_of
+from fault_harness import Planted, built_in, erred, seeded, verdict_of
 from technique_harness import named
 from torch.nn import functional
 
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
+from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques import eager
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.layout import views
 from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.techniques.precision import amp
 from accelcheck.verify import ensemble, trajectory
 from accelcheck.verify.cache import Cache
+from accelcheck.verify.oracle import Store
 from accelcheck.verify.trajectory import LATE, REACH, SEEDS, Course, chart, distance, judge, quantity, step
-from accelcheck.workloads.base import Program
-from accelcheck.workloads.trainer import Loader, Trainer, milestone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.techniques.base import Technique
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Result, Workload
-    from accelcheck.workloads.trainer import Parts, Trainable
+from accelcheck.workloads.base import Program, Result, Workload
+from accelcheck.workloads.trainer import Loader, Parts, Trainable, Trainer, milestone
 
 MLP = "trajectory-mlp"
 NUMBERS = (0, 1, 2)
@@ -79,9 +74,6 @@ class Plant(Planted):
     watch = Unwatched
 
 
-# Plants
-
-
 def trainer_of(program: Program) -> Trainer:
     assert program.trainer is not None
     return program.trainer
@@ -111,8 +103,8 @@ def leave_out(*given: Any) -> None:
 
 def both(*changes: Change) -> Change:
     def change(program: Program) -> None:
-        for one in changes:
-            one(program)
+        for item in changes:
+            item(program)
 
     return change
 
@@ -234,11 +226,7 @@ FAULTS = (
     Fault("optimizer's states in half precision", optimizer(partial(HalfStates, **SGD.keywords)), "parameter:"),
     Fault("accumulated and not divided", part(share=lambda loss: loss), "norm["),
     Fault("updates lost in bfloat16", optimizer(partial(LostUpdates, **SGD.keywords)), "parameter:"),
-    Fault(
-        "not clipped",
-        part(clip=lambda p: torch.nn.utils.clip_grad_norm_(p.module.parameters(), 1e9)),
-        "parameter:",
-    ),
+    Fault("not clipped", part(clip=lambda p: torch.nn.utils.clip_grad_norm_(p.module.parameters(), 1e9)), "parameter:"),
 )
 
 
@@ -327,34 +315,28 @@ def test_a_data_set_that_is_written_to_is_caught(store: Store) -> None:
     assert "input[0]: mutated" in verdict(store, Plant(writing)).why
 
 
-def test_a_device_that_never_repeats_may_resume_within_rounding(store: Store) -> None:
-    drawn = torch.Generator().manual_seed(0)
+def noisy(drawn: torch.Generator) -> Change:
+    """A unit of the last place more, sometimes: as atomic additions in another order do."""
 
-    def noisy(program: Program) -> None:
+    def change(program: Program) -> None:
         module = program.module
-        # A unit of the last place, sometimes: as atomic additions in another order do.
         program.call = lambda x: module(x) * (1 + 2.0**-24 * torch.randint(0, 3, (), generator=drawn))
 
-    record = verdict(store, Plant(noisy))
+    return change
+
+
+def test_a_device_that_never_repeats_may_resume_within_rounding_and_from_the_right_state(store: Store) -> None:
+    record = verdict(store, Plant(noisy(torch.Generator().manual_seed(0))))
     assert record.verdict is Verdict.PASS, record.why
-    assert any("does not repeat bitwise" in str(one.observed) for one in record.evidence)
-
-
-def test_such_a_device_must_still_resume_from_the_right_state(store: Store) -> None:
-    drawn = torch.Generator().manual_seed(0)
-
-    def noisy(program: Program) -> None:
-        module = program.module
-        program.call = lambda x: module(x) * (1 + 2.0**-24 * torch.randint(0, 3, (), generator=drawn))
-
-    record = verdict(store, Plant(both(noisy, not_restoring("optimizer"))))
+    assert any("does not repeat bitwise" in str(entry.observed) for entry in record.evidence)
+    wrong = both(noisy(torch.Generator().manual_seed(0)), not_restoring("optimizer"))
+    record = verdict(store, Plant(wrong))
     assert any(" [resumed]: " in line for line in record.why.splitlines()), record.why
 
 
 def test_a_workload_without_a_recipe_is_an_error_that_says_so(store: Store) -> None:
     train = replace(built_in()["train-mlp"], name="no-recipe", modes=frozenset({Mode.TRAJECTORY}))
-    record = verdict_of(store, Plant(nothing), train, Mode.TRAJECTORY)
-    assert record.verdict is Verdict.ERROR
+    record = erred(store, Plant(nothing), train, Mode.TRAJECTORY)
     assert "recipe" in record.why
 
 
@@ -362,17 +344,14 @@ def test_views_of_the_data_set_mean_nothing_here() -> None:
     assert all(Mode.TRAJECTORY not in technique.modes for technique in views.TECHNIQUES)
 
 
-# The trainer
-
-
 def test_a_training_repeats_bitwise_from_the_beginning() -> None:
     def run() -> Result:
         made, _ = program()
         return made.run(Mode.TRAJECTORY)
 
-    one, other = run(), run()
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[path], other[path]) for path in one)
+    first, other = run(), run()
+    assert first.keys() == other.keys()
+    assert all(torch.equal(first[path], other[path]) for path in first)
 
 
 def test_a_training_resumed_in_another_program_goes_on_bitwise() -> None:
@@ -432,11 +411,11 @@ def test_a_loader_gives_every_row_once_an_epoch_in_another_order_each() -> None:
 
 
 def test_a_loader_goes_on_from_where_another_stood() -> None:
-    one, other = Loader(12, 4, seed=0), Loader(12, 4, seed=1)
+    first, other = Loader(12, 4, seed=0), Loader(12, 4, seed=1)
     for _ in range(5):
-        one.draw()
-    other.load_state_dict(one.state_dict())
-    assert [one.draw().tolist() for _ in range(9)] == [other.draw().tolist() for _ in range(9)]
+        first.draw()
+    other.load_state_dict(first.state_dict())
+    assert [first.draw().tolist() for _ in range(9)] == [other.draw().tolist() for _ in range(9)]
 
 
 def test_milestones() -> None:
@@ -558,9 +537,6 @@ def test_paths_are_parsed() -> None:
     assert (quantity("parameter:a.b@8"), step("parameter:a.b@8")) == ("parameter", 7)
     with pytest.raises(ValueError, match="no path of a training"):
         step("out")
-
-
-# What is computed once
 
 
 def test_the_second_asker_gets_what_the_first_one_made(tmp_path: Path) -> None:

@@ -49,11 +49,7 @@ def flat(errors: list[float], oracle: list[float] | None = None, spacing: float 
 
 
 def ones(*shape: int) -> tuple[Tensor, Tensor]:
-    """No error, and an oracle of ones."""
     return torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
-
-
-# Norms
 
 
 def test_row_divides_by_its_row_and_the_mean_row() -> None:
@@ -142,9 +138,6 @@ def test_a_small_row_is_measured_against_the_mean_row() -> None:
     assert Seen([[1e-3], [0.0]], [[1e-9], [1.0]])["row"] == pytest.approx(1e-3 / math.sqrt(0.5))
 
 
-# Directions
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_gain_is_the_part_of_the_error_along_the_oracle_with_its_sign(sign: float) -> None:
     seen = Seen([[0.0, 0.0], [sign * 0.6, sign * 0.8]], [[3.0, 4.0], [0.0, 5.0]])
@@ -172,9 +165,6 @@ def test_bias_is_upward_and_not_outward() -> None:
 def test_the_signed_views_are_gain_and_bias_and_bias_alone_gates_nothing() -> None:
     assert {"gain", "bias"} == SIGNED
     assert set(VIEWS) - GATES == {"bias"}
-
-
-# Units in the last place
 
 
 def test_bias_is_over_what_is_not_zero() -> None:
@@ -248,9 +238,6 @@ def test_what_a_cancellation_left_has_no_ulp_of_its_own() -> None:
     assert seen["tail"] < 0.01
 
 
-# Nothing
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_error_is_zero_even_where_the_oracle_is(view: str) -> None:
     assert Seen([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]])[view] == 0.0
@@ -272,9 +259,6 @@ def test_an_error_against_nothing_is_infinite(view: str, rows: int) -> None:
 )
 def test_ratio(error: float, size: float, expected: float) -> None:
     assert ratio(error, size) == expected
-
-
-# What is not finite
 
 
 @pytest.mark.parametrize("padding", [0, 10_000])
@@ -319,16 +303,13 @@ def test_nan_is_never_within(measured: float, allowed: float, within: bool) -> N
     assert Figure("out", "row", measured, allowed, "", gates=True).within is within
 
 
-# Small and large, whole and in chunks
-
-
 def by_definition(stick: Yardstick, error: Tensor, oracle: Tensor) -> list[float]:
     """The norms of the module's table, each by itself, on whole tensors."""
 
     def worst(errors: list[Tensor], truths: list[Tensor]) -> float:
         squares = torch.stack([part.square().sum() for part in truths])
-        found = torch.stack([part.square().sum() for part in errors])
-        return float((found / (squares + squares.mean())).max().sqrt())
+        result = torch.stack([part.square().sum() for part in errors])
+        return float((result / (squares + squares.mean())).max().sqrt())
 
     e, o = (tensor.reshape(stick.rows, stick.columns) for tensor in (error, oracle))
     tiles = [[part for band in torch.split(x, 16) for part in torch.split(band, 16, 1)] for x in (e, o)]
@@ -360,26 +341,24 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_small_and_large_tensors_are_read_by_the_same_formulas(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_and_large_tensors_share_their_formulas(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     oracle = torch.randn(shape, generator=generator, dtype=torch.float64)
     candidate = oracle + 1e-3 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    found = []
+    collected = []
     # NumPy; torch in one chunk; torch in chunks of 16 rows or of 1,024 elements, whichever is more.
     for small, chunk in ((2**20, views.CHUNK), (0, 2**20), (0, 2**10)):
         monkeypatch.setattr(views, "SMALL", small)
         monkeypatch.setattr(views, "CHUNK", chunk)
         stick = Yardstick(oracle, UNIT)
         assert stick.small is bool(small)
-        found.append(stick.read(candidate))
+        collected.append(stick.read(candidate))
     stick = Yardstick(oracle, UNIT)
     expected = by_definition(stick, candidate - oracle, oracle)
-    for reading in found:
+    for reading in collected:
         assert list(reading.values[:5]) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-        assert reading.values == pytest.approx(found[0].values, rel=1e-12, abs=1e-15)
-        assert reading.places == found[0].places
+        assert reading.values == pytest.approx(collected[0].values, rel=1e-12, abs=1e-15)
+        assert reading.places == collected[0].places
 
 
 @pytest.mark.parametrize("shape", [(3, views.WIDEST + 2), (views.CHUNK + 2,), (2 * views.WIDEST,)])
@@ -413,9 +392,9 @@ def test_a_candidate_may_have_other_strides() -> None:
     oracle = torch.randn(130, 170, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     turned = (oracle + 1e-3).t().contiguous().t()
     stick = Yardstick(oracle, UNIT)
-    one, other = stick.read(turned), stick.read(turned.contiguous())
-    assert one.values == pytest.approx(other.values, rel=1e-12)
-    assert one.places == other.places
+    first, other = stick.read(turned), stick.read(turned.contiguous())
+    assert first.values == pytest.approx(other.values, rel=1e-12)
+    assert first.places == other.places
 
 
 LARGE = 2**24
@@ -433,9 +412,6 @@ def test_a_large_tensor_is_read_with_little_memory() -> None:
             held += event.nbytes()
             most = max(most, held)
     assert 0 < most < 64 * 2**20
-
-
-# Floors
 
 
 def test_floors() -> None:

@@ -4,44 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, TRAIN, faults, seeded, verdict_of
+from fault_harness import BACKWARD, TRAIN, failed, faults, passed, seeded, verdict_of
 from technique_harness import named
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.base import Planted
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.memory import checkpoint
 from accelcheck.techniques.precision import amp
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.custom import Gated, GatedFunction, SwishBlock, SwishNetwork, swish_projection
 from accelcheck.workloads.draw import normal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 AUTOCAST = named(amp.TECHNIQUES, "amp-bf16")
 CHECKPOINT = named(checkpoint.TECHNIQUES, "checkpoint-non-reentrant")
 CAPTURED = named(compilation.TECHNIQUES, "compile-aot-eager")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
-# The function itself
 
 
 def operands() -> tuple[Tensor, Tensor, Tensor]:
@@ -75,8 +62,6 @@ def test_a_device_that_nobody_foresaw_has_a_function_too() -> None:
 
 
 # Fault 38, where finite differences find it: the workload's own function is wrong
-
-
 class Exchanged(GatedFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,9 +84,9 @@ def unequal(generator: torch.Generator, extent: int, *, wrong: bool, equal: bool
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itself(store: Store, wrong: bool) -> None:
+def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itself(fresh: Store, wrong: bool) -> None:
     workload = replace(seeded("custom-function"), make=partial(unequal, wrong=wrong))
-    record = verdict_of(store, Eager(), workload, BACKWARD)
+    record = verdict_of(fresh, Eager(), workload, BACKWARD)
     if wrong:
         assert record.verdict is Verdict.ERROR
         assert "GradcheckError" in record.why
@@ -110,8 +95,6 @@ def test_finite_differences_find_gradients_that_are_swapped_in_the_workload_itse
 
 
 # Fault 38 and its like, planted under each technique that runs the function
-
-
 class Before(Planted):
     """The change comes first, so that the technique applies to what was changed."""
 
@@ -149,13 +132,9 @@ def losing(program: Program) -> None:
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_wrong_gradient_is_caught_under_a_technique(
-    store: Store, technique: Technique, workload: str, mode: Any
-) -> None:
-    healthy = verdict_of(store, technique, seeded(workload), mode)
-    assert healthy.verdict is Verdict.PASS, healthy.reason
-    record = verdict_of(store, Before(technique, losing), seeded(workload), mode)
-    assert record.verdict is Verdict.FAIL, record.why
+def test_a_wrong_gradient_fails_under_a_technique(fresh: Store, technique: Technique, workload: str, mode: Any) -> None:
+    passed(fresh, technique, seeded(workload), mode)
+    record = failed(fresh, Before(technique, losing), seeded(workload), mode)
     path = "parameter:blocks.1.fc.weight" if mode is TRAIN else "grad:blocks.1.fc.weight"
     assert path in faults(record)
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import FORWARD, Planted, built_in, verdict_of
+from fault_harness import FORWARD, Planted, built_in, failed, verdict_of
 from torch import Tensor
 
-from accelcheck.core.case import Verdict
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, flatten
 from accelcheck.workloads.families import CONSUMERS, PER_BINADE, UNARY, WORKLOADS, binades, near
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 NAMES = [workload.name for workload in WORKLOADS]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,13 +110,12 @@ FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
 
 @pytest.mark.slow  # a minute
 @pytest.mark.parametrize(("name", "label", "change"), FAULTS, ids=[f"{name}: {label}" for name, label, _ in FAULTS])
-def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any], Any], store: Store) -> None:
-    record = verdict_of(store, Planted(changing(label, change)), built_in()[name], FORWARD)
-    assert record.verdict is Verdict.FAIL
+def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any], Any], fresh: Store) -> None:
+    record = failed(fresh, Planted(changing(label, change)), built_in()[name], FORWARD)
     assert f"out[{label!r}" in {fault.path.partition("]")[0] for fault in record.faults}
 
 
-def test_results_of_what_is_read_after_a_write_fail(store: Store) -> None:
+def test_results_of_what_is_read_after_a_write_fail(fresh: Store) -> None:
     def swapped(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def late(x: Tensor) -> Tensor:
             write(x)
@@ -137,6 +127,6 @@ def test_results_of_what_is_read_after_a_write_fail(store: Store) -> None:
         module: Any = program.module
         module.parts = tuple((name, swapped(*function.args), places) for name, function, places in module.parts)
 
-    record = verdict_of(store, Planted(plant), built_in()["late-writes"], FORWARD)
+    record = verdict_of(fresh, Planted(plant), built_in()["late-writes"], FORWARD)
     wrong = {fault.path.partition("]")[0] for fault in record.faults}
     assert {f"out['zero, {consumer}'" for consumer in CONSUMERS} <= wrong

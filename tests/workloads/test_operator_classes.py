@@ -19,10 +19,10 @@ from accelcheck.workloads.base import Program
 
 def test_every_class_has_a_case_at_level_1() -> None:
     cases = Matrix.load().cases(Selection(("cpu",), ("eager",), level=1))
-    found = {(case.workload, case.mode, case.dtype) for case in cases}
+    listed = {(case.workload, case.mode, case.dtype) for case in cases}
     for workload, _, mode in CLASSES.values():
-        assert (workload, mode, "float32") in found
-    assert {dtype for workload, _, dtype in found if workload == "reductions"} == {"float32", "bfloat16", "float16"}
+        assert (workload, mode, "float32") in listed
+    assert {dtype for workload, _, dtype in listed if workload == "reductions"} == {"float32", "bfloat16", "float16"}
 
 
 class Given(Program):
@@ -33,7 +33,7 @@ class Given(Program):
 
 
 KEPT = {Mode.BACKWARD: r"add|clone|div", Mode.RANDOM: "div", Mode.TRAIN: r"clone|profiler::\w+"}
-"""How gradients of one input are summed, and the engine keeps buffers, losses and gradients: behind all that is judged."""
+"""Sums of gradients of one input, and kept buffers, losses and gradients: behind all that is judged."""
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed
 from torch import Tensor
 
-from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.case import Mode
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_samples import HALF, CalledOperator, database, template
 from accelcheck.workloads.operator_trials import RESULTS, tried
-from accelcheck.workloads.operator_variants import (
-    LAYOUTS,
-    MIXED,
-    RESIZED,
-    SCALED,
-    SPECIAL,
-    beside,
-    changed,
-    laid_out,
-)
+from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, RESIZED, SCALED, SPECIAL, beside, changed, laid_out
 from accelcheck.workloads.torch_operators import PARTS, alone
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Program, Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def workload(name: str, part: str) -> Workload:
@@ -47,8 +29,6 @@ def right(program: Program) -> None:
 
 
 def after(change: Any) -> Planted:
-    """Eager with each result changed."""
-
     def wrong(program: Program) -> None:
         module = program.module
         program.call = lambda *inputs: {
@@ -67,25 +47,22 @@ def after(change: Any) -> Planted:
         ("matmul", "edges"),
     ],
 )
-def test_eager_passes(name: str, part: str, store: Store) -> None:
+def test_eager_passes(name: str, part: str, fresh: Store) -> None:
     tried_workload = workload(name, part)
     for mode in tried_workload.modes:
-        record = verdict_of(store, Planted(right), tried_workload, mode)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(right), tried_workload, mode)
 
 
-def test_a_nan_that_is_lost_fails(store: Store) -> None:
-    record = verdict_of(store, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
-    assert record.verdict is Verdict.FAIL
+def test_a_nan_that_is_lost_fails(fresh: Store) -> None:
+    record = failed(fresh, after(lambda _, out: out.nan_to_num()), workload("maximum", "edges"), FORWARD)
     assert {(fault.view, fault.path.split()[1]) for fault in record.faults} >= {("NaN", "nan"), ("-Inf", "infinite")}
 
 
-def test_an_element_beyond_a_block_that_is_lost_fails(store: Store) -> None:
+def test_an_element_beyond_a_block_that_is_lost_fails(fresh: Store) -> None:
     def lost(_: str, out: Tensor) -> Tensor:
         return torch.cat([out[..., :-1], torch.zeros_like(out[..., -1:])], -1) if out.shape[-1] > 1024 else out
 
-    record = verdict_of(store, after(lost), workload("maximum", "resized"), FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, after(lost), workload("maximum", "resized"), FORWARD)
     assert {fault.path.split()[1] for fault in record.faults} == {"length-1030", "length-4103"}
 
 
@@ -128,8 +105,8 @@ def test_a_sample_whose_result_follows_from_underflow_is_left_out() -> None:
         return SampleCall("norm", function, template_leaves(), template_spec(), lambda out: out, variant=variant)
 
     tiny = [torch.rand(7) * 2.0**-80]
-    said = "raises, or differs, in float32"
-    assert tried(called("tiny", lambda x: x.square().sum().sqrt()), tiny) == said
+    message = "raises, or differs, in float32"
+    assert tried(called("tiny", lambda x: x.square().sum().sqrt()), tiny) == message
     assert isinstance(tried(called("tiny", lambda x: x.abs().amax()), tiny), SampleCall)
     assert isinstance(tried(called("ones", lambda x: x.square().sum().sqrt()), tiny), SampleCall)
 
@@ -215,10 +192,9 @@ def test_half_precision_has_samples_that_both_dtypes_hold() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_eager_passes_in_half_precision(dtype: str, store: Store) -> None:
+def test_eager_passes_in_half_precision(dtype: str, fresh: Store) -> None:
     for mode in (FORWARD, BACKWARD):
-        record = verdict_of(store, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
-        assert record.verdict is Verdict.PASS, record.why
+        passed(fresh, Planted(right), workload("tanh", "half"), mode, dtype=dtype)
 
 
 def test_a_sample_whose_nan_follows_from_rounding_is_left_out() -> None:
@@ -226,8 +202,8 @@ def test_a_sample_whose_nan_follows_from_rounding_is_left_out() -> None:
         "sqrt nan 0", lambda x: (x - 1.0).sqrt(), template_leaves(), template_spec(), lambda out: out, variant="nan"
     )
     assert isinstance(tried(call, [torch.tensor([4.0, torch.nan])]), SampleCall)
-    said = tried(call, [torch.tensor([1.0, torch.nan])])
-    assert said == "raises, or differs, in float64 of inputs times 0.999755859375"
+    message = tried(call, [torch.tensor([1.0, torch.nan])])
+    assert message == "raises, or differs, in float64 of inputs times 0.999755859375"
 
 
 def template_leaves() -> tuple[Any, ...]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.core.foreign import ForeignCodeError
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.own_file import workloads_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Workload
 
 HEAD = """
 import random
@@ -39,29 +35,29 @@ def made(tmp_path: Path, body: str, spec: str = "net.py", file: str = "net.py") 
     ["net(), (X,)", "net(), (X,), {}", "{'model': net(), 'inputs': (X,)}", "workload_of(net(), (X,), name='net')"],
 )
 def test_a_function_returns_a_model_in_any_of_the_forms(tmp_path: Path, returned: str) -> None:
-    (found,) = made(tmp_path, f"from accelcheck.api import workload_of\ndef make():\n    return {returned}\n")
-    assert found.name == "net"
-    assert found.modes == {Mode.FORWARD, Mode.BACKWARD, Mode.SPEED}
+    (workload,) = made(tmp_path, f"from accelcheck.api import workload_of\ndef make():\n    return {returned}\n")
+    assert workload.name == "net"
+    assert workload.modes == {Mode.FORWARD, Mode.BACKWARD, Mode.SPEED}
 
 
 def test_data_and_a_metric_are_a_workload_of_their_own(tmp_path: Path) -> None:
     body = "def make():\n    return {'model': net(), 'inputs': (X,), 'data': [(X, None)], 'metric': lambda out, _: out.mean(1)}\n"
-    assert [(one.name, Mode.ACCURACY in one.modes) for one in made(tmp_path, body)] == [
+    assert [(workload.name, Mode.ACCURACY in workload.modes) for workload in made(tmp_path, body)] == [
         ("net", False),
         ("net.accuracy", True),
     ]
 
 
 def test_the_function_names_the_workload_unless_it_is_make(tmp_path: Path) -> None:
-    (found,) = made(tmp_path, "def Small_net():\n    return net(), (X,)\n", "net.py:Small_net")
-    assert found.name == "net.small-net"
-    (found,) = made(
+    (workload,) = made(tmp_path, "def Small_net():\n    return net(), (X,)\n", "net.py:Small_net")
+    assert workload.name == "net.small-net"
+    (workload,) = made(
         tmp_path / "",
         "def other():\n    return {'model': net(), 'inputs': (X,), 'name': 'mine'}\n",
         "./mine.py:other",
         "mine.py",
     )
-    assert found.name == "mine"
+    assert workload.name == "mine"
 
 
 def test_random_numbers_are_the_same_in_each_process_and_the_callers_go_on(tmp_path: Path) -> None:
@@ -74,17 +70,17 @@ def test_random_numbers_are_the_same_in_each_process_and_the_callers_go_on(tmp_p
     (tmp_path / "more").mkdir()
     torch.rand(7)
     (second,) = made(tmp_path / "more", body)
-    one, two = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # of `Redrawn`
-    assert torch.equal(one.inputs[0], two.inputs[0])
-    assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
+    a, b = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # of `Redrawn`
+    assert torch.equal(a.inputs[0], b.inputs[0])
+    assert all(map(torch.equal, a.module.parameters(), b.module.parameters()))
 
 
 def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "beside_the_model.py").write_text("WIDTH = 4\n")
-    (found,) = made(
+    (workload,) = made(
         tmp_path, "import beside_the_model\ndef make():\n    return net(), (torch.ones(2, beside_the_model.WIDTH),)\n"
     )
-    assert found.name == "net"
+    assert workload.name == "net"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +99,6 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ("def make():\n    return {'model': net(), 'inputs': (X,), 'data': []}\n", "net.py", "accuracy needs data and a metric: give both"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_checked_is_named_with_the_words_of_the_command_line(
-    tmp_path: Path, body: str, spec: str, words: str
-) -> None:
+def test_what_cannot_be_checked_is_named_in_command_words(tmp_path: Path, body: str, spec: str, words: str) -> None:
     with pytest.raises(ForeignCodeError, match=words):
         made(tmp_path, body, spec)

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, observed, passed, verdict_of
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from accelcheck.checks.remarks import CUSTOM
-from accelcheck.core.case import Verdict
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.own_gradients import own_gradients
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.workloads.base import Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 class Square(Function):
@@ -107,7 +96,8 @@ class Modulus(Function):
         return 2 * z * given[0]
 
 
-modulus: Callable[..., Any] = Modulus.apply
+narrow: Any = Narrow.apply
+modulus: Any = Modulus.apply
 
 
 def layers(function: Callable[..., Any], *constants: Any, **more: Any) -> Workload:
@@ -124,52 +114,33 @@ def layers(function: Callable[..., Any], *constants: Any, **more: Any) -> Worklo
     return workload_of(Model(), (torch.randn(8, 6),), name="layers", sizes=[], **more)
 
 
-def remark(record: Record) -> str:
-    return next((str(one.observed) for one in record.evidence if one.claim == CUSTOM), "")
-
-
 @pytest.mark.parametrize("own", [Wrong, OneRow, Reversed])
-def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, store: Store) -> None:
+def test_a_backward_that_is_no_derivative_fails_under_eager(own: Any, fresh: Store) -> None:
     constants = (0.5,) if own is Reversed else ()
-    record = verdict_of(store, Eager(), layers(own.apply, *constants), BACKWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Eager(), layers(own.apply, *constants), BACKWARD)
     (fault,) = record.faults
     assert str(fault).startswith(f"{own.__name__}.backward: gradient: expected the derivative of its forward")
     assert "where finite differences give" in str(fault)
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("model", "expected"),
     [
-        (Square, "Square: right"),
-        (Rounded, "Rounded: an estimate by design"),
-        (Narrow, "Narrow: not checked: it computes in torch.float32"),
+        (lambda: layers(Square.apply), "Square: right"),
+        (lambda: layers(Rounded.apply), "Rounded: an estimate by design"),
+        (lambda: layers(lambda x: narrow(x).to(x.dtype)), "Narrow: not checked: it computes in torch.float32"),
+        (lambda: layers(Reversed.apply, 0.5, estimators=["Reversed"]), "Reversed: an estimate by design"),
+        (lambda: layers(lambda x: modulus(torch.complex(x, x * x))), "Modulus: right"),
     ],
+    ids=["right", "straight-through", "narrow", "meant by the owner", "complex, by parts"],
 )
-def test_the_record_says_how_custom_functions_compare(own: Any, said: str, store: Store) -> None:
-    model = layers(lambda x: own.apply(x).to(x.dtype))
-    record = verdict_of(store, Eager(), model, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remark(record) == said
+def test_records_say_how_custom_functions_compare(model: Callable[[], Workload], expected: str, fresh: Store) -> None:
+    assert observed(passed(fresh, Eager(), model(), BACKWARD), CUSTOM) == expected
 
 
-def test_gradients_that_are_meant_to_differ_are_named_by_the_owner(store: Store) -> None:
-    record = verdict_of(store, Eager(), layers(Reversed.apply, 0.5, estimators=["Reversed"]), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remark(record) == "Reversed: an estimate by design"
-
-
-def test_gradients_of_complex_functions_are_compared_by_parts(store: Store) -> None:
-    model = layers(lambda x: modulus(torch.complex(x, x * x)))
-    record = verdict_of(store, Eager(), model, BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remark(record) == "Modulus: right"
-
-
-def test_other_techniques_and_modes_do_not_repeat_it(store: Store) -> None:
-    assert not remark(verdict_of(store, Eager(), layers(Square.apply), FORWARD))
-    record = verdict_of(store, Planted(nothing), layers(Wrong.apply), BACKWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+def test_other_techniques_and_modes_do_not_repeat_it(fresh: Store) -> None:
+    assert not observed(verdict_of(fresh, Eager(), layers(Square.apply), FORWARD), CUSTOM)
+    passed(fresh, Planted(nothing), layers(Wrong.apply), BACKWARD)
 
 
 def test_a_checked_function_computes_what_it_did_before() -> None:

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, failed, observed, passed, verdict_of
 from torch import Tensor, nn
 
 from accelcheck.checks.remarks import ONE_SIZE, SIZES
-from accelcheck.core.case import Verdict, stable_seed
+from accelcheck.core.case import stable_seed
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.compile import DynamicCompile
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads.base import Workload
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
-    from accelcheck.workloads.base import Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def layers(**more: Any) -> Workload:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     return workload_of(model, (torch.randn(8, 6),), name="layers", **more)
-
-
-def remarked(record: Record, claim: str) -> str:
-    return next((str(one.observed) for one in record.evidence if one.claim == claim), "")
 
 
 def wrong_in_the_last_rows(module: Any, x: Tensor) -> Any:
@@ -49,86 +35,77 @@ def wrong_in_the_last_rows(module: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
-def test_what_is_wrong_for_batches_that_8_does_not_divide_fails(mode: Any, store: Store) -> None:
-    workload = layers()
-    assert verdict_of(store, Planted(nothing), workload, mode).verdict is Verdict.PASS
-    record = verdict_of(store, Planted(calling(wrong_in_the_last_rows)), workload, mode)
-    assert record.verdict is Verdict.FAIL
+def test_what_is_wrong_for_batches_that_8_does_not_divide_fails(mode: Any, fresh: Store) -> None:
+    passed(fresh, Planted(nothing), layers(), mode)
+    record = failed(fresh, Planted(calling(wrong_in_the_last_rows)), layers(), mode)
     assert "dimension 0 = 9" in {fault.draw for fault in record.faults}
     assert "" not in {fault.draw for fault in record.faults}  # it is right at the example's batch of 8
 
 
-def test_what_is_wrong_for_a_single_sample_alone_fails(store: Store) -> None:
-    def squeezed(module: Any, x: Tensor) -> Any:
-        return module(x).squeeze()
-
-    record = verdict_of(store, Planted(calling(squeezed)), layers(), FORWARD)
-    assert record.verdict is Verdict.FAIL
-    assert {fault.draw for fault in record.faults} == {"dimension 0 = 1"}
+def squeezed(module: Any, x: Tensor) -> Any:
+    return module(x).squeeze()
 
 
-def test_a_technique_that_raises_at_another_size_fails(store: Store) -> None:
-    def refusing(module: Any, x: Tensor) -> Any:
-        if len(x) % 8 == 1:
-            raise RuntimeError("the batch must be a multiple of 8")
-        return module(x)
-
-    record = verdict_of(store, Planted(calling(refusing)), layers(), FORWARD)
-    assert record.verdict is Verdict.FAIL
-    assert {(fault.view, fault.draw) for fault in record.faults} == {
-        ("RuntimeError", "dimension 0 = 9"),
-        ("RuntimeError", "dimension 0 = 1"),
-    }
+def refusing(module: Any, x: Tensor) -> Any:
+    if len(x) % 8 == 1:
+        raise RuntimeError("the batch must be a multiple of 8")
+    return module(x)
 
 
-def test_the_record_says_which_sizes_were_judged_and_which_cannot_vary(store: Store) -> None:
-    record = verdict_of(store, Eager(), layers(), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remarked(record, SIZES) == "dimension 0 = 9; dimension 0 = 1"
-    assert remarked(record, ONE_SIZE).startswith("dimension 1 of 6 cannot vary: RuntimeError: mat1 and mat2 shapes")
+@pytest.mark.parametrize(
+    ("wrong", "draws"), [(squeezed, {"dimension 0 = 1"}), (refusing, {"dimension 0 = 9", "dimension 0 = 1"})]
+)
+def test_what_is_wrong_or_raises_at_another_size_alone_fails(wrong: Any, draws: set[str], fresh: Store) -> None:
+    record = failed(fresh, Planted(calling(wrong)), layers(), FORWARD)
+    assert {fault.draw for fault in record.faults} == draws
+    assert wrong is squeezed or {fault.view for fault in record.faults} == {"RuntimeError"}
 
 
-def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(store: Store) -> None:
-    record = verdict_of(store, Export(), layers(), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remarked(record, SIZES).startswith("dimension 0 = 9")
+def test_the_record_says_which_sizes_were_judged_and_which_cannot_vary(fresh: Store) -> None:
+    record = passed(fresh, Eager(), layers(), FORWARD)
+    assert observed(record, SIZES) == "dimension 0 = 9; dimension 0 = 1"
+    assert observed(record, ONE_SIZE).startswith("dimension 1 of 6 cannot vary: RuntimeError: mat1 and mat2 shapes")
 
 
-def test_two_dimensions_that_all_inputs_share_vary_together(store: Store) -> None:
-    def attended(x: Tensor, y: Tensor) -> Tensor:
-        return torch.softmax(x @ y.mT, -1) @ y
-
-    workload = workload_of(attended, (torch.randn(2, 4, 8), torch.randn(2, 4, 8)), name="attended")
-    record = verdict_of(store, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remarked(record, SIZES) == "dimension 0 = 3, dimension 1 = 5; dimension 0 = 1"
+def attended(x: Tensor, y: Tensor) -> Tensor:
+    return torch.softmax(x @ y.mT, -1) @ y
 
 
-def test_a_dimension_at_its_largest_size_shrinks(store: Store) -> None:
-    table = torch.randn(8, 6)
+def placed(x: Tensor) -> Tensor:
+    return x.cos() + torch.linspace(-1, 1, 8)[torch.arange(len(x))][:, None, None]
 
-    def placed(x: Tensor) -> Tensor:
-        return x.cos() + table[torch.arange(len(x))][:, None]
 
-    record = verdict_of(store, Eager(), workload_of(placed, (torch.randn(8, 3, 6),), name="placed"), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remarked(record, SIZES).startswith("dimension 0 = 7, dimension 1 = 4")
+@pytest.mark.parametrize(
+    ("model", "shapes", "sizes"),
+    [
+        (attended, [(2, 4, 8), (2, 4, 8)], "dimension 0 = 3, dimension 1 = 5; dimension 0 = 1"),
+        (placed, [(8, 3, 6)], "dimension 0 = 7, dimension 1 = 4"),
+    ],
+    ids=["all inputs share them", "the first one is at its largest size"],
+)
+def test_dimensions_vary_together(model: Callable[..., Tensor], shapes: Any, sizes: str, fresh: Store) -> None:
+    workload = workload_of(model, tuple(map(torch.randn, shapes)), name="given")
+    assert observed(passed(fresh, Eager(), workload, FORWARD), SIZES).startswith(sizes)
+
+
+def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(fresh: Store) -> None:
+    record = passed(fresh, Export(), layers(), FORWARD)
+    assert observed(record, SIZES).startswith("dimension 0 = 9")
 
 
 def graph(x: Tensor, edges: Tensor) -> Tensor:
     return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
 
 
-def test_inputs_that_share_no_dimension_have_sizes_where_they_are_given(store: Store) -> None:
+def test_inputs_that_share_no_dimension_have_sizes_where_they_are_given(fresh: Store) -> None:
     first = (torch.randn(5, 3), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
-    record = verdict_of(store, Eager(), workload_of(graph, first, name="graph"), FORWARD)
-    assert remarked(record, SIZES) == ""
-    assert remarked(record, ONE_SIZE).startswith("dimension 0 differs between inputs: 2, 5")
+    record = verdict_of(fresh, Eager(), workload_of(graph, first, name="graph"), FORWARD)
+    assert observed(record, SIZES) == ""
+    assert observed(record, ONE_SIZE).startswith("dimension 0 differs between inputs: 2, 5")
     other = (torch.randn(3, 3), torch.tensor([[0, 1], [1, 2]]))
     workload = workload_of(graph, first, name="graph", sizes=[other])
-    record = verdict_of(store, Eager(), workload, FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
-    assert remarked(record, SIZES) == "sizes[0]"
+    record = passed(fresh, Eager(), workload, FORWARD)
+    assert observed(record, SIZES) == "sizes[0]"
 
 
 @pytest.mark.parametrize(
@@ -145,9 +122,8 @@ def test_sizes_that_mean_nothing_are_refused(sizes: Any, message: str) -> None:
         layers(sizes=sizes)
 
 
-def test_no_other_sizes_are_tried_where_none_are_wanted(store: Store) -> None:
-    record = verdict_of(store, Planted(calling(wrong_in_the_last_rows)), layers(sizes=[]), FORWARD)
-    assert record.verdict is Verdict.PASS, record.reason
+def test_no_other_sizes_are_tried_where_none_are_wanted(fresh: Store) -> None:
+    passed(fresh, Planted(calling(wrong_in_the_last_rows)), layers(sizes=[]), FORWARD)
 
 
 def test_no_two_rows_are_equal_at_another_size() -> None:
@@ -178,7 +154,7 @@ def test_trying_sizes_changes_nothing_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
-def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any, store: Store) -> None:
+def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any, fresh: Store) -> None:
     batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(2)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -191,13 +167,12 @@ def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any
     )
     assert "resizable" in workload.traits
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
-    record = verdict_of(store, technique, workload, mode)
-    assert record.verdict is Verdict.PASS, record.why
-    (recompiled,) = (one for one in record.evidence if one.claim.startswith("recompilations over 3 sizes"))
+    record = passed(fresh, technique, workload, mode)
+    (recompiled,) = (entry for entry in record.evidence if entry.claim.startswith("recompilations over 3 sizes"))
     assert recompiled.engaged
 
 
-def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(store: Store) -> None:
+def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(fresh: Store) -> None:
     def looped(x: Tensor) -> Tensor:
         state = x[0] * 0
         for row in x:
@@ -205,9 +180,8 @@ def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(store: Stor
         return state
 
     technique = DynamicCompile("dynamic", "", level=1, arguments={"backend": "aot_eager", "dynamic": True})
-    record = verdict_of(store, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
-    assert record.verdict is Verdict.PASS, record.why
-    assert any(one.claim.startswith("recompilations over") and one.observed for one in record.evidence)
+    record = passed(fresh, technique, workload_of(looped, (torch.randn(4, 6),), name="looped"), FORWARD)
+    assert any(entry.claim.startswith("recompilations over") and entry.observed for entry in record.evidence)
 
 
 def test_a_model_that_cannot_grow_by_as_much_as_warm_up_runs_do_is_not_resizable() -> None:

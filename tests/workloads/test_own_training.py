@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import TRAIN, Planted, verdict_of
+from fault_harness import TRAIN, Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,19 +17,9 @@ from accelcheck.techniques.compilation.training_step import TrainingStep
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.base import Workload
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 @dataclass
@@ -69,7 +59,7 @@ def losses(workload: Workload) -> list[float]:
 
 
 def by_hand(given: list[tuple[Tensor, Tensor]], steps: int) -> list[float]:
-    found = []
+    collected = []
     torch.manual_seed(0)
     net = Net()
     optimizer = sgd(net.parameters())
@@ -79,16 +69,16 @@ def by_hand(given: list[tuple[Tensor, Tensor]], steps: int) -> list[float]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
         optimizer.step()
-        found.append(float(loss))
-    return found
+        collected.append(float(loss))
+    return collected
 
 
 def test_each_step_takes_the_next_batch_and_the_first_one_again_after_the_last() -> None:
     workload = training(batches(3))
     problem = workload.make(torch.Generator().manual_seed(workload.make.seed), 0)  # type: ignore[attr-defined]  # of `Redrawn`
     result = Program.of(problem).run(TRAIN)
-    found = [float(value) for path, value in result.items() if path.startswith("loss")]
-    assert found == pytest.approx(by_hand(batches(3), 4), rel=1e-6)
+    outcome = [float(value) for path, value in result.items() if path.startswith("loss")]
+    assert outcome == pytest.approx(by_hand(batches(3), 4), rel=1e-6)
 
 
 def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
@@ -98,32 +88,28 @@ def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
     assert torch.equal(program.inputs[0], before)
 
 
-def test_a_training_on_batches_is_judged(store: Store) -> None:
+def test_a_training_on_batches_is_judged(fresh: Store) -> None:
     workload = training(batches(3))
-    record = verdict_of(store, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Eager(), workload, TRAIN)
     assert {"training", "batches"} <= workload.traits
 
 
-def test_one_batch_trained_on_again_and_again_fails(store: Store) -> None:
+def test_one_batch_trained_on_again_and_again_fails(fresh: Store) -> None:
     def stale(program: Program) -> None:
         program.further = ()
 
-    record = verdict_of(store, Planted(stale), training(batches(3)), TRAIN)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(stale), training(batches(3)), TRAIN)
     assert "loss[1]" in record.why
 
 
-def test_a_loss_in_the_model_needs_no_target(store: Store) -> None:
+def test_a_loss_in_the_model_needs_no_target(fresh: Store) -> None:
     given = [{"x": x, "labels": target} for x, target in batches(2)]
     workload = training(given, loss=lambda out, _: out.loss)
-    record = verdict_of(store, Eager(), workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Eager(), workload, TRAIN)
 
 
-def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(store: Store) -> None:
-    record = verdict_of(store, TrainingStep(), training(batches(1)), TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(fresh: Store) -> None:
+    passed(fresh, TrainingStep(), training(batches(1)), TRAIN)
 
 
 def test_a_data_loader_is_taken_as_it_is() -> None:
@@ -186,7 +172,7 @@ class Naming(nn.Module):
         return Named(scores=self.layer(x))
 
 
-def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(store: Store) -> None:
+def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(fresh: Store) -> None:
     torch.manual_seed(0)
     workload = workload_of(
         Naming(),
@@ -194,12 +180,11 @@ def test_a_loss_gets_the_models_own_container_whatever_a_technique_makes_of_it(s
         loss=lambda out, target: functional.cross_entropy(out.scores, target),
         optimizer=sgd,
     )
-    record = verdict_of(store, Matrix.load().techniques["jit-trace"], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques["jit-trace"], workload, TRAIN)
 
 
 class Telling(nn.Module):
-    """As models of transformers do, it computes its loss itself, and has a buffer that no state holds."""
+    """Computes its loss itself, like models of transformers, and has a buffer that no state holds."""
 
     scale: Tensor
 
@@ -223,18 +208,17 @@ class Telling(nn.Module):
         "snapshot-restore",
     ],
 )
-def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, store: Store) -> None:
+def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, fresh: Store) -> None:
     torch.manual_seed(0)
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
     workload = workload_of(Telling(), batches=given, loss=lambda out, _: out[0], optimizer=sgd)
-    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(fresh, Matrix.load().techniques[name], workload, TRAIN)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ddp-3", 3), ("ddp-no-sync", 4)])
-def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, store: Store) -> None:
+def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, fresh: Store) -> None:
     torch.manual_seed(0)
     workload = training([(torch.randn(2, 6), torch.arange(2))])
-    record = verdict_of(store, Matrix.load().techniques[name], workload, TRAIN)
+    record = verdict_of(fresh, Matrix.load().techniques[name], workload, TRAIN)
     assert record.verdict is Verdict.UNSUPPORTED, record.why
     assert f"a batch for {ranks} ranks" in record.why

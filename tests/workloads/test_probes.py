@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,20 +11,8 @@ from fault_harness import BACKWARD, FORWARD, TRAIN, built_in
 from torch import Tensor, nn
 
 from accelcheck.verify.judge import apart
-from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, draws
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.workloads.probes import Probe
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
+from accelcheck.workloads.probes import DRAWS, PROBES, SCALES, Draw, Probe, draws
 
 PROBED = [(name, probe) for name, workload in built_in().items() for probe in sorted(workload.probes)]
 
@@ -43,9 +31,6 @@ def of(*inputs: Tensor, module: nn.Module | None = None) -> Problem:
 
 def applied(name: str, *inputs: Tensor, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return list(PROBES[name].apply(of(*inputs), dtype).inputs)
-
-
-# Probes
 
 
 def test_every_probe_that_a_workload_names_exists_and_every_probe_is_named() -> None:
@@ -76,9 +61,9 @@ def test_a_probe_changes_something_and_always_the_same(name: str, probe: str) ->
         held = {str(index): v for index, v in enumerate(problem.inputs) if isinstance(v, Tensor)}
         return held | {f"module:{key}": value.clone() for key, value in problem.module.state_dict().items()}
 
-    one, again = tensors(Draw(0, probe)), tensors(Draw(0, probe))
-    assert set(apart(one, again).values()) == {0.0}
-    assert max(apart(one, tensors(Draw())).values()) > 0.0
+    first, again = tensors(Draw(0, probe)), tensors(Draw(0, probe))
+    assert set(apart(first, again).values()) == {0.0}
+    assert max(apart(first, tensors(Draw())).values()) > 0.0
 
 
 @pytest.mark.parametrize("probe", [name for name, probe in PROBES.items() if not probe.reshapes and "[" not in name])
@@ -134,9 +119,9 @@ def test_huge_numbers_fit_float16_and_their_squares_do_not() -> None:
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
 def test_a_special_number_stands_once_in_its_operand_alone(word: str) -> None:
     number = float(word)
-    found = applied(f"{word}[1]", *(torch.ones(3, 5) for _ in range(3)))
-    assert [int((~value.isfinite()).sum()) for value in found] == [0, 1, 0]
-    assert str(float(found[1][1, 2])) == str(number)
+    result = applied(f"{word}[1]", *(torch.ones(3, 5) for _ in range(3)))
+    assert [int((~value.isfinite()).sum()) for value in result] == [0, 1, 0]
+    assert str(float(result[1][1, 2])) == str(number)
     assert Draw(0, f"{word}[1]").special
     assert not Draw(0, "zeros").special
 
@@ -169,17 +154,14 @@ def test_integers_are_left_alone() -> None:
         assert torch.equal(applied(name, torch.ones(2), index)[1], index)
 
 
-# Draws
-
-
 def probed(*names: str) -> Workload:
     return replace(built_in()["matmul"], probes=frozenset(names))
 
 
 def test_draws_begin_with_random_ones_then_probes_by_name_then_those_of_other_shapes() -> None:
-    found = draws(probed("zeros", "ones", "slice"), FORWARD, every)
-    assert [str(draw) for draw in found] == ["draw 0", "draw 1", "draw 2", "draw 3", "ones", "zeros", "slice"]
-    assert found[0] == Draw()
+    drawn = draws(probed("zeros", "ones", "slice"), FORWARD, every)
+    assert [str(draw) for draw in drawn] == ["draw 0", "draw 1", "draw 2", "draw 3", "ones", "zeros", "slice"]
+    assert drawn[0] == Draw()
 
 
 def test_probes_are_used_in_their_modes_alone() -> None:
@@ -189,16 +171,16 @@ def test_probes_are_used_in_their_modes_alone() -> None:
 
 
 def test_probes_that_are_not_admitted_are_left_out() -> None:
-    found = draws(probed("zeros", "ones"), FORWARD, lambda probe: probe.name != "ones")
-    assert [draw.probe for draw in found] == [*[""] * DRAWS, "zeros"]
+    drawn = draws(probed("zeros", "ones"), FORWARD, lambda probe: probe.name != "ones")
+    assert [draw.probe for draw in drawn] == [*[""] * DRAWS, "zeros"]
 
 
 def test_random_draws_have_other_parameters_inputs_and_scales() -> None:
     workload = built_in()["matmul"]
-    found = [Draw(number).problem(workload, 7, "float32") for number in range(DRAWS)]
-    weights = [problem.module.get_parameter("weight") for problem in found]
+    problems = [Draw(number).problem(workload, 7, "float32") for number in range(DRAWS)]
+    weights = [problem.module.get_parameter("weight") for problem in problems]
     assert not any(torch.equal(weights[0], other) for other in weights[1:])
-    sizes = [float(problem.inputs[0].square().mean().sqrt()) for problem in found]
+    sizes = [float(problem.inputs[0].square().mean().sqrt()) for problem in problems]
     assert [size / sizes[0] for size in sizes] == pytest.approx(SCALES, rel=0.05)
     assert len({Draw(number).seed(7) for number in range(DRAWS)}) == DRAWS
 

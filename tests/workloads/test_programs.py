@@ -1,32 +1,28 @@
-"""Random programs: the same for a number everywhere, legal at all extents, able to show what is lost between operators."""
+"""Random programs: the same for a number everywhere, legal at all extents, sensitive between operators."""
 
 from __future__ import annotations
 
 import itertools
 import random
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
+from process_harness import completed
+from torch import Tensor
 
 from accelcheck.core.case import Verdict
+from accelcheck.verify.oracle import Store
 from accelcheck.workloads import float_programs, integer_programs
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.families import INTEGERS, LAYOUTS, WRITES
 from accelcheck.workloads.program_steps import EXTENTS, RandomProgram, Step, grown
 from accelcheck.workloads.programs import COUNT, WORKLOADS, named, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from accelcheck.verify.oracle import Store
-    from accelcheck.workloads.base import Program
 
 SOME = (2, 6, 10)
 X = torch.linspace(-2, 2, 7 * 4 * 5).reshape(7, 4, 5)
@@ -41,7 +37,7 @@ def labels(number: int) -> list[str]:
 @pytest.mark.parametrize("number", [1001, 1002])
 def test_another_process_draws_the_same_program(number: int) -> None:
     code = f"from accelcheck.workloads.programs import program; print(program({number}).problem(1).module)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ended = completed([sys.executable, "-c", code], check=True)
     assert ended.stdout.strip() == str(program(number).problem(1).module)
 
 
@@ -66,22 +62,16 @@ def test_inputs_grow_with_the_extent_in_their_first_dimension() -> None:
 
 
 def test_seeds_change_the_values_and_not_the_steps() -> None:
-    one, other = program(2).problem(3), program(2).problem(4)
-    assert not torch.equal(one.inputs[0], other.inputs[0])
-    assert str(one.module) == str(other.module)
+    first, other = program(2).problem(3), program(2).problem(4)
+    assert not torch.equal(first.inputs[0], other.inputs[0])
+    assert str(first.module) == str(other.module)
 
 
 @pytest.mark.parametrize(
     ("table", "arguments"),
-    [
-        (float_programs.UNARY, ()),
-        (float_programs.BINARY, (X.flip(0),)),
-        (float_programs.MIXED, (PLACES,)),
-    ],
+    [(float_programs.UNARY, ()), (float_programs.BINARY, (X.flip(0),)), (float_programs.MIXED, (PLACES,))],
 )
-def test_every_operator_of_a_table_is_legal(
-    table: dict[str, Callable[..., Tensor]], arguments: tuple[Any, ...]
-) -> None:
+def test_each_operator_of_a_table_is_legal(table: dict[str, Callable[..., Tensor]], arguments: tuple[Any, ...]) -> None:
     for label, function in table.items():
         assert bool(function(X, *arguments).isfinite().all()), label
 
@@ -171,8 +161,7 @@ def test_a_program_that_is_asked_for_runs_at_every_level() -> None:
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("number", SOME)
 def test_eager_passes(number: int, mode: Any, store: Store) -> None:
-    record = verdict_of(store, Planted(lambda _: None), program(number), mode)
-    assert record.verdict is Verdict.PASS, record.why
+    passed(store, Planted(lambda _: None), program(number), mode)
 
 
 def test_a_write_to_an_input_that_is_lost_fails(store: Store) -> None:
@@ -180,13 +169,10 @@ def test_a_write_to_an_input_that_is_lost_fails(store: Store) -> None:
 
     def lose(program: Program) -> None:
         module: Any = program.module
-        steps = tuple(
-            replace(step, function=lambda x: x + 1, writes=False) if step.writes else step for step in module.steps
-        )
+        steps = tuple(replace(s, function=lambda x: x + 1, writes=False) if s.writes else s for s in module.steps)
         program.call = RandomProgram(steps, module.results)
 
-    record = verdict_of(store, Planted(lose), program(number))
-    assert record.verdict is Verdict.FAIL
+    record = failed(store, Planted(lose), program(number))
     assert any("input" in fault.path for fault in record.faults)
     assert verdict_of(store, Planted(lambda _: None), program(number)).verdict is Verdict.PASS
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, Planted, built_in, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, built_in, failed, passed
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.core.case import Verdict
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
@@ -20,24 +20,14 @@ from accelcheck.workloads.operator_calls import Calls
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
 from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 def nothing(program: Program) -> None:
     """Eager as it is."""
 
 
 def operators_of(workload: Workload) -> tuple[CalledOperator, ...]:
-    """The operators that a workload of this family calls."""
     operators: tuple[CalledOperator, ...] = workload.make.keywords["operators"]  # type: ignore[attr-defined]
     return operators
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
 
 
 def test_every_operator_of_torch_is_judged_or_left_out_with_a_reason() -> None:
@@ -60,8 +50,8 @@ def test_draws_have_the_same_calls_and_other_values() -> None:
     first, other = (built_in()["op-add"].problem(seed) for seed in (1, 2))
     assert [call.label for call in first.module.calls] == [call.label for call in other.module.calls]  # type: ignore[union-attr]
     pairs = list(zip(first.inputs, other.inputs, strict=True))
-    assert all(one.shape == two.shape and one.stride() == two.stride() for one, two in pairs)
-    assert sum(not torch.equal(one, two) for one, two in pairs) > len(pairs) // 2
+    assert all(a.shape == b.shape and a.stride() == b.stride() for a, b in pairs)
+    assert sum(not torch.equal(a, b) for a, b in pairs) > len(pairs) // 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +99,7 @@ def test_arguments_that_an_operator_writes_to_are_copied() -> None:
     assert any(call.writes for call in program.module.calls)  # type: ignore[union-attr]
     before = [value.clone() for value in program.inputs]
     program.run(FORWARD)
-    assert all(torch.equal(one, other) for one, other in zip(before, program.inputs, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(before, program.inputs, strict=True))
 
 
 def test_complex_results_are_pairs_of_real_numbers() -> None:
@@ -126,7 +116,11 @@ def test_every_judged_operator_is_in_one_bundle_of_its_family(part: str) -> None
         for workload in WORKLOADS
         if workload.name.startswith("ops-")
         and workload.name != "ops-common"
-        and (f"-{part}-" in workload.name if part in others else not any(f"-{one}-" in workload.name for one in others))
+        and (
+            f"-{part}-" in workload.name
+            if part in others
+            else not any(f"-{other}-" in workload.name for other in others)
+        )
         for operator in operators_of(workload)
     ]
     judged = [name for name, entry in stored.items() if part in entry and not entry[part].keys() & {"left", "apart"}]
@@ -181,16 +175,15 @@ def test_a_torch_without_an_operator_says_so() -> None:
     "name",
     ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-polygamma.polygamma_n_1", "op-searchsorted"],
 )
-def test_eager_passes(name: str, store: Store) -> None:
+def test_eager_passes(name: str, fresh: Store) -> None:
     workload = built_in()[name]
     for mode in (FORWARD, BACKWARD):
         if mode in workload.modes:
-            record = verdict_of(store, Planted(nothing), workload, mode)
-            assert record.verdict is Verdict.PASS, record.why
+            passed(fresh, Planted(nothing), workload, mode)
 
 
 @pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
-def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
+def test_one_wrong_sample_is_named(name: str, fresh: Store) -> None:
     problem = built_in()[name].problem(0)
     assert isinstance(problem.module, Calls)
     results = problem.module.eval()(*problem.inputs)
@@ -203,8 +196,7 @@ def test_one_wrong_sample_is_named(name: str, store: Store) -> None:
             for call in program.module.calls
         )
 
-    record = verdict_of(store, Planted(spoil), built_in()[name], FORWARD)
-    assert record.verdict is Verdict.FAIL
+    record = failed(fresh, Planted(spoil), built_in()[name], FORWARD)
     assert {fault.path.partition("]")[0] for fault in record.faults} == {f"out[{label!r}"}
 
 

@@ -7,7 +7,8 @@ import functools
 import itertools
 import math
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from accelcheck.workloads.dynamic import AdaptiveTime, DynamicDepth
 from accelcheck.workloads.probes import DRAWS, Draw
 from accelcheck.workloads.problem import TRAITS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 EXACT = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
 """Modes in which values are compared; workloads for other checks are tested with these checks."""
 NAMES = index(
@@ -40,21 +38,19 @@ RUNS = [(name, mode) for name in NAMES for mode in sorted(NAMES[name].modes)]
 
 
 def having(*traits: str) -> list[str]:
-    """Names of the workloads that have all of the traits."""
-    found = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
-    assert found, f"no workload has the traits {traits}"
-    return found
+    fitting = [name for name, workload in NAMES.items() if workload.traits >= set(traits)]
+    assert fitting, f"no workload has the traits {traits}"
+    return fitting
 
 
 def tensors(problem: Problem) -> dict[str, Tensor]:
-    """All tensors of a problem."""
     inputs = {f"input[{i}]": value for i, value in enumerate(problem.inputs) if isinstance(value, Tensor)}
     target = {} if problem.target is None else {"target": problem.target}
     return dict(problem.module.state_dict()) | inputs | target
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether both hold the same tensors, bit for bit."""
+    """Returns True where both hold the same tensors, bit for bit."""
     return left.keys() == right.keys() and all(
         left[key].dtype == right[key].dtype and torch.equal(left[key], right[key]) for key in left
     )
@@ -69,30 +65,25 @@ def widened(name: str, dtype: torch.dtype) -> Program:
     """FP64 arithmetic on numbers rounded to `dtype`: the true result for a run in `dtype`."""
     made = program(name, dtype)
     made.module.double()
-    made.inputs = tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in made.inputs
-    )
+    made.inputs = tuple(v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in made.inputs)
     return made
 
 
 def errors(candidate: Result, truth: Result) -> dict[str, float]:
     """Relative Frobenius error of each tensor; infinite where the keys or shapes differ."""
     assert candidate.keys() == truth.keys()
-    found = {}
+    table = {}
     for key, expected in truth.items():
         got = candidate[key]
         assert got.shape == expected.shape, key
         gap = float((got.double() - expected.double()).norm())
         size = float(expected.double().norm())
-        found[key] = gap / size if size else (math.inf if gap else 0.0)
-    return found
+        table[key] = gap / size if size else (math.inf if gap else 0.0)
+    return table
 
 
 def modules(name: str, kind: type[nn.Module]) -> list[nn.Module]:
     return [module for module in NAMES[name].problem(0).module.modules() if isinstance(module, kind)]
-
-
-# The whole set
 
 
 def test_level_1_is_small_and_covers_the_families() -> None:
@@ -111,17 +102,14 @@ def test_a_workload_is_well_formed(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
     assert workload.level in {1, 2, 3}
     assert workload.traits <= TRAITS.keys()
-    # The gradient of a view of 2**32 elements would take 16 GiB. elementwise-large and gelu-infinity show nothing more in the
-    # backward pass. Views have no computation whose gradient could be compiled.
-    # The gradients of a class of operators may be of another class.
+    # The gradient of a view of 2**32 elements would take 16 GiB. elementwise-large and gelu-infinity show nothing more in
+    # the backward pass. Views have no computation whose gradient could be compiled. The gradients of a class of
+    # operators may be of another class.
     outputs_alone = {"far-elements", "elementwise-large", "gelu-infinity", "shared-views"}
     outputs_alone |= {workload for workload, _, mode in CLASSES.values() if mode is Mode.FORWARD}
     gradients = set() if name in outputs_alone else {Mode.BACKWARD}
     assert workload.modes == ({Mode.TRAIN} if "training" in workload.traits else {Mode.FORWARD} | gradients)
     assert workload.summary.endswith(".")
-
-
-# Determinism
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,12 +130,12 @@ def test_making_a_problem_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_gives_other_parameters_and_inputs(name: str) -> None:
-    one, other = NAMES[name].problem(7), NAMES[name].problem(8)
+    first, other = NAMES[name].problem(7), NAMES[name].problem(8)
     # An empty tensor is the same for all seeds.
-    floats = [value for value in one.inputs if value.is_floating_point() and value.numel()]
+    floats = [value for value in first.inputs if value.is_floating_point() and value.numel()]
     for mine, others in zip(floats, [v for v in other.inputs if v.is_floating_point() and v.numel()], strict=True):
         assert not torch.equal(mine, others)
-    for path, parameter in one.module.named_parameters():
+    for path, parameter in first.module.named_parameters():
         assert not torch.equal(parameter, other.module.get_parameter(path)), path
 
 
@@ -165,9 +153,6 @@ def test_parameters_and_inputs_share_no_numbers(name: str) -> None:
                 ranks = [numbers[:count].argsort().argsort().double() for numbers in (left, right)]
                 correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
                 assert abs(float(correlation)) < 0.999
-
-
-# Sizes
 
 
 @pytest.mark.parametrize("extent", [-3, 5])
@@ -221,18 +206,15 @@ def test_edge_sizes_and_strides() -> None:
     assert program("elementwise-scalar").inputs[1].shape == ()
 
 
-# Precision
-
-
 @pytest.mark.parametrize(("name", "mode"), RUNS)
 def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
     result = program(name).run(mode)
     assert result
     assert sum(tensor.numel() for tensor in result.values()) > 0
-    found = errors(result, program(name, torch.float64).run(mode))
+    deviations = errors(result, program(name, torch.float64).run(mode))
     # Ten to thirty roundings of 6e-8 each, without cancellation, except in batch norm's backward pass (see draw.py).
     limit = 5e-6 if "batchnorm" in NAMES[name].traits else 1e-6
-    assert not {key: error for key, error in found.items() if not error <= limit}
+    assert not {key: error for key, error in deviations.items() if not error <= limit}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -242,12 +224,12 @@ def test_float32_is_close_to_float64(name: str, mode: Mode) -> None:
 def test_half_precision_is_close_to_float64(name: str, mode: Mode, dtype: torch.dtype) -> None:
     result = program(name, dtype).run(mode)
     assert {tensor.dtype for tensor in result.values() if tensor.is_floating_point()} == {dtype}
-    found = errors(result, widened(name, dtype).run(mode))
+    deviations = errors(result, widened(name, dtype).run(mode))
     # A flipped ReLU, gate or maximum would change whole rows. After batch norm a few ReLUs do flip, and in FP16 AdamW's
     # squared gradients are subnormal.
     loose = "batchnorm" in NAMES[name].traits or (name == "train-transformer" and dtype is torch.float16)
     limit = 0.25 if loose else 0.06 if dtype is torch.bfloat16 else 0.008
-    assert not {key: error for key, error in found.items() if not error <= limit}
+    assert not {key: error for key, error in deviations.items() if not error <= limit}
 
 
 @pytest.mark.parametrize(
@@ -272,9 +254,6 @@ def test_no_preactivation_is_near_zero(name: str, monkeypatch: pytest.MonkeyPatc
         # bfloat16 rounds a sum of magnitude |x| by about |x| / 256.
         assert float(x.abs().min()) > float(x.square().mean().sqrt()) / 100
         assert 0.4 < float((x > 0).float().mean()) < 0.6
-
-
-# Traits
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -365,9 +344,9 @@ def test_scripts_give_the_same(name: str) -> None:
         made = program(name, torch.float64)
         made.module.train(mode is not Mode.FORWARD)  # a scripted module keeps the mode in which it was scripted
         made.call = torch.jit.script(made.module)
-        found = errors(made.run(mode), program(name, torch.float64).run(mode))
+        deviations = errors(made.run(mode), program(name, torch.float64).run(mode))
         # TorchScript's fuser and autodiff may reorder sums.
-        assert max(found.values()) <= 1e-12
+        assert max(deviations.values()) <= 1e-12
 
 
 def test_scriptable_workloads_are_those_that_torchscript_compiles() -> None:
@@ -478,8 +457,8 @@ def test_adaptive_time_follows_its_definition() -> None:
 def test_a_skipped_block_gets_no_gradient() -> None:
     made = program("gated-depth")
     ran = set(decisions(made))
-    found = {int(path.split(".")[1]) for path in made.run(Mode.BACKWARD) if path.startswith("grad:blocks.")}
-    assert found == ran
+    blocks = {int(path.split(".")[1]) for path in made.run(Mode.BACKWARD) if path.startswith("grad:blocks.")}
+    assert blocks == ran
     assert 0 < len(ran) < 4
 
 
@@ -487,9 +466,6 @@ def test_the_gates_of_the_dynamic_network_are_far_from_zero() -> None:
     problem = NAMES["dynamic-depth"].problem(4)
     assert isinstance(problem.module, DynamicDepth)
     assert float(problem.inputs[0][:, 0].abs().min()) >= 1.0
-
-
-# Masks and padding
 
 
 def test_no_row_of_a_mask_is_empty_and_no_mask_is_full() -> None:
@@ -540,9 +516,6 @@ def test_later_keys_have_no_effect(name: str) -> None:
     assert bool(((changed - expected).abs().amax(-1)[:, :, 7:queries] > 1e-3).all())
 
 
-# Training
-
-
 @pytest.mark.parametrize("name", having("training"))
 def test_training_changes_every_parameter_and_lowers_the_loss(name: str) -> None:
     made = program(name)
@@ -554,9 +527,6 @@ def test_training_changes_every_parameter_and_lowers_the_loss(name: str) -> None
     for path, old in before.items():
         skipped = any(path.startswith(f"blocks.{position}.") for position in idle)
         assert torch.equal(old, result[f"parameter:{path}"]) == skipped, path
-
-
-# The functions of draw.py
 
 
 def test_functions_that_draw() -> None:

@@ -1,4 +1,4 @@
-"""What becomes ``torch.acme``: the functions that torch asks the module of a device for."""
+"""Functions of ``torch.acme`` that torch asks the module of a device for."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from acme_npu import _C
 
 
 def is_available() -> bool:
-    """Whether there is a device: one that ``ACME_VISIBLE_DEVICES``, where it is set, names."""
+    """Returns True where ``ACME_VISIBLE_DEVICES``, if set, names a device."""
     return _C.visible()
 
 
 def is_initialized() -> bool:
-    """Whether this process uses it."""
+    """Returns True where this process uses it."""
     return _C.in_use()
 
 
 def __getattr__(name: str) -> bool:
-    """``_initialized``, which `torch.utils.checkpoint` asks for before it keeps the generator's state for the second forward pass."""
+    """``_initialized``, read by `torch.utils.checkpoint` before it keeps the generator's state."""
     if name == "_initialized":
         return is_initialized()
     raise AttributeError(f"torch.acme has no {name}")
@@ -98,12 +98,12 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported() -> bool:
-    """Whether it computes in bfloat16."""
+    """Returns True, since it computes in bfloat16."""
     return True
 
 
 def fallbacks(*, reset: bool = False) -> int:
-    """How many operators ran by torch's fallback to the CPU, for want of a kernel of its own."""
+    """Counts operators that torch's fallback ran on the CPU, for want of a kernel of its own."""
     return _C.fallbacks(reset)
 
 

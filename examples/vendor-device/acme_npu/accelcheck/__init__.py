@@ -1,1 +1,1 @@
-"""What accelcheck knows of the Acme NPU: its device, a technique of its own, its ledger. Importing this imports no torch."""
+"""accelcheck's plugin of the Acme NPU: device, technique, ledger. Importing this imports no torch."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 COUNT_FALLBACKS = "ACME_COUNT_FALLBACKS"
-"""Set to 1: operators without a kernel of their own are failures, as they are on a device that does not compute on the host."""
+"""Set to 1, makes operators without a kernel failures, as on a device that does not compute on the host."""
 TYPE = "acme"
 
 
@@ -87,9 +87,9 @@ class Acme(Device):
     def fallbacks(self) -> Mapping[str, int]:
         """Operators that torch's fallback ran on the CPU.
 
-        The chip *is* the CPU, so that a fallback leaves nothing: accelcheck would report each of them as a failure, which on a real
-        chip it is. The fingerprint says that it computes on the host. With `COUNT_FALLBACKS` this device is held to what a real one
-        has to show.
+        The chip *is* the CPU, so that a fallback leaves nothing: accelcheck would report each of them as a failure,
+        which on a real chip it is. The fingerprint says that it computes on the host. With `COUNT_FALLBACKS` this
+        device is held to what a real one has to show.
         """
         count = self._module().fallbacks()
         return {"operators without a kernel": count} if count and os.environ.get(COUNT_FALLBACKS) == "1" else {}

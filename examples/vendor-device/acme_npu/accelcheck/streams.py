@@ -1,4 +1,4 @@
-"""A technique of the vendor's own: each input is written on a stream of its own, and the model's stream waits by an event."""
+"""A vendor's own technique: each input is written on a stream of its own; the model's stream waits by an event."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class OrderedStreams(Technique):
         module = program.module
 
         def call(*inputs: object) -> object:
-            return module(*(self._through(one, early, device) if isinstance(one, Tensor) else one for one in inputs))
+            return module(
+                *(self._through(tensor, early, device) if isinstance(tensor, Tensor) else tensor for tensor in inputs)
+            )
 
         program.call = call
 
