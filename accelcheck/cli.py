@@ -24,26 +24,26 @@ CLOSED = 128 + 13
 
 def parser() -> Parser:
     """The parser of the whole command line, with all commands. Imports no torch."""
-    found = Parser(prog="accelcheck", description=__doc__)
-    found.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
-    found.add_argument(
+    root = Parser(prog="accelcheck", description=__doc__)
+    root.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
+    root.add_argument(
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
         metavar="SHELL",
         help=f"print the script that completes accelcheck's commands and options in a shell: {', '.join(SHELLS)}",
     )
-    commands = found.add_subparsers(dest="command", metavar="COMMAND")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND")
     for add in discover("accelcheck.commands", "COMMANDS"):
         add(commands)
     examples(
-        found,
+        root,
         ("accelcheck doctor", "what this machine can test, and what it lacks"),
         ("accelcheck run", "the suite at level 1 on every device that is present"),
         ("accelcheck list --device=cpu", "every technique, and whether the CPU runs it"),
         ("accelcheck --print-completion bash", "a script to source in ~/.bashrc"),
     )
-    return found
+    return root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -248,7 +248,7 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
         expected = f"at {CONFIDENCE:.1%} confidence"
         faults.append(replace(beyond(figures[0]), expected=expected, got=got))
     # All evidence of the first sitting; of the others only what did not engage.
-    amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
+    amiss = [observation for sitting in sittings[1:] for observation in sitting.evidence if not observation.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))
     return Finding(evidence, faults, figures, whole.samples)
 

@@ -64,16 +64,16 @@ def called_often(
             made |= _storages(out)
             result = {path: stored(tensor) for path, tensor in out.items()}
             result |= program.left()
-            worst = max(worst, (_distance(first, result), number, result), key=lambda one: one[0])
+            worst = max(worst, (_distance(first, result), number, result), key=lambda outcome: outcome[0])
             del out, result
     finally:
         program.inputs = kept
-    found = [
+    faults = [
         replace(fault, place=f"{fault.place} in call {worst[1]}".lstrip())
         for fault in (judge(worst[2]) if worst[0] else ())
     ]
     del worst
-    return found + [
+    return faults + [
         _growth(name, number, len(alive))
         for name, refs in (("results", made), ("inputs", given))
         if len(alive := _alive(refs, number)) >= number >= FEWEST

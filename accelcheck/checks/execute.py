@@ -167,12 +167,12 @@ class Bench:
         left: list[Fault] = []
         try:
             with _restored(trial, left):
-                found = CHECKS[case.mode](trial)
+                finding = CHECKS[case.mode](trial)
         except Exception as error:
             for fault in left:
                 error.add_note(str(fault))
             raise
-        return _record(case, replace(found, faults=[*found.faults, *left]))
+        return _record(case, replace(finding, faults=[*finding.faults, *left]))
 
     def _capability(self, case: Case) -> Capability:
         device, status = self.devices[case.device], self.statuses[case.device]
@@ -235,34 +235,34 @@ def _traceback(error: BaseException) -> str:
     return f"{led}Traceback (most recent call last):\n{frames}{_brief(error)}\n"
 
 
-def _record(case: Case, found: Finding) -> Record:
+def _record(case: Case, finding: Finding) -> Record:
     verdict, code, reason = Verdict.PASS, "", ""
-    if found.wrong:
+    if finding.wrong:
         verdict = Verdict.FAIL
-    elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
+    elif sum(e.seen and e.claim not in REMARKS for e in finding.evidence) < 2:  # the engine adds one about the device
         verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
         reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
-    elif found.undecided:
+    elif finding.undecided:
         verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
-        reason = found.undecided
-    elif found.implausible:
+        reason = finding.undecided
+    elif finding.implausible:
         verdict, code = Verdict.ERROR, ErrorCode.IMPLAUSIBLE
-        reason = f"what was timed cannot have done the work: {found.implausible}"
+        reason = f"what was timed cannot have done the work: {finding.implausible}"
     return Record(
         case=case,
         verdict=verdict,
         code=code,
         reason=reason,
-        evidence=tuple(found.evidence),
-        figures=_telling(found.figures),
-        compared=found.compared,
-        eager_excess=found.eager_excess,
-        measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
-        digest=found.digest,
-        times=tuple(found.times),
-        remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
-        faults=_kept(found.wrong),
-        refused=found.refused,
+        evidence=tuple(finding.evidence),
+        figures=_telling(finding.figures),
+        compared=finding.compared,
+        eager_excess=finding.eager_excess,
+        measurements=tuple(finding.measurements) if verdict is Verdict.PASS else (),
+        digest=finding.digest,
+        times=tuple(finding.times),
+        remark="; ".join(f"{e.claim}: {e.observed}" for e in finding.evidence if not e.seen),
+        faults=_kept(finding.wrong),
+        refused=finding.refused,
     )
 
 

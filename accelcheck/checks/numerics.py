@@ -66,10 +66,10 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
     """
     with trial.device.strict_float32():
         try:
-            found = _Run(trial).finding(chosen)
+            finding = _Run(trial).finding(chosen)
             if chosen is not None or not trial.workload.owned:
-                return found
-            return widened(trial, found, lambda other: _Run(other).finding([FIRST]))
+                return finding
+            return widened(trial, finding, lambda other: _Run(other).finding([FIRST]))
         except (OracleError, KnownAnswerError):
             raise
         except Exception:
@@ -78,12 +78,12 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
             refused = refusals(trial)
             if not refused:
                 raise  # parts that are refused together alone, or all of them
-        found = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
+        finding = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
         observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
-        evidence = [*found.evidence, Evidence(REFUSED, observed, engaged=True)]
+        evidence = [*finding.evidence, Evidence(REFUSED, observed, engaged=True)]
         # A translation may refuse an operator; a device that lacks or lost one in eager is wrong.
         faults = _lacking(refused) if trial.technique.family == "eager" else []
-        return replace(found, evidence=evidence, faults=[*faults, *found.faults], refused=refused)
+        return replace(finding, evidence=evidence, faults=[*faults, *finding.faults], refused=refused)
 
 
 def _lacking(refused: Mapping[str, str]) -> list[Fault]:
@@ -327,8 +327,8 @@ class _Run:
         apart = {fault.path for fault in wrong if fault.view != "strides"}  # other strides leave the values as they are
         result = _on_host({path: tensor for path, tensor in result.items() if path not in apart})
         judgement = judge(result, reference)
-        gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
-        self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
+        gates = [figure for figure in judgement.figures if figure.gates and figure.allowed > 0]
+        self._excess[draw] = max((figure.measured / figure.allowed for figure in gates), default=0.0)
         judgement, reference = self._closer.judged(result, judgement, reference, draw)
         self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures

@@ -107,22 +107,22 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
         expected, got = map(str, shapes)
         return Finding(evidence, [Fault(FaultKind.METADATA, "accuracy", "metadata", "", expected, got)], [], 0)
     first, second = (torch.cat([score.reshape(-1) for score in side]) for side in (before, after))
-    found = compared(first, second, single=all(score.dim() == 0 for score in before))
+    score_drop = compared(first, second, single=all(score.dim() == 0 for score in before))
     means = float(first.double().mean()), float(second.double().mean())
     figures = [
-        Figure("accuracy", "drop", found.bound, task.max_drop, "", gates=True),
+        Figure("accuracy", "drop", score_drop.bound, task.max_drop, "", gates=True),
         Figure("accuracy", "before", means[0], math.inf, "", gates=False),
         Figure("accuracy", "after", means[1], math.inf, "", gates=False),
     ]
     faults = []
     if not figures[0].within:
-        if found.drop < task.max_drop and (enough := found.enough(task.max_drop)):
+        if score_drop.drop < task.max_drop and (enough := score_drop.enough(task.max_drop)):
             raise UndecidedError(
-                f"{task.name}: too few samples: {found.words} are a drop of {found.drop:.2%}, at most {found.bound:.2%} "
+                f"{task.name}: too few samples: {score_drop.words} are a drop of {score_drop.drop:.2%}, at most {score_drop.bound:.2%} "
                 f"at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples "
                 "would decide"
             )
-        got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
+        got = f"{score_drop.drop:.3%}, at most {score_drop.bound:.3%} ({score_drop.words}): from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))
     return Finding(evidence, faults, figures, first.numel())
 

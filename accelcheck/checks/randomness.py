@@ -68,19 +68,19 @@ def verify(trial: Trial) -> Finding:
         with clock("prepare"):
             program = _prepared(trial, Mode.BACKWARD)
         device.seed(case.seed)
-        found, evidence = watched(trial, program, Mode.BACKWARD)
-        first = _kept(found)
+        outcome, evidence = watched(trial, program, Mode.BACKWARD)
+        first = _kept(outcome)
         with clock("run"):
             after = _kept(program.run(Mode.BACKWARD))
         device.seed(case.seed)
         # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
-        found, repeated = watched(trial, program, Mode.BACKWARD)
+        outcome, repeated = watched(trial, program, Mode.BACKWARD)
         evidence += absent(evidence, repeated, "of the same seed")
-        again = _kept(found)
+        again = _kept(outcome)
         device.seed(case.seed + 1)
-        found, last = watched(trial, program, Mode.BACKWARD)
+        outcome, last = watched(trial, program, Mode.BACKWARD)
         evidence += absent(evidence, last, "of the next seed")
-        other = _kept(found)
+        other = _kept(outcome)
         with clock("prepare"):
             program = _prepared(trial, Mode.FORWARD)
         with clock("run"):
@@ -124,7 +124,7 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}"
     made = trial.store.cache.once(key, _undropped, workload, case.seed, case.dtype, precision)
     truth, *peers = made["results"]
-    found: dict[str, Undropped] = {}
+    undropped: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
             raise ValueError(
@@ -135,30 +135,30 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
             told = randomness.clear(value)
             errors = [randomness.errors(_aligned(peer[path], path, dropout), value, told) for peer in peers]
             gain = max(error[2] for error in errors)
-            found[path] = Undropped(value, (*max(errors)[:2], gain), told)
-        if not bool(found[dropout.gradient].told.any()):
+            undropped[path] = Undropped(value, (*max(errors)[:2], gain), told)
+        if not bool(undropped[dropout.gradient].told.any()):
             raise ValueError(f"{case.workload}: without dropout, {dropout.gradient} is 0: no mask can be read from it")
-        if not bool(found[dropout.output].told.all()):
+        if not bool(undropped[dropout.output].told.all()):
             raise ValueError(
                 f"{case.workload}: without dropout, {dropout.output} has elements so close to 0 that what was dropped "
                 f"cannot be told: let its smallest magnitude be {randomness.CLEAR:g} of the root mean square or more"
             )
-    return found
+    return undropped
 
 
 def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, list[dict[str, Tensor]]]:
     """Outputs and gradients in evaluation mode: of FP64, of eager in the technique's precision, of the rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
     # TF32 has the significand of float16.
-    found = [
+    results = [
         exact.gradients(),
         _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients(),
     ]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
     with unfused(), Rounding(precision, dtype, generator):
-        found += [exact.gradients() for _ in range(SAMPLES)]
-    return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in found]}
+        results += [exact.gradients() for _ in range(SAMPLES)]
+    return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in results]}
 
 
 def _evaluating(workload: Workload, seed: int, dtype: str) -> Program:
@@ -221,5 +221,5 @@ def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iter
     alarm = ALARM / (len(STATISTICS) * len(dropouts) + len(pairs))
     for mask, statistic in itertools.product(masks[: len(dropouts)], STATISTICS):
         yield statistic(mask, alarm)
-    for one, other in pairs:
-        yield randomness.likeness(one, other, alarm)
+    for first, second in pairs:
+        yield randomness.likeness(first, second, alarm)

@@ -51,8 +51,8 @@ def halved(accumulated: Result, once: Result) -> Result:
     }
 
 
-def _half(both: Tensor, one: Tensor) -> Tensor:
-    if both.shape != one.shape or both.dtype != one.dtype:
+def _half(both: Tensor, once: Tensor) -> Tensor:
+    if both.shape != once.shape or both.dtype != once.dtype:
         return both
-    doubled = one + one
-    return torch.where((both == doubled) & doubled.isinf(), one, both / 2)
+    doubled = once + once
+    return torch.where((both == doubled) & doubled.isinf(), once, both / 2)

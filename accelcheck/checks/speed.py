@@ -67,12 +67,12 @@ def verify(trial: Trial) -> Finding:
     """Judge the case as in the mode that it runs; if it is right, measure it, and judge it again."""
     mode = TIMED[trial.case.mode]
     judged = replace(trial, case=replace(trial.case, mode=mode))
-    found = numerics.verify(judged, (FIRST,))
-    if found.wrong or found.undecided:
-        return found  # a case that fails is not timed
+    finding = numerics.verify(judged, (FIRST,))
+    if finding.wrong or finding.undecided:
+        return finding  # a case that fails is not timed
     trial.technique.finish()
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).finding(found)
+        return _Measuring(judged).finding(finding)
 
 
 def ratio(
@@ -168,7 +168,7 @@ class _Measuring:
         self.blocks: tuple[float, ...] = ()
         self._work = self._moved = 0.0
 
-    def finding(self, found: Finding) -> Finding:
+    def finding(self, judged: Finding) -> Finding:
         """All measurements, and the faults that show after them."""
         trial = self.trial
         candidate = self._first_calls()
@@ -188,9 +188,9 @@ class _Measuring:
         faults, evidence = self._judged(candidate)
         work = digest(trial.case.id, _problem(trial, 0))
         return replace(
-            found,
-            evidence=[*found.evidence, *absent(found.evidence, evidence, AFTER)],
-            faults=[*found.faults, *self._unfused(), *faults],
+            judged,
+            evidence=[*judged.evidence, *absent(judged.evidence, evidence, AFTER)],
+            faults=[*judged.faults, *self._unfused(), *faults],
             measurements=self.found,
             digest=work,
             times=self.blocks,
@@ -260,19 +260,19 @@ class _Measuring:
 
     def _times(self, candidate: Contender, eager: Contender) -> float:
         """The candidate's median, in seconds, once its figures are there."""
-        found = self._paired(eager, candidate)
+        comparison = self._paired(eager, candidate)
         for _ in range(TRIES):
             if candidate.kept is None and candidate.timed is not None and self.trial.case.mode is Mode.FORWARD:
                 candidate.timed()
-        self.blocks = found.candidate
-        quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
-        latency = statistics.median(found.candidate)
+        self.blocks = comparison.candidate
+        quarters = statistics.quantiles(comparison.candidate, n=20, method="inclusive")
+        latency = statistics.median(comparison.candidate)
         self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
         self._add("latency-p95", quarters[18], "s")
-        self._add("latency-fp32-eager", statistics.median(found.base), "s")
-        if found.waited is not None:
-            self._add("waited", found.waited, "part", "of the time, for a core: other work, or threads of its own")
-        self._speed_up(SPEED_UP, found)
+        self._add("latency-fp32-eager", statistics.median(comparison.base), "s")
+        if comparison.waited is not None:
+            self._add("waited", comparison.waited, "part", "of the time, for a core: other work, or threads of its own")
+        self._speed_up(SPEED_UP, comparison)
         products = self.trial.device.float32_products()
         if not products.exact:  # what it is faster than is then no FP32
             self._add("fp32-eager-error", products.error, "1", f"FP32 eager here is none: {products.reading}")
@@ -300,9 +300,9 @@ class _Measuring:
         if begun is not None and ended is not None and ended > begun:
             self._add("energy", (ended - begun) / seconds * latency, "J", "mean power of the chip, times the median")
 
-    def _speed_up(self, name: str, found: Comparison) -> None:
-        said = f"{found.answer}, {found.pairs} pairs"
-        self._add(name, 1 / found.ratio, "x", said, low=1 / found.high, high=1 / found.low)
+    def _speed_up(self, name: str, comparison: Comparison) -> None:
+        reason = f"{comparison.answer}, {comparison.pairs} pairs"
+        self._add(name, 1 / comparison.ratio, "x", reason, low=1 / comparison.high, high=1 / comparison.low)
 
     def _same_precision(self, candidate: Contender, latency: float) -> None:
         """Beside eager with everything in the precision that the technique computes in, where eager has it."""
@@ -315,8 +315,8 @@ class _Measuring:
         if latency < SLOW:
             return self._speed_up(name, self._paired(self._eager(precision), candidate))
         # One look, so that the interval is what four pairs give.
-        found = self._paired(self._eager(precision), candidate, LOOKS[-1:], error=PROCESS_ERROR)
-        return self._speed_up(name, found)
+        comparison = self._paired(self._eager(precision), candidate, LOOKS[-1:], error=PROCESS_ERROR)
+        return self._speed_up(name, comparison)
 
     def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
         device = self.trial.device
@@ -344,10 +344,10 @@ class _Measuring:
             self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
             self._add(f"parameters{suffix}", held(_parameters(side)), "B")
             started[suffix] = launches(device, side.call, None if suffix else self.trial.trace)
-        for suffix, found in started.items():
-            self._add(f"launches{suffix}", found.count, "1", found.instead_of(started["-fp32-eager"]))
-            if found.seconds is not None:
-                self._add(f"kernel-time{suffix}", found.seconds, "s")
+        for suffix, launched in started.items():
+            self._add(f"launches{suffix}", launched.count, "1", launched.instead_of(started["-fp32-eager"]))
+            if launched.seconds is not None:
+                self._add(f"kernel-time{suffix}", launched.seconds, "s")
         return started
 
     def _idle(self, started: Mapping[str, Launches]) -> str:
@@ -367,8 +367,8 @@ class _Measuring:
 
     def _unfused(self) -> list[Fault]:
         """A fault where a technique that promises fusion launches as many kernels as eager. A single launch cannot become fewer."""
-        found = {measurement.name: measurement.value for measurement in self.found}
-        own, plain = found["launches"], found["launches-fp32-eager"]
+        values = {measurement.name: measurement.value for measurement in self.found}
+        own, plain = values["launches"], values["launches-fp32-eager"]
         if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
             return []
         expected = f"fewer than {plain:.0f}, as many as eager has"

@@ -73,21 +73,21 @@ class Traces:
             result: Of the run that just ended.
             former: Of a run before, whose generators began elsewhere: to end where that one ended is to set them.
         """
-        found = mutations(self._program.inputs, self._inputs)
+        faults = mutations(self._program.inputs, self._inputs)
         if self._trial.case.mode is not Mode.TRAIN:
-            found += self._state.mutations()
-        found += [*self._flags(), *self._generators(former)]
+            faults += self._state.mutations()
+        faults += [*self._flags(), *self._generators(former)]
         shared = _shared(self._program, result)
         buffers = [] if self._training else self._state.changed_buffers()
         if (shared or buffers) and (habits := habits_of(self._trial)):
             moved = (name for name in buffers if name not in habits.buffers)
-            found += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
+            faults += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
             # By output alone: inputs may lie in the same memory, and a technique may give each its own.
             aliased = {path for path, _ in habits.shared}
             for path, other in sorted(pair for pair in shared if pair[0] not in aliased):
                 own = Fault(FaultKind.METADATA, path, "storage", expected="memory of its own", got=f"that of {other}")
-                found.append(own)
-        return found
+                faults.append(own)
+        return faults
 
     def _generators(self, former: Traces | None) -> Iterator[Fault]:
         moved = self.before.moved(self.after)
@@ -137,16 +137,16 @@ def _modes(program: Program) -> dict[str, bool]:
 def _hooks(program: Program) -> dict[str, tuple[Any, ...]]:
     """The hooks of modules and of parameters, by the path of what has any."""
     owners: list[tuple[str, Any]] = [(f"module:{name}", module) for name, module in program.module.named_modules()]
-    found: dict[str, tuple[Any, ...]] = {}
+    hooks_by_path: dict[str, tuple[Any, ...]] = {}
     for place, owner in owners:
         kinds = [hooks for name, hooks in vars(owner).items() if name.endswith("_hooks") and isinstance(hooks, dict)]
         if any(kinds):
-            found[place] = tuple(hook for hooks in kinds for hook in hooks.values())
+            hooks_by_path[place] = tuple(hook for hooks in kinds for hook in hooks.values())
     for name, parameter in program.module.named_parameters():
         kinds = [getattr(parameter, kind) or {} for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")]
         if any(kinds):
-            found[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
-    return found
+            hooks_by_path[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
+    return hooks_by_path
 
 
 def _shared(program: Program, result: Result) -> frozenset[tuple[str, str]]:

@@ -138,14 +138,14 @@ class Trial:
         """
         workload = self.workload.only(part) if part else self.workload
         with self.clock("oracle"), self.state.restored():
-            found = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
-        if found.eager_unlike and self.technique.family != "eager":
+            reference = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
+        if reference.eager_unlike and self.technique.family != "eager":
             raise OracleError(
                 f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be equal "
-                f"to it: {found.eager_unlike}, first in the FP64 oracle and then in eager"
+                f"to it: {reference.eager_unlike}, first in the FP64 oracle and then in eager"
             )
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
-        return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
+        return reference.without_eager if self.technique.family == "eager" and self.device.has("host") else reference
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
         """The workload's own problem of a seed."""
@@ -220,13 +220,16 @@ class Finding:
     @property
     def wrong(self) -> tuple[Fault, ...]:
         """Claims of evidence that were not seen, then the other faults; empty where the case passes."""
-        return (*(fault for one in self.evidence if not one.engaged for fault in _unseen(one)), *self.faults)
+        return (
+            *(fault for item in self.evidence if not item.engaged for fault in _unseen(item)),
+            *self.faults,
+        )
 
 
 def _unseen(evidence: Evidence) -> Iterator[Fault]:
     """The faults of a claim that was not seen: one, or one for each operator that ran elsewhere."""
-    found = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
-    for operator, got in found:
+    missing = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
+    for operator, got in missing:
         yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
@@ -253,7 +256,7 @@ def watched(
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
     if isinstance(log, OperatorLog) and graphs() and not type(technique).__module__.startswith("accelcheck."):
-        seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
+        seen = [item if item.engaged else replace(item, observed=f"{item.observed}; {COMPILED}") for item in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 
 
@@ -273,10 +276,10 @@ def unobserved(
         return result, [on_device(None, trial.device.fallbacks(), trial.device)]
 
 
-def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
+def absent(known: Iterable[Evidence], later: Iterable[Evidence], where: str) -> list[Evidence]:
     """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
-    missing = {one.claim for one in known if not one.engaged}
-    return [replace(one, draw=where) for one in found if not one.engaged and one.claim not in missing]
+    missing = {item.claim for item in known if not item.engaged}
+    return [replace(item, draw=where) for item in later if not item.engaged and item.claim not in missing]
 
 
 def warm_up(trial: Trial, program: Program) -> None:

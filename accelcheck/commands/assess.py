@@ -65,20 +65,22 @@ def _assess(given: argparse.Namespace) -> int:
     except (JournalError, quality.QualityError) as error:
         console.show([f"accelcheck: {error}"], sys.stderr)
         return USAGE
-    found = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
+    assessed = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
     if given.json:
-        print(json.dumps(assessment_table.as_json(found), indent=1))
+        print(json.dumps(assessment_table.as_json(assessed), indent=1))
     elif given.markdown:
-        print("\n\n".join("\n".join(assessment_table.markdown(one, name)) for name, one in found))
+        print("\n\n".join("\n".join(assessment_table.markdown(levels, name)) for name, levels in assessed))
     else:
-        for number, (name, one) in enumerate(found):
-            console.show(["", *assessment_table.lines(one, name)] if number else assessment_table.lines(one, name))
-    if not any(one.evidenced or assessment.tried(one) for _, one in found):
+        for number, (name, levels) in enumerate(assessed):
+            console.show(
+                ["", *assessment_table.lines(levels, name)] if number else assessment_table.lines(levels, name)
+            )
+    if not any(levels.evidenced or assessment.tried(levels) for _, levels in assessed):
         print(f"accelcheck: no case of any item is in the journals: {assessment.HOW}", file=sys.stderr)
         return NOTHING
     if given.require is not None:
         least = assessment.LEVELS.index(given.require.capitalize())
-        if any(assessment.LEVELS.index(one.level) < least for _, one in found):
+        if any(assessment.LEVELS.index(levels.level) < least for _, levels in assessed):
             return RED
     return GREEN
 

@@ -172,7 +172,11 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
 def _usual(known: Matrix) -> set[str]:
     """Names of the techniques that are tried unless others are asked for: those of other packages are among them."""
     own = __package__.partition(".")[0] + "."
-    return {name for name, one in known.techniques.items() if name in USUAL or not type(one).__module__.startswith(own)}
+    return {
+        name
+        for name, technique in known.techniques.items()
+        if name in USUAL or not type(technique).__module__.startswith(own)
+    }
 
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
@@ -209,11 +213,11 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
 
 def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
     """Technique and dtype of what passed in every case that ran."""
-    found: dict[tuple[str, str], list[Verdict]] = {}
+    verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
     for record in records:
         if record.verdict.executed:
-            found.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
-    return {key for key, verdicts in found.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
+            verdicts_by_key.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
+    return {key for key, verdicts in verdicts_by_key.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
 
 
 def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
@@ -225,10 +229,10 @@ def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
         """Count new records; True where eager cannot be judged, which ends the run."""
         nonlocal seen, stopped
         with contextlib.suppress(JournalError):  # said at the end
-            found = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
-            if found > seen:
-                done(f"{device}: {'timed' if half.timed else 'judged'}", found - seen)
-                seen = found
+            judged = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
+            if judged > seen:
+                done(f"{device}: {'timed' if half.timed else 'judged'}", judged - seen)
+                seen = judged
                 stopped = stopped or unjudgeable(read(half.journal)[1]) is not None
         return stopped
 

@@ -54,35 +54,35 @@ def _claims(given: argparse.Namespace) -> int:
     try:
         if given.json is not None:
             results.writable(given.json)
-        found = _measured(given)
+        answers = _measured(given)
     except (results.ResultsError, catalogue.ClaimsError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    if any(answer.broken for answer in found):
+    if any(answer.broken for answer in answers):
         return RED
-    return GREEN if any(answer.measured for answer in found) else NOTHING
+    return GREEN if any(answer.measured for answer in answers) else NOTHING
 
 
 def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     from accelcheck.experiments.claims import run
 
     known = run.experiments()
-    claims = catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()})
+    claims = catalogue.load(catalogue.PACKAGED, {name: technique.gives for name, technique in known.items()})
     wanted = chosen("claim", claims, given.claim, lambda claim: claim.name)
     device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     console.show([results.identity(fingerprint)])
     started = time.monotonic()
-    found: list[ClaimResult] = []
+    answers: list[ClaimResult] = []
     with console.progress("claims", len(wanted), interval=0.0) as done:
         for answer in run.answers(device, wanted, known):
-            found.append(answer)
+            answers.append(answer)
             done(f"{answer.claim.name}: {answer.outcome}", 1)
-    console.show(["", *report.text(found), f"{time.monotonic() - started:.0f} s"])
+    console.show(["", *report.text(answers), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
-        results.write(given.json, KIND, fingerprint, report.as_json(found))
-    return found
+        results.write(given.json, KIND, fingerprint, report.as_json(answers))
+    return answers
 
 
 COMMANDS = (add,)

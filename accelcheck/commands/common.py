@@ -86,10 +86,10 @@ def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[
     if given.device:
         return list(dict.fromkeys(given.device))
     statuses, _ = probe(None, extra=registered.devices(registered.here(models)))
-    found = [name for name, status in statuses.items() if status.present]
-    if not found:
+    present = [name for name, status in statuses.items() if status.present]
+    if not present:
         print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
-    return found
+    return present
 
 
 def usable(device: str) -> bool:
@@ -106,11 +106,11 @@ def chosen(kind: str, items: Sequence[T], patterns: Sequence[str], name: Callabl
     Raises:
         UnknownNameError: A pattern fits none of them; the message calls it a `kind`.
     """
-    legal = sorted({name(one) for one in items})
+    legal = sorted({name(item) for item in items})
     for pattern in patterns:
         if not fnmatch.filter(legal, pattern):
             raise unknown(kind, pattern, legal)
-    return [one for one in items if not patterns or any(fnmatch.fnmatchcase(name(one), p) for p in patterns)]
+    return [item for item in items if not patterns or any(fnmatch.fnmatchcase(name(item), p) for p in patterns)]
 
 
 def check_new(path: Path) -> str:

@@ -57,11 +57,11 @@ def _curve(given: argparse.Namespace) -> int:
         for path in (given.plot, given.json):
             if path is not None:
                 results.writable(path)
-        found = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
+        measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
     except results.ResultsError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    if not any(isinstance(one, Point) for one in found):
+    if not any(isinstance(point, Point) for point in measured):
         return NOTHING
     return RED if given.plot and not drawable.ok else GREEN
 
@@ -77,18 +77,18 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     title = results.identity(fingerprint)
     console.show([title])
     started = time.monotonic()
-    found = []
+    points = []
     with console.progress("points", len(chosen) * len(Shapes) * len(Form)) as done:
-        for one in curve.measure(device, chosen):
-            found.append(one)
-            done(f"{one.count} statements, {one.shapes} shapes, {one.form}", 1)
+        for point in curve.measure(device, chosen):
+            points.append(point)
+            done(f"{point.count} statements, {point.shapes} shapes, {point.form}", 1)
     limit = curve.recompile_limit()
-    console.show([*report.text(found, limit), f"{time.monotonic() - started:.0f} s"])
+    console.show([*report.text(points, limit), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
-        results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
+        results.write(given.json, KIND, fingerprint, report.as_json(points, limit))
     if draw:
-        report.draw(given.plot, found, title)
-    return found
+        report.draw(given.plot, points, title)
+    return points
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -54,16 +54,16 @@ def _diff(given: argparse.Namespace) -> int:
         for path in (given.json, given.markdown):
             if path is not None:
                 results.writable(path)
-        found = difference.compare(load([given.old]), load([given.new]), across=given.across)
+        changes = difference.compare(load([given.old]), load([given.new]), across=given.across)
         if given.json is not None:
-            results.save(given.json, json.dumps(found.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
+            results.save(given.json, json.dumps(changes.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
         if given.markdown is not None:
-            results.save(given.markdown, difference_text.page(found))
+            results.save(given.markdown, difference_text.page(changes))
     except (JournalError, results.ResultsError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    console.show(difference_text.terminal(found))
-    return RED if found.worse else GREEN
+    console.show(difference_text.terminal(changes))
+    return RED if changes.worse else GREEN
 
 
 COMMANDS = (add,)

@@ -185,17 +185,17 @@ def _figures(row: DuetCase) -> tuple[str, ...]:
     if row.absent or row.found is None:
         reasons = "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
         return (*["-"] * 7, f"not compared: {reasons}" if reasons else "not compared")
-    found = row.found
+    figures = row.found
     a, b = (medians(samples) for samples in row.samples)
     return (
         _time(a.seconds),
         _time(b.seconds),
-        f"{found.ratio:.3f}",
-        f"{_factor(found.low)} to {_factor(found.high)}",
-        str(found.pairs),
+        f"{figures.ratio:.3f}",
+        f"{_factor(figures.low)} to {_factor(figures.high)}",
+        str(figures.pairs),
         f"{a.to_eager:.3f}",
         f"{b.to_eager:.3f}",
-        found.answer,
+        figures.answer,
     )
 
 

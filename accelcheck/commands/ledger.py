@@ -78,15 +78,15 @@ def _check(given: argparse.Namespace) -> int:
     selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
     ids = {case.id for case in registered.matrix(config).cases(selection)}
     records = [record for run in runs for record in run.records] if given.journal else None
-    found = ledger_check.check(paths, ids, _today(), records)
+    checked = ledger_check.check(paths, ids, _today(), records)
     console.show(
         [
-            *(f"wrong: {line}" for line in found.wrong),
-            *(f"note: {line}" for line in found.notes),
-            f"{len(paths)} ledgers, {found.entries} entries: {len(found.wrong)} to change, {len(found.notes)} to look at",
+            *(f"wrong: {line}" for line in checked.wrong),
+            *(f"note: {line}" for line in checked.notes),
+            f"{len(paths)} ledgers, {checked.entries} entries: {len(checked.wrong)} to change, {len(checked.notes)} to look at",
         ]
     )
-    return RED if found.wrong else GREEN
+    return RED if checked.wrong else GREEN
 
 
 def _suggest(given: argparse.Namespace) -> int:
@@ -121,11 +121,11 @@ def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
     """The title of the cause of each case that is not green; of several causes that with the most cases."""
     from accelcheck.report.causes import causes
 
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for cause in causes(runs):
         for _, record in cause.cases:
-            found.setdefault(record.case.id, cause.title)
-    return found
+            titles.setdefault(record.case.id, cause.title)
+    return titles
 
 
 def _today() -> dt.date:

@@ -100,8 +100,8 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
     # Why not, where one asks what is tried with a workload.
     asked = chosen.workloads.values() if given.workload else ()
     refusals = {
-        one.name: {name: why for name, why in known.refusals(one).items() if _named(name, given.technique)}
-        for one in asked
+        technique.name: {name: why for name, why in known.refusals(technique).items() if _named(name, given.technique)}
+        for technique in asked
     }
     if given.markdown:
         print("\n".join(shown.markdown(rows, chosen.workloads.values())))
@@ -126,23 +126,23 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
 def _workloads(given: argparse.Namespace, known: Matrix) -> int:
     from accelcheck.report import catalogue, console
 
-    techniques = [one for name, one in known.techniques.items() if _named(name, given.technique)]
-    found = [
-        one
-        for one in _chosen(known.workloads, given.workload).values()
+    techniques = [technique for name, technique in known.techniques.items() if _named(name, given.technique)]
+    listed = [
+        workload
+        for workload in _chosen(known.workloads, given.workload).values()
         if not given.technique
-        or any(t.accepts(one) and (not one.techniques or t.name in one.techniques) for t in techniques)
+        or any(t.accepts(workload) and (not workload.techniques or t.name in workload.techniques) for t in techniques)
     ]
     if given.what == "traits":
-        rows = catalogue.traits(techniques, found)
+        rows = catalogue.traits(techniques, listed)
         if given.json:
             print_json("list traits", {"traits": rows})
         else:
             console.show([catalogue.traits_table(rows)])
     elif given.json:
-        print_json("list workloads", {"workloads": catalogue.workloads_as_json(found)})
+        print_json("list workloads", {"workloads": catalogue.workloads_as_json(listed)})
     else:
-        console.show([catalogue.workloads(found)])
+        console.show([catalogue.workloads(listed)])
     return GREEN
 
 
@@ -150,7 +150,7 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
     from accelcheck.report import catalogue
 
     if given.device:
-        legal = [*devices(extra), *(one.name for one in _imported(given.device, extra))]
+        legal = [*devices(extra), *(device.name for device in _imported(given.device, extra))]
         for name in given.device:
             if name not in legal:
                 raise unknown_device(name, legal, "--import")
@@ -164,11 +164,11 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
         dtypes=tuple(given.dtype),
         level=given.level,
     )
-    found = known.cases(selection)
+    cases = known.cases(selection)
     if given.json:
-        print_json("list cases", {"cases": catalogue.cases_as_json(found)})
+        print_json("list cases", {"cases": catalogue.cases_as_json(cases)})
     else:
-        print("\n".join(case.id for case in found))
+        print("\n".join(case.id for case in cases))
     return GREEN
 
 
@@ -197,7 +197,7 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _chosen(known: Mapping[str, Workload], patterns: Sequence[str]) -> dict[str, Workload]:
-    return {name: one for name, one in known.items() if _named(name, patterns)}
+    return {name: workload for name, workload in known.items() if _named(name, patterns)}
 
 
 def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:

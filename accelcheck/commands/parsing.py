@@ -50,14 +50,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, but a word that no command takes is an error here, where its options are known."""
-        found, rest = super().parse_known_args(args, namespace)
+        parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition("=")[0]
             if name.startswith("-") and name != "--":
                 legal = sorted(option for option in self._option_string_actions if option.startswith("--"))
                 self.error(str(unknown("option", name, legal)))
             self.error(f"unexpected argument {word!r}; {self.prog} --help lists what it takes")
-        return found, rest
+        return parsed, rest
 
     def commands(self) -> Mapping[str, Parser]:
         """The parsers of its commands, by name."""

@@ -90,16 +90,16 @@ def _run(given: argparse.Namespace) -> int:
     stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
     planned = [_session(given, device, stamp) for device in devices]
     report = given.report or Path(f"accelcheck-{stamp}.html")
-    for path in (*(path for one in planned for path in _journals(given, one)), report):
+    for path in (*(path for device_session in planned for path in _journals(given, device_session)), report):
         if why := check_new(path):
             given.refuse(why)
     codes: list[int] = []
-    for one in planned:
-        codes += one.run(_start, lambda: None if given.no_speed else ())
+    for device_session in planned:
+        codes += device_session.run(_start, lambda: None if given.no_speed else ())
         if codes[-1] not in RAN:
             break
     code = verdict(codes)
-    _close({one.device: _journals(given, one) for one in planned}, report, code)
+    _close({device_session.device: _journals(given, device_session) for device_session in planned}, report, code)
     return code
 
 
@@ -115,8 +115,8 @@ def _session(given: argparse.Namespace, device: str, stamp: str) -> Session:
     return Session(device, journal, chosen, given.arguments, command)
 
 
-def _journals(given: argparse.Namespace, one: Session) -> tuple[Path, ...]:
-    return one.journals[:1] if given.no_speed else one.journals
+def _journals(given: argparse.Namespace, device_session: Session) -> tuple[Path, ...]:
+    return device_session.journals[:1] if given.no_speed else device_session.journals
 
 
 def _start(half: Half) -> int:
@@ -176,10 +176,14 @@ def _tally(journals: Sequence[Path]) -> str:
 def _qualified(journals: Sequence[Path]) -> list[str]:
     """Whether the device of these journals qualifies, and why not, where the whole of a level was asked for."""
     try:
-        found = [one for run in load(journals) if (one := whole(run)) is not None]
+        qualifications = [qualification for run in load(journals) if (qualification := whole(run)) is not None]
     except JournalError:
         return []  # the tally says it
-    return [escaped(line) for one in found for line in (str(one), *(f"  {reason}" for reason in one.reasons))]
+    return [
+        escaped(line)
+        for qualification in qualifications
+        for line in (str(qualification), *(f"  {reason}" for reason in qualification.reasons))
+    ]
 
 
 COMMANDS = (add,)

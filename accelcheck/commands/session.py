@@ -123,13 +123,13 @@ def beside(path: Path) -> Path:
 
 def joined(words: Sequence[str]) -> list[str]:
     """The words, each of `FILES` with its value in one."""
-    found: list[str] = []
+    merged: list[str] = []
     for word in words:
-        if found and found[-1] in FILES:
-            found[-1] += f"={word}"
+        if merged and merged[-1] in FILES:
+            merged[-1] += f"={word}"
         else:
-            found.append(word)
-    return found
+            merged.append(word)
+    return merged
 
 
 def workers(device: str) -> str:

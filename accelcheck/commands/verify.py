@@ -39,30 +39,30 @@ def _verify(given: argparse.Namespace) -> int:
     from accelcheck.report.package import archive, signing, verifying
 
     try:
-        found = verifying.verify(given.package, given.key)
+        verified = verifying.verify(given.package, given.key)
     except (archive.NotPackageError, signing.SigningError) as error:
         console.show([f"accelcheck: {error}"], sys.stderr)
         return USAGE
-    console.show(_lines(found))
-    return GREEN if found.intact and found.qualifies else RED
+    console.show(_lines(verified))
+    return GREEN if verified.intact and verified.qualifies else RED
 
 
-def _lines(found: Verified) -> Iterator[str]:
+def _lines(verified: Verified) -> Iterator[str]:
     from accelcheck.report.run import labels
 
-    state = "as it was packed" if found.intact else "ALTERED"
-    yield f"{found.path}: {state}; {found.members} members"
-    yield from (f"  {line}" for line in found.altered)
-    yield f"signature: {found.signature}"
-    yield f"SHA-256 of the manifest: {found.digest}"
-    yield from found.notes
-    for label, run, held in zip(labels(found.runs), found.runs, found.qualifications, strict=True):
+    state = "as it was packed" if verified.intact else "ALTERED"
+    yield f"{verified.path}: {state}; {verified.members} members"
+    yield from (f"  {line}" for line in verified.altered)
+    yield f"signature: {verified.signature}"
+    yield f"SHA-256 of the manifest: {verified.digest}"
+    yield from verified.notes
+    for label, run, held in zip(labels(verified.runs), verified.runs, verified.qualifications, strict=True):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts().items())
         yield f"{label}: {counts or 'no case'}"
         yield f"  {held}"
         yield from (f"    {reason}" for reason in held.reasons)
         yield from (f"  {remark}" for remark in run.remarks)
-    if not found.intact:
+    if not verified.intact:
         yield "What was altered proves nothing."
 
 

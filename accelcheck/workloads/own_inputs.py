@@ -60,7 +60,7 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     shared = min(map(len, shapes), default=0)
     refused = [] if shared else ["inputs have no dimension"]
     present = {axis: {shape[axis] for shape in shapes} for axis in range(min(shared, AXES))}
-    sizes = {axis: next(iter(found)) for axis, found in present.items() if len(found) == 1}
+    sizes = {axis: next(iter(extents)) for axis, extents in present.items() if len(extents) == 1}
 
     def raised(changed: Mapping[int, int]) -> str:
         return _raised(resized(problem, changed, seed))
@@ -68,9 +68,9 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     ones = {axis: 1 for axis, size in sizes.items() if size > 1 and not raised({axis: 1})}
     new: dict[int, int] = {}
     growing: list[int] = []
-    for axis, found in present.items():
+    for axis, extents in present.items():
         if axis not in sizes:
-            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(found)))}")
+            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(extents)))}")
             continue
         size = sizes[axis]
         if not (reason := raised({**ones, axis: size + 1})):

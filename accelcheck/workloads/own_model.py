@@ -268,8 +268,8 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
     own = [*tensors, *([] if target is None else [target])]
     other = [*first, *([] if first_target is None else [first_target])]
 
-    def kinds(found: Sequence[Tensor]) -> list[str]:
-        return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in found]
+    def kinds(given: Sequence[Tensor]) -> list[str]:
+        return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in given]
 
     if kinds(own) != kinds(other):
         raise OwnModelError(
@@ -431,7 +431,7 @@ def _check_host(problem: Problem) -> None:
     named += [] if problem.target is None else [("target", problem.target)]
     for name, tensor in named:
         if tensor.device.type != "cpu" or tensor.dtype != (own := in_dtype(tensor, torch.float32)):
-            dtype, wanted = (str(one).removeprefix("torch.") for one in (tensor.dtype, own))
+            dtype, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, own))
             raise OwnModelError(
                 f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and casts copies"
             )

@@ -43,12 +43,12 @@ class OwnTask(Workload):
         tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in result.values()]
         output = tensors[0] if self.rebuilt is None else self.rebuilt(tensors)
         try:
-            found = torch.as_tensor(self.metric(output, target)).detach().cpu()
+            scores = torch.as_tensor(self.metric(output, target)).detach().cpu()
         except Exception as error:
             raise OwnModelError(f"metric: raised {type(error).__name__}: {error}") from error
-        if found.dim() > 1 or found.is_complex() or not found.numel():
+        if scores.dim() > 1 or scores.is_complex() or not scores.numel():
             raise OwnModelError(
-                f"metric: expected a score for each sample, of shape (n,), or one number, got shape {tuple(found.shape)} of "
-                f"{str(found.dtype).removeprefix('torch.')}"
+                f"metric: expected a score for each sample, of shape (n,), or one number, got shape {tuple(scores.shape)} of "
+                f"{str(scores.dtype).removeprefix('torch.')}"
             )
-        return found if found.dtype == torch.bool and found.dim() else found.double()
+        return scores if scores.dtype == torch.bool and scores.dim() else scores.double()

@@ -48,8 +48,8 @@ def verify(trial: Trial) -> Finding:
     """
     device = trial.device
     if not distributed.is_available():
-        said = f"torch {torch.__version__} is built without torch.distributed"
-        raise Unsupported(unsupported(Code.WRONG_VERSION, said))
+        reason = f"torch {torch.__version__} is built without torch.distributed"
+        raise Unsupported(unsupported(Code.WRONG_VERSION, reason))
     answer = library(device)
     if not answer.ok:
         raise Unsupported(answer)
@@ -61,8 +61,8 @@ def verify(trial: Trial) -> Finding:
     except ChildError as error:
         if NO_BACKEND not in str(error):
             raise
-        said = f"the backend that torch uses for {device.type} does not take its tensors: {text(error, MOST_TEXT)}"
-        raise Unsupported(unsupported(Code.NO_BACKEND, said.partition("\n")[0], tried=True)) from error
+        reason = f"the backend that torch uses for {device.type} does not take its tensors: {text(error, MOST_TEXT)}"
+        raise Unsupported(unsupported(Code.NO_BACKEND, reason.partition("\n")[0], tried=True)) from error
     faults, compared = [], 0
     total, rows = torch.stack(own).sum(0), torch.stack(own)
     for rank, report in enumerate(reports):
@@ -101,11 +101,11 @@ def _run(device: Device, own: Sequence[Tensor]) -> list[dict[str, Any]]:
         child = torchrun(options, "accelcheck.checks.platform.collectives:rank", [folder])
         try:
             names = [f"answer-{rank}" for rank in range(len(own))]
-            found = box.wait(names, PATIENCE, lambda: not child.running or bool(box.errors()))
-            if found is None:
+            reports = box.wait(names, PATIENCE, lambda: not child.running or bool(box.errors()))
+            if reports is None:
                 raised = "; ".join(f"rank {who} raised {brief}" for who, brief, _ in box.errors())
                 raise ChildError(raised or f"the ranks did not answer; torchrun's output:\n{child.last()}")
-            return found
+            return reports
         finally:
             child.end(GRACE)
 

@@ -69,8 +69,8 @@ def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:
     codes = [code & (1 << form.bits) - 1 for code in codes]
     _tried(tries, name, codes, _products)
     # Where it is wrong it is there: its faults are told, not what it lacks.
-    if (said := absent(tries, NEEDED)) and not tries.faults:
-        raise refuse(name, tries.device, said)
+    if (lacking := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, lacking)
 
 
 def _tried(
@@ -89,15 +89,15 @@ def _float8(device: Device, codes: Sequence[int]) -> Finding:
         tries = Tries(device, name)
         both.append(tries)
         _tried(tries, name, codes, _scaled_products)
-    lacking = [said for tries in both if (said := absent(tries, NEEDED_OF_FLOAT8))]
-    found = Tries(device, "float8")
+    lacking = [reasons for tries in both if (reasons := absent(tries, NEEDED_OF_FLOAT8))]
+    together = Tries(device, "float8")
     for tries in both:
-        found.evidence += tries.evidence
-        found.faults += tries.faults
-        found.compared += tries.compared
-    if len(lacking) == len(FLOAT8) and not found.faults:
+        together.evidence += tries.evidence
+        together.faults += tries.faults
+        together.compared += tries.compared
+    if len(lacking) == len(FLOAT8) and not together.faults:
         raise refuse("float8", device, lacking[0])
-    return found.finding()
+    return together.finding()
 
 
 def _moves(tries: Tries, name: str, codes: Sequence[int]) -> None:
@@ -176,35 +176,37 @@ def _accepted(
     if not all(isinstance(operand, Fraction) for operand in operands):
         return (operands[0],) if len(operands) == 1 and form.infinite else ()
     flushed = ZERO
-    choices = [(one, flushed) if own.subnormal(one) or form.subnormal(one) else (one,) for one in operands]
-    found: dict[Value, None] = {}
+    choices = [
+        (operand, flushed) if own.subnormal(operand) or form.subnormal(operand) else (operand,) for operand in operands
+    ]
+    accepted: dict[Value, None] = {}
     for numbers in itertools.product(*choices):
         value = form.rounded(exact(*numbers))
-        found[value] = None
+        accepted[value] = None
         if form.subnormal(value) or abs(exact(*numbers)) < form.smallest:
-            found[flushed] = None
-    return () if "nan" in found else tuple(found)
+            accepted[flushed] = None
+    return () if "nan" in accepted else tuple(accepted)
 
 
 def _elementwise(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype = FORMATS[name], getattr(torch, name)
     # Each with two others: their products and sums have all sizes, wrap around or overflow, and are odd and even.
     pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 10) for index, code in enumerate(codes)]
-    one, two = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
+    left, right = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
     values = [(form.decode(a), form.decode(b)) for a, b in pairs]
     place = tries.device.torch_device()
     for label, work in (("added", operator.add), ("multiplied", operator.mul)):
         expected = [_result(form, pair, work) for pair in values]
-        tries.attempt(label, lambda work=work: work(one.to(place), two.to(place)), name, expected)  # type: ignore[misc]  # mypy does not see the default's type
+        tries.attempt(label, lambda work=work: work(left.to(place), right.to(place)), name, expected)  # type: ignore[misc]  # mypy does not see the default's type
 
 
 def _result(form: Format, pair: tuple[Value, Value], work: Callable[..., Fraction]) -> Accepted:
     if isinstance(form, FloatFormat):
         return _accepted(form, pair, work)
-    one, two = pair
-    assert isinstance(one, Fraction)
-    assert isinstance(two, Fraction)
-    return (form.wrapped(int(work(one, two))),)
+    left, right = pair
+    assert isinstance(left, Fraction)
+    assert isinstance(right, Fraction)
+    return (form.wrapped(int(work(left, right))),)
 
 
 def _small(form: Format, codes: Sequence[int], count: int, most: int) -> list[int]:
@@ -238,21 +240,21 @@ def _exactly(form: FloatFormat, number: int) -> Accepted:
 def _matrices(form: Format, codes: Sequence[int], most: int) -> tuple[list[int], list[int], list[int]]:
     """Two square matrices, by rows, and their product."""
     numbers = _small(form, codes, 2 * SIDE * SIDE, most)
-    one, two = numbers[: SIDE * SIDE], numbers[SIDE * SIDE :]
+    left, right = numbers[: SIDE * SIDE], numbers[SIDE * SIDE :]
     product = [
-        sum(one[row * SIDE + k] * two[k * SIDE + column] for k in range(SIDE))
+        sum(left[row * SIDE + k] * right[k * SIDE + column] for k in range(SIDE))
         for row, column in itertools.product(range(SIDE), repeat=2)
     ]
-    return one, two, product
+    return left, right, product
 
 
 def _products(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype, place = FORMATS[name], getattr(torch, name), tries.device.torch_device()
     whole = isinstance(form, IntegerFormat)
     most = form.highest if isinstance(form, IntegerFormat) else math.isqrt((1 << form.precision) // SIDE)
-    one, two, product = _matrices(form, codes, most)
+    left, right, product = _matrices(form, codes, most)
     made = torch.int64 if whole else torch.float64
-    a, b = (torch.tensor(numbers, dtype=made).reshape(SIDE, SIDE).to(dtype) for numbers in (one, two))
+    a, b = (torch.tensor(numbers, dtype=made).reshape(SIDE, SIDE).to(dtype) for numbers in (left, right))
     expected = [(form.wrapped(number) if isinstance(form, IntegerFormat) else Fraction(number),) for number in product]
     tries.attempt("matrix product", lambda: a.to(place) @ b.to(place), name, expected)
 
@@ -262,13 +264,13 @@ def _scaled_products(tries: Tries, name: str, codes: Sequence[int]) -> None:
     if name != "float8_e4m3fn":
         return
     place = tries.device.torch_device()
-    one, two, product = _matrices(FORMATS[name], codes, 3)
+    left, right, product = _matrices(FORMATS[name], codes, 3)
 
     def multiplied() -> Tensor:
-        a, b = (torch.tensor(m, dtype=torch.float32).reshape(SIDE, SIDE).to(torch.float8_e4m3fn) for m in (one, two))
+        a, b = (torch.tensor(m, dtype=torch.float32).reshape(SIDE, SIDE).to(torch.float8_e4m3fn) for m in (left, right))
         scale = torch.ones((), device=place)
         columns = b.t().contiguous().to(place).t()  # as the chips take it
-        found: Tensor = scaled_mm(a.to(place), columns, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
-        return found
+        output: Tensor = scaled_mm(a.to(place), columns, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
+        return output
 
     tries.attempt("scaled matrix product", multiplied, "float32", [(Fraction(number),) for number in product])

@@ -49,8 +49,8 @@ def verify(trial: Trial) -> Finding:
         ("ninja", "pip install ninja"),
     ):
         if shutil.which(program) is None:
-            said = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
-            raise Unsupported(unavailable(Code.NO_PACKAGE, said, advice))
+            reason = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
+            raise Unsupported(unavailable(Code.NO_PACKAGE, reason, advice))
     if not hasattr(torch.ops, LIBRARY) or not hasattr(getattr(torch.ops, LIBRARY), "multiply_add"):
         with trial.clock("prepare"), tempfile.TemporaryDirectory(prefix="accelcheck-extension-") as folder:
             cpp_extension.load_inline(  # type: ignore[no-untyped-call]  # untyped in torch
@@ -62,11 +62,13 @@ def verify(trial: Trial) -> Finding:
                 no_implicit_headers=True,
             )
     tries = Tries(trial.device, "C++ operator")
-    one, two = (vector.to(trial.device.torch_device()) for vector in trial.problem(trial.case.seed).inputs)
-    pairs = zip(one.tolist(), two.tolist(), strict=True)
+    left, right = (vector.to(trial.device.torch_device()) for vector in trial.problem(trial.case.seed).inputs)
+    pairs = zip(left.tolist(), right.tolist(), strict=True)
     expected = [(Fraction(x) * Fraction(y) + Fraction(x),) for x, y in pairs]
     with OperatorLog(trial.device.type) as log:
-        tries.attempt("multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(one, two), "float32", expected)
+        tries.attempt(
+            "multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(left, right), "float32", expected
+        )
     inner = log.count(r"aten::(mul|add)")
     tries.evidence.append(Evidence("ATen operators that it dispatched >= 2", inner, engaged=inner >= 2))
     return tries.finding()

@@ -36,19 +36,19 @@ def with_hardware(trial: Trial) -> Finding:
     """
     if not (answer := shareable(trial.device)).ok:
         raise Unsupported(answer)
-    found = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
+    message = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
     return Finding(
         [
             Evidence(
-                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
+                "`import torch` ends, and torch says its version", str(message["torch"]), engaged=bool(message["torch"])
             ),
             Evidence(
                 f"device that computes is {trial.device.type}",
-                str(found["on"]),
-                engaged=found["on"] == trial.device.type,
+                str(message["on"]),
+                engaged=message["on"] == trial.device.type,
             ),
         ],
-        _wrong(found),
+        _wrong(message),
         (),
         2,
     )
@@ -62,29 +62,29 @@ def without_hardware(trial: Trial) -> Finding:
     """
     device = trial.device
     if device.computes_on_host():
-        said = f"{device.name} computes on the host's CPU, which no machine is without"
-        raise Unsupported(unsupported(Code.NO_EFFECT, said))
+        reason = f"{device.name} computes on the host's CPU, which no machine is without"
+        raise Unsupported(unsupported(Code.NO_EFFECT, reason))
     variable = device.mask or mask_variable(device.name, os.environ)
     if not variable:
-        said = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
-        raise Unsupported(unsupported(Code.NO_FEATURE, said))
-    found = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
-    left = int(found["devices"])
+        reason = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
+        raise Unsupported(unsupported(Code.NO_FEATURE, reason))
+    message = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
+    left = int(message["devices"])
     return Finding(
         [
             Evidence(
-                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
+                "`import torch` ends, and torch says its version", str(message["torch"]), engaged=bool(message["torch"])
             ),
             Evidence(f"devices of {device.name} that are left with {variable} empty = 0", left, engaged=left == 0),
         ],
-        _wrong(found),
+        _wrong(message),
         (),
         2,
     )
 
 
-def _wrong(found: Message) -> list[Fault]:
-    expected, got = [2.0, 2.0], found["sum"]
+def _wrong(message: Message) -> list[Fault]:
+    expected, got = [2.0, 2.0], message["sum"]
     if got == expected:
         return []
     return [Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))]
@@ -113,9 +113,9 @@ def compute(arguments: Sequence[str]) -> None:
     imports.load()
     device: Device = Mailbox(Path(arguments[0])).take("device")
     device.open()
-    found = torch.ones(2, device=device.torch_device()) + 1
+    total = torch.ones(2, device=device.torch_device()) + 1
     device.synchronize()
-    say(torch=torch.__version__, on=found.device.type, sum=found.cpu().tolist())
+    say(torch=torch.__version__, on=total.device.type, sum=total.cpu().tolist())
 
 
 def compute_hidden(arguments: Sequence[str]) -> None:

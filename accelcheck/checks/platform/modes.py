@@ -39,11 +39,11 @@ def verify(trial: Trial) -> Finding:
     technique = Eager() if mode == "eager" else _compiler(trial)
     own = _as(trial, technique, WORK[work])
     try:
-        found = numerics.verify(own, (FIRST,))
-        if found.wrong or found.undecided:
-            return found
+        finding = numerics.verify(own, (FIRST,))
+        if finding.wrong or finding.undecided:
+            return finding
         used = Evidence("computed by", technique.name, engaged=True)
-        return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))
+        return replace(finding, evidence=[*finding.evidence, used], measurements=_beside_host(own))
     finally:
         technique.finish()
 
@@ -58,7 +58,7 @@ def _compiler(trial: Trial) -> Technique:
     Raises:
         Unsupported: None does; with the first one's reason that something can be done about, or the first.
     """
-    known = {one.name: one for one in discover("accelcheck.techniques.compilation", "TECHNIQUES")}
+    known = {compiler.name: compiler for compiler in discover("accelcheck.techniques.compilation", "TECHNIQUES")}
     answers = []
     for name in COMPILERS:
         technique: Technique = known[name]
@@ -79,11 +79,11 @@ def _beside_host(own: Trial) -> list[Measurement]:
     beside = replace(beside, case=replace(beside.case, device=host.name))
     try:
         with own.clock("measure"), own.device.strict_float32(), undisturbed():
-            found = _timed(beside, own)
+            comparison = _timed(beside, own)
     except ClockError as error:
         return [Measurement(HOST_RATIO, None, "x", reason=str(error))]
-    said = f"{found.answer}, {found.pairs} pairs, beside FP32 eager on the host's CPU"
-    return [Measurement(HOST_RATIO, found.ratio, "x", found.low, found.high, said)]
+    reason = f"{comparison.answer}, {comparison.pairs} pairs, beside FP32 eager on the host's CPU"
+    return [Measurement(HOST_RATIO, comparison.ratio, "x", comparison.low, comparison.high, reason)]
 
 
 def _timed(host: Trial, own: Trial) -> Comparison:

@@ -52,8 +52,8 @@ def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
         for label, work in (("added", torch.add), ("multiplied", torch.mul)):
             _pairwise(tries, name, label, host, [(x, y) for (x,), (y,) in zip(low, high, strict=True)], work)
         _reduced(tries, name, host, [value for (value,) in low])
-    if (said := absent(tries, NEEDED)) and not tries.faults:
-        raise refuse(name, tries.device, said)
+    if (lacking := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, lacking)
 
 
 def _doubled(name: str, pairs: Sequence[tuple[int, int]]) -> list[int]:
@@ -88,8 +88,8 @@ def _float4(number: Tensor) -> Tensor:
 
 def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
     """Bytes of two tensors of FP32 numbers: int4 wraps around, float4 rounds to the nearest, ties to even, and saturates."""
-    one, two = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
-    return (one + 16 * two).to(torch.uint8)
+    low_code, high_code = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
+    return (low_code + 16 * high_code).to(torch.uint8)
 
 
 def _int4_code(number: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ def _pairwise(
 ) -> None:
     form = FORMATS[FORMAT[name]]
     expected = []
-    for one, two in values:
-        assert isinstance(one, Fraction)
-        assert isinstance(two, Fraction)
-        exact = one + two if label == "added" else one * two
+    for left, right in values:
+        assert isinstance(left, Fraction)
+        assert isinstance(right, Fraction)
+        exact = left + right if label == "added" else left * right
         if isinstance(form, IntegerFormat):
             expected.append((form.wrapped(int(exact)),))
         else:
@@ -127,8 +127,8 @@ def _pairwise(
 
     def computed() -> Tensor:
         low, high = _unpacked(name, host.to(tries.device.torch_device()))
-        found = work(low, high)
-        return _unpacked(name, _packed(name, found, found))[0]
+        result = work(low, high)
+        return _unpacked(name, _packed(name, result, result))[0]
 
     tries.attempt(label, computed, "float32", expected)
 

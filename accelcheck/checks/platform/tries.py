@@ -120,11 +120,11 @@ class Tries:
             self.device.synchronize()
             host = result.cpu()
         except Exception as error:
-            said = f"{type(error).__name__}: {text(error)}".partition("\n")[0][:MOST_TEXT]
+            reason = f"{type(error).__name__}: {text(error)}".partition("\n")[0][:MOST_TEXT]
             if not isinstance(error, NotImplementedError | TypeError) and not REFUSAL.search(text(error)):
                 error.add_note(f"{self.label} {name}")
                 raise
-            self._absent(name, said)
+            self._absent(name, reason)
             return None
         if fallen := self.device.fallbacks():
             self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
@@ -139,17 +139,17 @@ class Tries:
         form = FORMATS.get(dtype)
         return codes, [Fraction(code) if form is None else form.decode(code) for code in codes]
 
-    def _absent(self, name: str, said: str) -> None:
-        self.refused[name] = said
-        self.note(name, f"not there: {said}")
+    def _absent(self, name: str, reason: str) -> None:
+        self.refused[name] = reason
+        self.note(name, f"not there: {reason}")
 
     def _misshapen(self, name: str, part: str, expected: str, got: str) -> bool:
         return self._wrong(name, Fault(FaultKind.METADATA, f"{self.label} {name}", part, "", expected, got))
 
     def _wrong(self, name: str, fault: Fault) -> bool:
         self.faults.append(fault)
-        said = f"wrong {fault.view or fault.kind}: {fault.got}"
-        self.evidence.append(Evidence(f"{self.label}: {name}", said, engaged=True))
+        reason = f"wrong {fault.view or fault.kind}: {fault.got}"
+        self.evidence.append(Evidence(f"{self.label}: {name}", reason, engaged=True))
         return False
 
     def _compared(
@@ -174,10 +174,10 @@ def absent(tries: Tries, needed: Sequence[str]) -> list[str]:
     return [f"{name}: {tries.refused[name]}" for name in needed if name in tries.refused]
 
 
-def refuse(label: str, device: Device, said: Sequence[str]) -> Unsupported:
+def refuse(label: str, device: Device, reasons: Sequence[str]) -> Unsupported:
     """The answer for a dtype that is not there."""
-    more = f"; and {len(said) - 1} more operations" if len(said) > 1 else ""
-    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {said[0]}{more}", tried=True))
+    more = f"; and {len(reasons) - 1} more operations" if len(reasons) > 1 else ""
+    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {reasons[0]}{more}", tried=True))
 
 
 def patterns(host: Tensor) -> list[int]:
