@@ -95,8 +95,8 @@ def _decidable(trial: Trial, task: Task, references: Mapping[int, Learned]) -> N
     accuracy = float(right.float().mean())
     if accuracy < task.least:
         raise OracleError(
-            f"{task.name}: FP32 eager on the CPU reached an accuracy of {accuracy:.2%}, expected {task.least:.2%} or more: "
-            "a model that learnt nothing has nothing to lose"
+            f"{task.name}: FP32 eager on the CPU reached an accuracy of {accuracy:.2%}, expected {task.least:.2%} or "
+            "more: a model that learnt nothing has nothing to lose"
         )
     # A sample that several seeds are examined on counts once: they agree on whether it is a hard one.
     samples = len(right) * task.folds // len(references)
@@ -104,8 +104,8 @@ def _decidable(trial: Trial, task: Task, references: Mapping[int, Learned]) -> N
     least = fewest(limit)
     if samples < least:
         raise UndecidedError(
-            f"too few samples to decide: n = {samples}, at least {least} needed to show, at {CONFIDENCE:.1%} confidence, "
-            f"that no more than {limit:.3%} of the accuracy is lost"
+            f"too few samples to decide: n = {samples}, at least {least} needed to show, at {CONFIDENCE:.1%} "
+            f"confidence, that no more than {limit:.3%} of the accuracy is lost"
         )
 
 

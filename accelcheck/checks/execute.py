@@ -68,8 +68,9 @@ MOST_ERROR = 10_000
 
 _QUEUES = "device_ready_queues_"
 TOO_EARLY = (
-    "(autograd was used in this process, or the one that it was forked from, before the device was: torch counts the devices then. Compute no "
-    "gradient before accelcheck does, use the device first, or give the model to accelcheck check)"
+    "(autograd was used in this process, or the one that it was forked from, before the device was: torch counts the "
+    "devices then. Compute no gradient before accelcheck does, use the device first, or give the model to accelcheck "
+    "check)"
 )
 """What torch's assertion about its queues of devices means."""
 

@@ -92,8 +92,9 @@ def _check_decidable(task: OwnTask, scores: Sequence[Tensor]) -> None:
     samples, least = sum(map(len, scores)), fewest(task.max_drop)
     if samples < least:
         raise UndecidedError(
-            f"{task.name}: {samples} samples cannot show that the accuracy drops by at most {task.max_drop:.2%}: even with none lost, the "
-            f"bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. Give {least} samples or more, or a larger max_drop"
+            f"{task.name}: {samples} samples cannot show that the accuracy drops by at most {task.max_drop:.2%}: even "
+            f"with none lost, the bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. "
+            f"Give {least} samples or more, or a larger max_drop"
         )
 
 
@@ -118,9 +119,9 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
     if not figures[0].within:
         if score_drop.drop < task.max_drop and (enough := score_drop.enough(task.max_drop)):
             raise UndecidedError(
-                f"{task.name}: too few samples: {score_drop.words} are a drop of {score_drop.drop:.2%}, at most {score_drop.bound:.2%} "
-                f"at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples "
-                "would decide"
+                f"{task.name}: too few samples: {score_drop.words} are a drop of {score_drop.drop:.2%}, at most "
+                f"{score_drop.bound:.2%} at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some "
+                f"{enough:,} such samples would decide"
             )
         got = f"{score_drop.drop:.3%}, at most {score_drop.bound:.3%} ({score_drop.words}): from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))

@@ -141,8 +141,8 @@ class Trial:
             reference = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
         if reference.eager_unlike and self.technique.family != "eager":
             raise OracleError(
-                f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be equal "
-                f"to it: {reference.eager_unlike}, first in the FP64 oracle and then in eager"
+                f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be "
+                f"equal to it: {reference.eager_unlike}, first in the FP64 oracle and then in eager"
             )
         # Eager on the CPU would be held against itself: the rounding samples alone judge it.
         return reference.without_eager if self.technique.family == "eager" and self.device.has("host") else reference
@@ -290,8 +290,9 @@ def warm_up(trial: Trial, program: Program) -> None:
         other = trial.problem(trial.case.seed + number, extent)
         if extent and _sizes(other.inputs) == _sizes(program.inputs):
             raise ValueError(
-                f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the same sizes for "
-                f"extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may vary, or remove the trait"
+                f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the "
+                f"same sizes for extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may "
+                "vary, or remove the trait"
             )
         with given(trial, program, other):
             program.run(trial.case.mode)

@@ -19,9 +19,10 @@ def add(commands: Any) -> None:
     assess = commands.add_parser(
         "assess",
         help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
-        description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points that cases give, with "
-        "their ids, figures and date, those that answers claim, and what is missing. Runs nothing. Exits with 1 if --require names "
-        "a level that a device does not reach, with 5 if no case of any item is in the journals.",
+        description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points "
+        "that cases give, with their ids, figures and date, those that answers claim, and what is missing. Runs "
+        "nothing. Exits with 1 if --require names a level that a device does not reach, with 5 if no case of any item "
+        "is in the journals.",
     )
     assess.add_argument(
         "journals", nargs="*", type=Path, metavar="JOURNAL", help="journals of runs, of one or several devices"

@@ -31,7 +31,8 @@ def add(commands: Any) -> None:
         "--baselines",
         type=Path,
         metavar="FOLDER",
-        help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else baselines)",
+        help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else "
+        "baselines)",
     )
     examples(
         baseline,
@@ -204,8 +205,8 @@ def _prune(given: argparse.Namespace) -> int:
     print(f"{len(stale)} files {'would be removed' if given.dry_run else 'removed'}")
     if foreign:
         print(
-            f"{len(foreign)} kept: their techniques or workloads are not registered here, perhaps by plugins of another folder; "
-            "--unknown removes them too"
+            f"{len(foreign)} kept: their techniques or workloads are not registered here, perhaps by plugins of "
+            "another folder; --unknown removes them too"
         )
     return GREEN
 

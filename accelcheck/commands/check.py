@@ -62,11 +62,11 @@ def add(commands: Any) -> None:
         "check",
         help="which techniques are safe and faster for your own model",
         description="Runs the techniques that a model's owner would switch on, judges outputs, gradients, training "
-        "steps and accuracy, then times what is right. Prints a table of verdicts, speed, memory and errors beside FP32 "
-        "eager, a recommendation, and what could not be said. "
-        "FUNCTION takes no arguments and returns (model, inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, "
-        "batches, loss, optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, 5 where "
-        "none ran.",
+        "steps and accuracy, then times what is right. Prints a table of verdicts, speed, memory and errors beside "
+        "FP32 eager, a recommendation, and what could not be said. FUNCTION takes no arguments and returns (model, "
+        "inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, batches, loss, "
+        "optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, "
+        "5 where none ran.",
     )
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
     add_selection(command)

@@ -27,9 +27,10 @@ def add(commands: Any) -> None:
     claims = commands.add_parser(
         KIND,
         help="measure published claims on this device, and print each claim beside its measurement",
-        description="Measures published claims of speed, memory and error on this device. A claim is confirmed if the whole "
-        "interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not measurable if "
-        "this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not confirmed.",
+        description="Measures published claims of speed, memory and error on this device. A claim is confirmed if the "
+        "whole interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not "
+        "measurable if this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not "
+        "confirmed.",
     )
     add_device(claims, "measure")
     add_many(claims, "--claim", "GLOB", "claims by name; repeatable (default: all)")

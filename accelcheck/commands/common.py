@@ -53,7 +53,8 @@ def add_import(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry point loads",
+        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry "
+        "point loads",
     )
 
 

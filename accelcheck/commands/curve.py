@@ -27,8 +27,9 @@ def add(commands: Any) -> None:
     curve = commands.add_parser(
         KIND,
         help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where they break even",
-        description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, eagerly and "
-        "compiled with dynamic=False and dynamic=True, and prints the number of statements from which on compiled code is faster.",
+        description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, "
+        "eagerly and compiled with dynamic=False and dynamic=True, and prints the number of statements from which on "
+        "compiled code is faster.",
     )
     add_device(curve, "measure")
     curve.add_argument(

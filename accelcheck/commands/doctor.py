@@ -25,9 +25,9 @@ def add(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="what this machine can test, what it lacks, and the command that installs it",
-        description="Looks at devices, drivers, torch, packages, variables, memory, disk, limits and pytest's settings. Each line is ok, "
-        "a note (cases are left out, or results may differ) or a problem, with what to do. Runs no case. Exits with 0 where a "
-        "device can be tested, and with 1 where none can.",
+        description="Looks at devices, drivers, torch, packages, variables, memory, disk, limits and pytest's "
+        "settings. Each line is ok, a note (cases are left out, or results may differ) or a problem, with what to do. "
+        "Runs no case. Exits with 0 where a device can be tested, and with 1 where none can.",
     )
     add_import(doctor)
     doctor.add_argument(

@@ -27,8 +27,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "duet",
         help="compare two environments (wheels, runtimes, revisions) on this machine",
-        description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each case "
-        "whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
+        description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each "
+        "case whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails "
+        "where A does not.",
     )
     add_many(
         command,
@@ -59,14 +60,16 @@ def add(commands: Any) -> None:
         "--pairs",
         type=positive,
         default=duet.LOOKS[-1],
-        help=f"largest number of pairs of processes, 2 or more (default: {duet.LOOKS[-1]}); cases are decided after {duet.LOOKS} pairs",
+        help=f"largest number of pairs of processes, 2 or more (default: {duet.LOOKS[-1]}); cases are decided after "
+        f"{duet.LOOKS} pairs",
     )
     command.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"seconds that a process may report nothing, before it is ended after at most twice as many (default: {TIMEOUT:g})",
+        help="seconds that a process may report nothing, before it is ended after at most twice as many (default: "
+        f"{TIMEOUT:g})",
     )
     add_json(command)
     examples(
@@ -153,8 +156,8 @@ def report(
     head = ("case", "A", "B", "B / A", "interval", "pairs", "of eager: A", "B", "answer")
     yield console.Table(head, [(row.case, *_figures(row)) for row in rows], right=(1, 2, 3, 5, 6, 7))
     yield (
-        "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of times: above 1, "
-        f"B is slower. Differences within {margin:.1%} count as the same."
+        "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of "
+        f"times: above 1, B is slower. Differences within {margin:.1%} count as the same."
     )
 
 

@@ -30,8 +30,8 @@ def add(commands: Any) -> None:
     listing = commands.add_parser(
         "list",
         help="all techniques, and whether each device runs them; or workloads, traits, devices, cases",
-        description="Prints the capability table: techniques by family, each device's answer, and the reasons; or one of the other "
-        "lists. Runs no case.",
+        description="Prints the capability table: techniques by family, each device's answer, and the reasons; or one "
+        "of the other lists. Runs no case.",
     )
     what = listing.add_mutually_exclusive_group()
     for name, meaning in (

@@ -18,9 +18,10 @@ def add(commands: Any) -> None:
     merge = commands.add_parser(
         "merge",
         help="write several journals into one",
-        description="Writes the runs of several journals into one journal, which reports read as they read each of them. Runs of one "
-        "device with the same versions count as one run; others are kept apart, and what differs is printed. The order of the journals "
-        "does not matter. Exits with 0, with 1 if --same-device refused, and with 4 if a journal cannot be read.",
+        description="Writes the runs of several journals into one journal, which reports read as they read each of "
+        "them. Runs of one device with the same versions count as one run; others are kept apart, and what differs is "
+        "printed. The order of the journals does not matter. Exits with 0, with 1 if --same-device refused, and with "
+        "4 if a journal cannot be read.",
     )
     merge.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="journal to write")

@@ -31,8 +31,8 @@ def add(commands: Any) -> None:
     report = commands.add_parser(
         "report",
         help="an HTML page and other files from journals",
-        description="Makes reports from journals (--accel-journal). Journals of one device, such as those of shards, become one; "
-        "several devices stand beside each other. Runs nothing, and needs no torch and no device.",
+        description="Makes reports from journals (--accel-journal). Journals of one device, such as those of shards, "
+        "become one; several devices stand beside each other. Runs nothing, and needs no torch and no device.",
     )
     report.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, also merged ones")
     for name, (short, text) in FORMATS.items():

@@ -35,9 +35,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "run",
         help="run the suite on this machine's devices, with a journal and a report",
-        description="Runs the suite as `pytest --pyargs accelcheck.suite` does, on each device in turn: first every case with one "
-        "worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's exit code: 0 all right, 1 some "
-        "cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
+        description="Runs the suite as `pytest --pyargs accelcheck.suite` does, on each device in turn: first every "
+        "case with one worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's "
+        "exit code: 0 all right, 1 some cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
     )
     add_selection(command)
     command.add_argument(
@@ -51,7 +51,8 @@ def add(commands: Any) -> None:
         "--journal",
         type=Path,
         metavar="FILE",
-        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to FILE-speed",
+        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to "
+        "FILE-speed",
     )
     command.add_argument(
         "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"

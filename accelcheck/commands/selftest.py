@@ -32,15 +32,16 @@ def add(commands: Any) -> None:
     runner = commands.add_parser(
         "selftest",
         help="plant every fault and every correct variant, and check that verdicts tell them apart",
-        description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants every correct "
-        "variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
+        description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants "
+        "every correct variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
     )
     add_device(runner, "plant")
     runner.add_argument(
         "--seeds",
         type=positive,
         default=None,
-        help=f"number of seeds for each plant (default: {SEEDS} on the CPU; 1 on other devices, which compile or launch more slowly)",
+        help=f"number of seeds for each plant (default: {SEEDS} on the CPU; 1 on other devices, which compile or "
+        "launch more slowly)",
     )
     add_many(runner, "--fault", "GLOB", "faults and correct variants by name; repeatable (default: all)")
     runner.add_argument(

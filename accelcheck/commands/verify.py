@@ -21,8 +21,9 @@ def add(commands: Any) -> None:
     verify = commands.add_parser(
         "verify",
         help="check a package: what was altered or is missing, who signed it, whether it qualifies",
-        description="Checks every hash of a package, names the records that were altered, removed or put in, checks the signature, and says whether "
-        "the runs qualify at their level. Reads within bounds, and writes nothing. Exits with 0 if the package is as it was packed and qualifies, with 1 if not, and with 4 if it is no package.",
+        description="Checks every hash of a package, names the records that were altered, removed or put in, checks "
+        "the signature, and says whether the runs qualify at their level. Reads within bounds, and writes nothing. "
+        "Exits with 0 if the package is as it was packed and qualifies, with 1 if not, and with 4 if it is no package.",
     )
     verify.add_argument("package", type=Path, metavar="FILE", help="package, as accelcheck pack writes it")
     verify.add_argument("--key", type=Path, metavar="PUB", help="public key of minisign that must have signed it")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FUNCTION = "make"
 """Name of the function, unless said."""
 RETURNS = (
-    "expected (model, inputs), (model, inputs, keywords), or a dict of model, inputs and further arguments of accelcheck.api.workload_of and "
-    "task_of"
+    "expected (model, inputs), (model, inputs, keywords), or a dict of model, inputs and further arguments of "
+    "accelcheck.api.workload_of and task_of"
 )
 TRAINING = ("loss", "target", "batches", "optimizer", "steps")
 ACCURACY = ("data", "metric", "max_drop")

@@ -134,7 +134,8 @@ def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tupl
     for number, example in enumerate(sizes):
         if not isinstance(example, (tuple, Mapping)):
             raise OwnModelError(
-                f"sizes[{number}]: expected a tuple of positional arguments or a mapping of keyword arguments, got {type(example).__name__}"
+                f"sizes[{number}]: expected a tuple of positional arguments or a mapping of keyword arguments, got "
+                f"{type(example).__name__}"
             )
         tensors = tuple(leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor))
         kinds, wanted = ([str(value.dtype) for value in values] for values in (tensors, first))
@@ -218,7 +219,8 @@ def _problem(
     first, *further = examples
     if not isinstance(first.inputs, tuple):
         raise OwnModelError(
-            f"inputs: expected a tuple of the positional arguments, got {type(first.inputs).__name__}; for one argument give (x,)"
+            f"inputs: expected a tuple of the positional arguments, got {type(first.inputs).__name__}; for one "
+            "argument give (x,)"
         )
     module, tensors, rebuilt, written = _adapted(model, first.inputs, first.keywords, always=always)
     batches = tuple(_batch(number, example, tensors, first.target) for number, example in enumerate(further, 1))
@@ -242,8 +244,8 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
         if not pair and not isinstance(batch, Mapping):
             raise OwnModelError(
-                f"batch {number}: expected a pair of input and target, or a mapping of keyword arguments, got {type(batch).__name__}"
-                f"{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
+                f"batch {number}: expected a pair of input and target, or a mapping of keyword arguments, got "
+                f"{type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
             )
         taken, target = batch if pair else (batch, None)
         if target is not None and not isinstance(target, Tensor):
@@ -273,8 +275,8 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
 
     if kinds(own) != kinds(other):
         raise OwnModelError(
-            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: leave out the last "
-            "batch where it is smaller, as drop_last=True of a DataLoader does"
+            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: "
+            "leave out the last batch where it is smaller, as drop_last=True of a DataLoader does"
         )
     return tensors, target
 
@@ -413,8 +415,9 @@ def _check_padding(
         plain = [tensor for _, tensor in tensors_of(model(*inputs, **keywords))]
     if not all(map(alike, plain, out)):
         raise OwnModelError(
-            f"{nested[0]}: nn.TransformerEncoder with enable_nested_tensor=True fills padded positions with zeros in evaluation mode, unlike in "
-            "training and where it is compiled, so that these cannot agree: give it enable_nested_tensor=False"
+            f"{nested[0]}: nn.TransformerEncoder with enable_nested_tensor=True fills padded positions with zeros in "
+            "evaluation mode, unlike in training and where it is compiled, so that these cannot agree: give it "
+            "enable_nested_tensor=False"
         )
 
 
@@ -433,7 +436,8 @@ def _check_host(problem: Problem) -> None:
         if tensor.device.type != "cpu" or tensor.dtype != (own := in_dtype(tensor, torch.float32)):
             dtype, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, own))
             raise OwnModelError(
-                f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and casts copies"
+                f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and "
+                "casts copies"
             )
 
 
@@ -442,8 +446,8 @@ def _duplicate(value: Any, what: str) -> Any:
         return copy.deepcopy(value)
     except Exception as error:
         raise OwnModelError(
-            f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out what copy.deepcopy "
-            "refuses, or give its class a `__deepcopy__`"
+            f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out "
+            "what copy.deepcopy refuses, or give its class a `__deepcopy__`"
         ) from error
 
 

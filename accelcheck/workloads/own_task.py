@@ -48,7 +48,7 @@ class OwnTask(Workload):
             raise OwnModelError(f"metric: raised {type(error).__name__}: {error}") from error
         if scores.dim() > 1 or scores.is_complex() or not scores.numel():
             raise OwnModelError(
-                f"metric: expected a score for each sample, of shape (n,), or one number, got shape {tuple(scores.shape)} of "
-                f"{str(scores.dtype).removeprefix('torch.')}"
+                "metric: expected a score for each sample, of shape (n,), or one number, got shape "
+                f"{tuple(scores.shape)} of {str(scores.dtype).removeprefix('torch.')}"
             )
         return scores if scores.dtype == torch.bool and scores.dim() else scores.double()
