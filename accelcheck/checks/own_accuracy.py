@@ -1,4 +1,4 @@
-"""The check of accuracy by a metric of the model's owner: the scores of held-out data against those of FP32 eager."""
+"""Check of accuracy by a user's metric: scores of held-out data beside those of FP32 eager."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoreDrop:
-    """The drop from the scores of one implementation to those of another.
+    """Drop from the scores of one implementation to those of another.
 
     Attributes:
-        drop: Of the mean score; negative where it rose.
-        bound: What the drop is at most, with `CONFIDENCE`; the drop itself where there is no interval.
-        words: Samples that the bound rests on.
-        enough: Gives the number of samples alike whose bound is within a limit above the drop; 0 without an interval.
+        drop: Drop of the mean score; negative where it rose.
+        bound: Upper bound of the drop at `CONFIDENCE`; the drop itself where there is no interval.
+        words: Description of the samples that the bound rests on.
+        enough: Function from a limit above the drop to the number of such samples whose bound is within it; 0 without
+            an interval.
     """
 
     drop: float
@@ -43,7 +44,7 @@ class ScoreDrop:
 
 
 def verify(trial: Trial, task: OwnTask) -> Finding:
-    """Hold the mean score under the technique against that of FP32 eager on the CPU, batch by batch in the order given.
+    """Compares the mean score under the technique with that of FP32 eager on the CPU, batch by batch.
 
     Raises:
         UndecidedError: There are too few samples for `OwnTask.max_drop`: the drop is within it, and its bound is not.
@@ -61,7 +62,7 @@ def verify(trial: Trial, task: OwnTask) -> Finding:
             program = trial.program(trial.case.seed)
             trial.prepare(program, Mode.FORWARD)
             warm_up(replace(trial, case=replace(trial.case, mode=Mode.FORWARD)), program)
-        # What is judged runs unobserved, as for users; what shows that the technique runs is asked of a run with other inputs.
+        # The judged run is unobserved, as for users; evidence comes from a run with other inputs.
         with given(trial, program, Draw(1).problem(task, trial.case.seed, trial.case.dtype)):
             _, evidence = watched(trial, program, Mode.FORWARD)
         trial.device.seed(trial.case.seed)
@@ -129,12 +130,12 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
 
 
 def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
-    """The drop from some scores to others, which are of the same samples: ``(n,)``, bool or FP64.
+    """Computes the drop between scores of the same samples, ``(n,)`` bool or FP64.
 
     Args:
-        before: Of the reference.
-        after: Of the candidate.
-        single: Whether each is one number for a whole batch, of which no interval can be made.
+        before: Scores of the reference.
+        after: Scores of the candidate.
+        single: True if each is one number for a whole batch, which gives no interval.
     """
     if before.dtype == torch.bool:
         pairs = Pairs.of(before.tolist(), after.tolist())
@@ -145,6 +146,6 @@ def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
     if single or len(drops) < 2:
         return ScoreDrop(mean, mean, "one number a batch: no interval")
     bound = replicated_bound(drops.tolist())
-    # The width of the interval falls with the root of the number.
+    # The interval's width falls with the root of the number of samples.
     words = f"{len(drops)} samples, by Student's t,"
     return ScoreDrop(mean, bound, words, lambda limit: math.ceil(len(drops) * ((bound - mean) / (limit - mean)) ** 2))

@@ -1,4 +1,4 @@
-"""The checks of somebody's own model beyond its example: other sizes, and the gradients of its custom functions."""
+"""Checks a user-owned model beyond its example: other sizes, and gradients of its custom functions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -> Finding:
-    """A finding of forward or backward mode, with those at other sizes and of custom functions.
+    """Adds faults at other sizes and of custom functions to a finding of forward or backward mode.
 
     Args:
         trial: Trial of a user-owned model.
         finding: Finding at the example's sizes.
-        judge: Judges one draw of a trial, whose technique it prepares.
+        judge: Function that prepares a trial's technique and judges one draw.
 
     Raises:
         Unsupported: Nothing is wrong, and one of accelcheck's quantizations found no layer that it converts.
@@ -52,7 +52,7 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
 
 
 def _lenient(finding: Finding) -> Finding:
-    """The finding with other graphs for other sizes as an observation: right results are no fault for a new graph."""
+    """Makes new graphs for other sizes an observation: they are no fault where results are right."""
     evidence = [
         replace(item, engaged=item.engaged or item.claim.startswith((AGAIN, GRAPHS))) for item in finding.evidence
     ]
@@ -62,7 +62,7 @@ def _lenient(finding: Finding) -> Finding:
 def _at_other_sizes(
     trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]
 ) -> tuple[list[Evidence], list[Fault]]:
-    """Judge at other sizes too, prepared anew for each: at one of them where that takes long, or in backward mode."""
+    """Judges at other sizes, prepared anew for each: at one of them where that is slow, or in backward mode."""
     sizes = trial.workload.sizes
     if sizes is None:
         return [], []
@@ -84,7 +84,7 @@ def _at_other_sizes(
             continue
         except KnownAnswerError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its fault, since the model accepts this size
+        except Exception as error:  # noqa: BLE001 - a fault of the technique: the model accepts this size
             first = next(iter(text(error).splitlines()), "")
             faults.append(Fault(FaultKind.RAISED, "run", type(error).__name__, label, got=first))
         else:
@@ -96,7 +96,7 @@ def _at_other_sizes(
 
 
 def _custom_functions(trial: Trial) -> tuple[list[Evidence], list[Fault]]:
-    """Hold gradients of custom autograd functions against finite differences: in eager's case alone, since they are the model's."""
+    """Compares gradients of custom autograd functions with finite differences: in eager's case alone."""
     if trial.technique.family != "eager" or trial.case.mode is not Mode.BACKWARD:
         return [], []
     with trial.clock("oracle"), trial.state.restored():

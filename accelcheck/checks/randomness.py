@@ -1,4 +1,4 @@
-"""The check of random operations: dropout masks read from outputs and gradients, compared between runs, seeds and modes."""
+"""Check of random operations: dropout masks from outputs and gradients, compared over runs, seeds and modes."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Dropout, Result, Workload
 
 ALARM = 1e-6
-"""Probability that a correct generator fails a case: divided among all statistics of the case (Bonferroni)."""
+"""Probability that a correct generator fails a case, divided among all its statistics (Bonferroni)."""
 STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomness.slices)
 """Statistics of each mask of the first run."""
 
 
 @dataclass(frozen=True)
 class Undropped:
-    """What a dropout's output and gradient are without dropout, and how much rounding errs there.
+    """Value of an output or gradient without dropout, and its rounding errors.
 
     Attributes:
-        truth: By FP64 on the CPU, of parameters and inputs as the storage dtype rounds them.
-        rounding: The largest errors of the CPU's eager in the technique's precision and of the rounding samples: see
-            `verify.randomness.errors`.
-        told: Where the mask can be read from the value.
+        truth: FP64 value on the CPU, of parameters and inputs rounded to the storage dtype.
+        rounding: Largest errors of the CPU's eager in the technique's precision and of the rounding samples, as
+            `verify.randomness.errors` gives them.
+        told: True where the mask can be read from the value.
     """
 
     truth: Tensor
@@ -51,9 +51,9 @@ class Undropped:
 
 
 def verify(trial: Trial) -> Finding:
-    """Judge the dropouts of a workload, forward and backward.
+    """Judges the dropouts of a workload, forward and backward.
 
-    Five runs: after seeding; the next, without; after the same seed; after the next seed; and in evaluation mode.
+    There are five runs: after seeding; without new seed; after the same seed; after the next seed; in evaluation mode.
 
     Raises:
         ValueError: The workload's masks cannot be read, or are too small to be judged.
@@ -73,7 +73,7 @@ def verify(trial: Trial) -> Finding:
         with clock("run"):
             after = _kept(program.run(Mode.BACKWARD))
         device.seed(case.seed)
-        # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
+        # Watched like the first run: under autocast on xla, a dispatch mode changes where bf16 is rounded.
         outcome, repeated = watched(trial, program, Mode.BACKWARD)
         evidence += absent(evidence, repeated, "of the same seed")
         again = _kept(outcome)
@@ -113,12 +113,12 @@ def _prepared(trial: Trial, mode: Mode) -> Program:
 
 
 def _kept(result: Result) -> Result:
-    """A copy on the CPU: captured graphs write every run's result to the same memory."""
+    """Copies a result to the CPU: captured graphs write every run's result to the same memory."""
     return {path: snapshot(tensor) for path, tensor in result.items()}
 
 
 def _expected(trial: Trial) -> Mapping[str, Undropped]:
-    """Each output and gradient of a dropout without dropout, by path; gradients are transposed to the output's layout."""
+    """Returns outputs and gradients without dropout, by path; gradients are transposed to the output's layout."""
     case, workload = trial.case, trial.workload
     precision = trial.technique.precision(case.dtype)
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}"
@@ -147,7 +147,7 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
 
 
 def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, list[dict[str, Tensor]]]:
-    """Outputs and gradients in evaluation mode: of FP64, of eager in the technique's precision, of the rounding samples."""
+    """Computes evaluation-mode outputs and gradients: FP64, eager in the technique's precision, rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
     # TF32 has the significand of float16.
     results = [
@@ -188,7 +188,7 @@ def _misshapen(
 def _values(
     runs: Mapping[str, Result], expected: Mapping[str, Undropped], dropouts: Sequence[Dropout], unit: float
 ) -> Iterator[Figure]:
-    """In every run: kept values are rescaled, and the gradient has the output's mask."""
+    """Checks in every run that kept values are rescaled, and that the gradient has the output's mask."""
     for (name, result), dropout in itertools.product(runs.items(), dropouts):
         forward = result[dropout.output]
         backward = _aligned(result[dropout.gradient], dropout.gradient, dropout)
@@ -211,7 +211,7 @@ def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequ
 
 
 def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
-    """Statistics of each mask of the first run, and of every pair of masks of all runs: layers, calls and seeds."""
+    """Yields statistics of each mask of the first run, and of every pair of masks of all runs."""
     masks = [
         Mask(f"{dropout.output}{name}", result[dropout.output] != 0, dropout.rate)
         for name, result in runs.items()

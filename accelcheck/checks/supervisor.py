@@ -1,7 +1,7 @@
-"""Runs cases in a process of their own, and holds what comes out against gate and ledger: the side of pytest's process.
+"""Runs cases in a process of their own, and applies gate and ledger to their records: the side of pytest's process.
 
-One that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork from before the
-first case, so that it knows every technique and device that was registered here, by whatever way. When it ends, another fork takes
+A case that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork
+from before the first case, so that it knows every registered technique and device. When it ends, another fork takes
 its place.
 """
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from accelcheck.measure.gate import Gate
 
 BEGIN = 120.0
-"""Seconds that a process has to begin: it imports nothing, but makes a clean process of its own."""
+"""Time limit in seconds for a process to begin: it imports nothing, but forks a clean process of its own."""
 AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases that are run again, in another process."""
+"""Verdicts of cases that run again in another process."""
 RUNS = 3
-"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
+"""Most runs of such a case: two, and a third if they differ, for a rough rate."""
 
 
 class Supervisor:
-    """Gives the records of cases for the journal.
+    """Produces the records of cases for the journal.
 
     Args:
-        bench: Runs them, in the process that is made for them.
+        bench: Bench that runs them in their process.
         ledger: Known failures.
-        gate: Holds measurements against baselines and limits; None where neither was asked for.
-        seconds: That a case may take; None for `seconds_of` it, by its level and technique; 0 for no limit.
-        here: Whether cases run in this process, which a crash or hang then ends.
+        gate: Gate that compares measurements with baselines and limits; None without either.
+        seconds: Time limit of a case; None for `seconds_of` it, by level and technique; 0 for no limit.
+        here: True if cases run in this process, which a crash or hang then ends.
 
     Raises:
         CleanProcessError: A fork of this process cannot compute.
@@ -62,7 +62,7 @@ class Supervisor:
         self._process = None if here else self._new()
 
     def run(self, case: Case) -> Record:
-        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
+        """Runs one case and returns its record, whatever the case raises."""
         return replace(self._final(case), family=self.bench.matrix.techniques[case.technique].family)
 
     def _final(self, case: Case) -> Record:
@@ -81,19 +81,19 @@ class Supervisor:
         return hold(record if self.gate is None else self.gate.judge(record), self._ledger)
 
     def _again(self, first: Record) -> Record:
-        """A case that failed once more, in another process: one that passes then is `flaky`."""
+        """Runs a failed case again in another process: one that passes then is `flaky`."""
         runs = [first]
         while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
             self._renew()
             runs.append(self._judged(first.case))
         if not runs[-1].verdict.green:
-            self._renew()  # what it has spoilt there is no matter of the next case
+            self._renew()  # the next case must not see its leftovers
         if not any(record.verdict.green for record in runs):
             return first
         return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
 
     def _ran(self, case: Case) -> Record:
-        """The record of one run of a case, before gate and ledger are asked."""
+        """Returns the record of one run of a case, before gate and ledger."""
         if self._process is None:
             return self.bench.run(case)
         if self._process.gone:  # no case has run in this process: a fork of it is as good as the first one
@@ -122,7 +122,7 @@ class Supervisor:
                 traceback=error.printed,
             )
         if record.verdict is Verdict.DEVICE_LOST:
-            self._renew()  # what has lost its device in one process may find it again in the next
+            self._renew()  # the next process may reach the device again
         return record
 
     def _new(self) -> CleanProcess:
@@ -130,16 +130,16 @@ class Supervisor:
         return CleanProcess([], ((self.bench.begin, BEGIN),))
 
     def _renew(self) -> None:
-        """Have the next run in another process."""
+        """Ends the process, so that the next case runs in another."""
         if self._process is not None:
             self._process.renew()
 
     def printed(self) -> str:
-        """The output of the last case; empty where it ran in this process, and has printed it here."""
+        """Returns the output of the last case; empty if it ran and printed in this process."""
         return "" if self._process is None else self._process.printed()
 
     def close(self) -> None:
-        """End the process of the cases, or that of their references."""
+        """Ends the process of the cases, or that of their references."""
         if self._process is None:
             self.bench.close()
         else:

@@ -83,8 +83,10 @@ def _check(given: argparse.Namespace) -> int:
         [
             *(f"wrong: {line}" for line in checked.wrong),
             *(f"note: {line}" for line in checked.notes),
-            f"{len(paths)} ledgers, {checked.entries} entries: {len(checked.wrong)} to change, {len(checked.notes)} "
-            "to look at",
+            (
+                f"{len(paths)} ledgers, {checked.entries} entries: {len(checked.wrong)} to change, {len(checked.notes)} "
+                "to look at"
+            ),
         ]
     )
     return RED if checked.wrong else GREEN
@@ -111,8 +113,10 @@ def _suggest(given: argparse.Namespace) -> int:
     console.show(lines)
     console.show(
         [
-            f"accelcheck: {count} {'entry' if count == 1 else 'entries'}; write the reason, the link and the owner of "
-            "each"
+            (
+                f"accelcheck: {count} {'entry' if count == 1 else 'entries'}; write the reason, the link and the owner of "
+                "each"
+            )
         ],
         sys.stderr,
     )

@@ -71,8 +71,10 @@ def _pack(given: argparse.Namespace) -> int:
     console.show(
         [
             *packed.notes,
-            f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, "
-            f"{len(packed.manifest.members)} members",
+            (
+                f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, "
+                f"{len(packed.manifest.members)} members"
+            ),
             *(f"  {member.size:>12,} B  {member.name}" for member in packed.manifest.members),
             f"SHA-256 of the manifest: {packed.digest}",
             signed,
