@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLOSED = 128 + 13
-"""Exit code where the reader of the output went away, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
+"""Exit code for a closed output, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
 
 
 def parser() -> Parser:
-    """The parser of the whole command line, with all commands. Imports no torch."""
+    """Makes the parser of the whole command line. Imports no torch."""
     root = Parser(prog="accelcheck", description=__doc__)
     root.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
     root.add_argument(
@@ -47,14 +47,14 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code is returned."""
+    """Runs a command and returns its exit code."""
     try:
         try:
             return _run(arguments)
         finally:
-            sys.stdout.flush()  # here, where it can be caught that the reader went away
+            sys.stdout.flush()  # here a closed output can be caught
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends.
+        # The interpreter flushes standard output again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED
 
@@ -86,5 +86,5 @@ def _run(arguments: Sequence[str] | None) -> int:
         return USAGE
 
 
-if __name__ == "__main__":  # `python -m accelcheck.cli`, where nothing is installed and only the import path is set
+if __name__ == "__main__":  # `python -m accelcheck.cli`, if accelcheck is only on the import path
     sys.exit(main())

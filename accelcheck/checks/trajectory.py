@@ -34,7 +34,7 @@ RULE_STEPS = 8
 SPOILT = 2
 INTERVAL = 3
 """Growth interval of the run that tests the scaler's rule: 8 steps with an infinite gradient in step 2. The scale is
-halved once and grows after step 5; a scaler that did not reset its count would grow it after step 3."""
+halved once and grows after steps 5 and 8; a scaler that kept its count would grow it after step 3."""
 
 RESUMED = "resumed"
 """Draw name of faults of a resumed training."""
@@ -91,7 +91,7 @@ class Bed:
         return {path: tensor.cpu() for path, tensor in self.program.run(Mode.TRAJECTORY).items()}
 
     def go_on(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> Result:
-        """Trains on from the saved state of the last run; everything else is reset first."""
+        """Trains on from the saved state of the last run; everything else is overwritten first."""
         saved = self.trainer.save(self.program)
         self.begin(steps, configure)
         self.trial.device.seed(self.trial.case.seed + 1)

@@ -1,4 +1,4 @@
-"""``accelcheck assess``: PyTorch's Compute Platform Quality Levels, item by item, from journals and answers."""
+"""``accelcheck assess``: prints PyTorch's Compute Platform Quality Levels by item, from journals and answers."""
 
 from __future__ import annotations
 

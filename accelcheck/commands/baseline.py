@@ -93,7 +93,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def _store(given: argparse.Namespace) -> Baselines:
-    """The named store, or the one of a pytest run in this folder."""
+    """Returns the named store, or that of a pytest run in this folder."""
     return Baselines(given.baselines or options.baselines(registered.here()))
 
 
@@ -212,7 +212,7 @@ def _prune(given: argparse.Namespace) -> int:
 
 
 def _work(baseline: Baseline) -> tuple[object, ...]:
-    """The parts that two baselines of a case must share to be comparable."""
+    """Returns the parts that comparable baselines of a case must share."""
     return baseline.digest, baseline.environment
 
 

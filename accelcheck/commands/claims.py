@@ -48,8 +48,7 @@ def add(commands: Any) -> None:
 def _claims(given: argparse.Namespace) -> int:
     if not usable(given.device):
         return NOTHING
-    # torch reads these at import: no pool of compiling processes beside the measurement, and no messages of the profiler, which
-    # follows memory.
+    # torch reads these at import: no pool of compiling processes, and no messages of the memory profiler.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:

@@ -1,4 +1,4 @@
-"""``accelcheck curve``: the number of cheap statements from which on torch.compile is faster than eager."""
+"""``accelcheck curve``: measures from how many cheap statements on torch.compile is faster than eager."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers of statements from a comma-separated list, in ascending order without duplicates.
+    """Parses a comma-separated list of numbers of statements, sorted without duplicates.
 
     Raises:
         UnknownNameError: One is not a whole number from 1 to `MOST`.

@@ -1,4 +1,4 @@
-"""``accelcheck diff``: what differs between two runs, from their journals alone. No torch."""
+"""``accelcheck diff``: compares two runs by their journals alone. No torch."""
 
 from __future__ import annotations
 

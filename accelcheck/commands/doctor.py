@@ -1,4 +1,4 @@
-"""``accelcheck doctor``: what this machine can test, what it lacks, and the commands that install it."""
+"""``accelcheck doctor``: reports testable devices, missing parts, and the commands that install them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _duet(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the child processes too; otherwise suspended ones would remain."""
+    """Lets SIGTERM end the child processes too; otherwise suspended ones would remain."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -145,7 +145,7 @@ def _terminable() -> Iterator[None]:
 def report(
     sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
 ) -> Iterator[str | console.Table]:
-    """What is printed: the environments, and a row for each case."""
+    """Yields the printed report: the environments, and a row for each case."""
     for side, fact in zip(sides, facts, strict=True):
         settings = "".join(f" {name}={value}" for name, value in side.environ.items())
         yield (
@@ -164,7 +164,7 @@ def report(
 def as_json(
     sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
 ) -> dict[str, Any]:
-    """The same for programs: times in seconds, ratios of B to A."""
+    """Returns the report as JSON: times in seconds, ratios of B to A."""
     return {
         "margin": margin,
         "sides": [
@@ -203,7 +203,7 @@ def _figures(row: DuetCase) -> tuple[str, ...]:
 
 
 def _factor(ratio: float) -> str:
-    """Few pairs may leave an interval of many orders of magnitude."""
+    """Formats a ratio; small numbers of pairs may leave an interval of many orders of magnitude."""
     return f"{ratio:.3f}" if ratio < 1000 else f"{ratio:.1e}"
 
 

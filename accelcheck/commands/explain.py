@@ -1,4 +1,4 @@
-"""``accelcheck explain``: why a case failed."""
+"""``accelcheck explain``: finds out why a case failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.explain.apart import Told
 
 PARTS = 5
-"""Of a case id: technique, workload, device, dtype, mode."""
+"""Number of parts of a case id: technique, workload, device, dtype, mode."""
 
 
 def add(commands: Any) -> None:

@@ -124,7 +124,7 @@ def _suggest(given: argparse.Namespace) -> int:
 
 
 def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
-    """The title of the cause of each case that is not green; of several causes that with the most cases."""
+    """Maps each case that is not green to the title of its cause, of several to that with the most cases."""
     from accelcheck.report.causes import causes
 
     titles: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""``accelcheck list``: the capability table, and the workloads, traits, devices and cases that it is made from."""
+"""``accelcheck list``: prints the capability table, or workloads, traits, devices and cases."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
 def _list(given: argparse.Namespace) -> int:
     if given.what == "devices":
         return _devices(given)
-    # Plugins differ between machines: the documentation has accelcheck's own techniques only.
+    # Plugins differ between machines: the documentation has only accelcheck's own techniques.
     config = None if given.markdown else registered.here(tuple(given.model))
     extra = [] if config is None else registered.devices(config)
     known = Matrix.load() if config is None else registered.matrix(config)
@@ -97,7 +97,7 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
         for row in capabilities.rows(chosen, places)
         if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
-    # Why not, where one asks what is tried with a workload.
+    # Reasons are printed if a workload is asked for.
     asked = chosen.workloads.values() if given.workload else ()
     refusals = {
         technique.name: {name: why for name, why in known.refusals(technique).items() if _named(name, given.technique)}
@@ -201,7 +201,7 @@ def _chosen(known: Mapping[str, Workload], patterns: Sequence[str]) -> dict[str,
 
 
 def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:
-    """The accelerators that the modules of ``--import`` add to torch; none if all devices asked for are known without."""
+    """Returns the accelerators that ``--import`` adds to torch; none if all named devices are known without it."""
     from accelcheck.devices.generic import Generic
 
     known = devices(extra)

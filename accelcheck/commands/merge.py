@@ -1,4 +1,4 @@
-"""``accelcheck merge``: shards of one run, and runs of several machines, in one journal. No torch."""
+"""``accelcheck merge``: writes shards of a run, or runs of several machines, to one journal. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``accelcheck pack``: journals with all that they were judged by, in one file that says whether it was altered. No torch."""
+"""``accelcheck pack``: writes journals and all inputs of their verdicts to one tamper-evident file. No torch."""
 
 from __future__ import annotations
 

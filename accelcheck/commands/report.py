@@ -1,4 +1,4 @@
-"""``accelcheck report``: files for people and programs from journals alone. No torch."""
+"""``accelcheck report``: writes files for people and programs from journals alone. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = {
     "ctrf": ("", "JSON of the Common Test Report Format"),
     "ocptv": ("", "JSON lines of OCP's test and validation format"),
 }
-"""The formats by their options, with the short option and the help."""
+"""Short option and help of each format, by long option."""
 
 
 def add(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""``accelcheck run``: the suite on the devices of this machine, with a journal and a report, without knowing pytest."""
+"""``accelcheck run``: runs the suite on the devices of this machine, with a journal and a report."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
 
 
 def _level() -> int:
-    """The level that the environment names; 1 where it names none of them."""
+    """Returns the level that the environment names, else 1."""
     given = os.environ.get(LEVEL, "")
     return int(given) if given in set(map(str, LEVELS)) else 1
 
@@ -111,7 +111,7 @@ def _session(given: argparse.Namespace, device: str, stamp: str) -> Session:
     own = [f"--technique={name}" for name in given.technique] + [f"--import={name}" for name in given.imports]
     chosen = [f"--accel-level={given.level}", *(word.replace("--", "--accel-", 1) for word in own)]
     more = ["--", *given.arguments] if given.arguments else []
-    # Without the second half the summary recommends the commands of pytest, one of which times.
+    # Without the second half the summary recommends commands of pytest, one of which times cases.
     command = "" if given.no_speed else shlex.join(["accelcheck", "run", f"--device={device}", *own, *more])
     return Session(device, journal, chosen, given.arguments, command)
 
@@ -126,7 +126,7 @@ def _start(half: Half) -> int:
 
 
 def verdict(codes: Sequence[int]) -> int:
-    """One exit code for several runs: what ended a run early, or else red, or else green; 5 where none had a case."""
+    """Combines exit codes of runs: one that ended early, else red, else green; 5 if none had a case."""
     for code in codes:
         if code not in RAN:
             return code
@@ -136,7 +136,7 @@ def verdict(codes: Sequence[int]) -> int:
 
 
 def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> None:
-    """The last lines: the verdict of each device, given its journals, where everything is, and the exit code."""
+    """Prints the verdict of each device by its journals, the paths, and the exit code."""
     print()
     for device, journals in planned.items():
         written = [path for path in journals if path.exists()]
@@ -157,7 +157,7 @@ def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> No
 
 
 def _tally(journals: Sequence[Path]) -> str:
-    """The verdict of a device in words."""
+    """Describes the verdict of a device."""
     records: list[Record] = []
     for path in journals:
         try:
@@ -175,11 +175,11 @@ def _tally(journals: Sequence[Path]) -> str:
 
 
 def _qualified(journals: Sequence[Path]) -> list[str]:
-    """Whether the device of these journals qualifies, and why not, where the whole of a level was asked for."""
+    """Describes whether a device qualifies, and why not, if the whole of a level was asked for."""
     try:
         qualifications = [qualification for run in load(journals) if (qualification := whole(run)) is not None]
     except JournalError:
-        return []  # the tally says it
+        return []  # the tally reports it
     return [
         escaped(line)
         for qualification in qualifications

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import PlantedRow, SeedResult
 
 SEEDS = 3
-"""Seeds on the CPU: what fits into 12 minutes on 2 cores."""
+"""Default number of seeds on the CPU: 12 minutes on 2 cores."""
 
 
 def add(commands: Any) -> None:
@@ -87,7 +87,7 @@ def _selftest(given: argparse.Namespace) -> int:
 
 
 def _run(device: str, rows: Sequence[PlantedRow], seeds: int, jobs: int) -> tuple[list[SeedResult], str]:
-    """The verdicts in the order of the rows, and why a process died; empty if none did."""
+    """Returns the verdicts in the order of the rows, and why a process died; empty if none did."""
     from accelcheck.selftest import runner
 
     outcomes: list[SeedResult] = []

@@ -1,4 +1,4 @@
-"""``accelcheck verify``: whether a package is what was packed, and whether its runs qualify. Extracts nothing. No torch."""
+"""``accelcheck verify``: checks that a package is unaltered, and that its runs qualify. Extracts nothing. No torch."""
 
 from __future__ import annotations
 

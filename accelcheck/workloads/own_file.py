@@ -1,4 +1,4 @@
-"""Models of other people that a file makes: ``FILE:FUNCTION``, as `--accel-model` and ``accelcheck check`` name them."""
+"""Loads user-owned models from ``FILE:FUNCTION``, as `--accel-model` and ``accelcheck check`` name them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FUNCTION = "make"
-"""Name of the function, unless said."""
+"""Default name of the function."""
 RETURNS = (
     "expected (model, inputs), (model, inputs, keywords), or a dict of model, inputs and further arguments of "
     "accelcheck.api.workload_of and task_of"
@@ -33,24 +33,24 @@ RETURNS = (
 TRAINING = ("loss", "target", "batches", "optimizer", "steps")
 ACCURACY = ("data", "metric", "max_drop")
 KEYS = ("model", "inputs", "keywords", "sizes", "estimators", "name", "traits", *TRAINING, *ACCURACY)
-"""What a dict may hold."""
+"""Legal keys of a dict."""
 
 
 @functools.cache  # a command asks for them too, and models may be large
 def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
-    """The workloads of a model: one for numbers and speed, and one for accuracy where there are data and a metric.
+    """Makes the workloads of a model: one for numbers and speed, and one for accuracy if there are data and a metric.
 
-    The function is called without arguments, with the random generators of Python, NumPy and torch seeded by the name, so that every
-    process makes the same model.
+    The function is called without arguments, with the random generators of Python, NumPy and torch seeded by the name,
+    so that every process makes the same model.
 
     Args:
         spec: ``FILE:FUNCTION``, or ``FILE`` for its function ``make``.
-        folder: That the path is relative to.
+        folder: Folder that the path is relative to.
 
     Raises:
-        OwnModelError: There is no such file or function, or what it returns cannot be checked.
+        OwnModelError: There is no such file or function, or its return value cannot be checked.
         ForeignCodeError: The file or the function raises.
-        UnknownNameError: A dict has a key that means nothing.
+        UnknownNameError: A dict has an unknown key.
     """
     path, function = _found(spec, folder)
     own = path.stem if function == FUNCTION else f"{path.stem}.{function}"
@@ -78,7 +78,7 @@ def _found(spec: str, folder: Path) -> tuple[Path, str]:
 
 
 def _imported(path: Path) -> Any:
-    """The module of a file. It can import what lies beside it, as a program in that folder can."""
+    """Imports a file as a module, which can import the files beside it."""
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
@@ -99,7 +99,7 @@ def _imported(path: Path) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A context in which the random generators of Python, NumPy and torch begin at a seed; afterwards they go on from where they were."""
+    """Seeds the random generators of Python, NumPy and torch within the context, and restores them afterwards."""
     plain, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
@@ -139,7 +139,7 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
 
 
 def _arguments(made: Any) -> dict[str, Any]:
-    """A tuple or a dict as arguments by name.
+    """Converts a tuple or a dict to arguments by name.
 
     Raises:
         OwnModelError: It is neither, or lacks the model, or has an unknown name.

@@ -1,4 +1,4 @@
-"""Models of other people with held-out data and a metric: what a technique costs in accuracy."""
+"""User-owned models with held-out data and a metric, to measure a technique's loss of accuracy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelcheck.workloads.base import Workload
 from accelcheck.workloads.nested import OwnModelError, Rebuilt
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
-"""``metric(output, target)``: a score for each sample of a batch, or one number for it; larger is better."""
+"""Function ``metric(output, target)`` of a score for each sample of a batch, or for the batch; larger is better."""
 
 
 def _none(output: Any, target: Any) -> Any:
@@ -22,12 +22,12 @@ def _none(output: Any, target: Any) -> Any:
 
 @dataclass(frozen=True)
 class OwnTask(Workload):
-    """A workload whose mode is ``accuracy``: the inputs and target of its problem are the first batch, `Problem.further` the others.
+    """Workload of mode ``accuracy``: its problem has the first batch, and `Problem.further` the others.
 
     Attributes:
-        metric: See `Metric`.
-        rebuilt: Makes what the model returns of its tensors; None where it returns one tensor.
-        max_drop: How much of the mean score a technique may cost, above 0 and at most 1.
+        metric: Scoring function; see `Metric`.
+        rebuilt: Function from the output tensors to the model's output; None if it is one tensor.
+        max_drop: Largest allowed drop of the mean score, above 0 and at most 1.
     """
 
     metric: Metric = _none
@@ -35,7 +35,7 @@ class OwnTask(Workload):
     max_drop: float = 0.01
 
     def scores(self, result: Mapping[str, Tensor], target: Tensor | None) -> Tensor:
-        """The scores of a batch, given the result of a forward pass on the CPU: ``(n,)`` bool or FP64; 0-D where the metric gives one number.
+        """Scores a forward result on the CPU: ``(n,)`` bool or FP64; 0-D if the metric returns one number.
 
         Raises:
             OwnModelError: The metric raises, or gives something else.

@@ -1,4 +1,4 @@
-"""The distributed backend: ranks under torchrun, with the device's own library of collectives, add up and gather what each has."""
+"""Check of the distributed backend: ranks under torchrun all-reduce and all-gather with the device's library."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 RANKS = 2
-"""One each where only one device is visible."""
+"""Most ranks; one if only one device is visible."""
 PATIENCE = 120.0
-"""Seconds that the ranks may take."""
+"""Time limit of the ranks in seconds."""
 NO_BACKEND = "No backend type associated with device type"
-"""What torch says of tensors that no backend of the group takes (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
+"""Text of torch's error for tensors that no backend of the group takes (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Start the ranks, and compare what each of them has in the end.
+    """Starts the ranks, and compares the results of each.
 
     Raises:
         ChildError: A rank failed, or took too long.
@@ -111,10 +111,10 @@ def _run(device: Device, own: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 
 def rank(arguments: Sequence[str]) -> None:
-    """One rank's part; torchrun calls it.
+    """Runs one rank; torchrun calls it.
 
     Args:
-        arguments: The folder of the mailbox.
+        arguments: Folder of the mailbox.
     """
     box, number = Mailbox(Path(arguments[0])), int(os.environ["RANK"])
     try:
@@ -139,6 +139,6 @@ def rank(arguments: Sequence[str]) -> None:
         }
         distributed.barrier()
         box.put(f"answer-{number}", report)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the case reports it
+    except BaseException as error:  # noqa: BLE001 - the case reports it
         box.raised(number, error)
         os._exit(1)  # at once: a process group may wait for the others when it is destroyed

@@ -1,4 +1,4 @@
-"""A C++ extension: an operator that torch.utils.cpp_extension compiles, and that computes on the device by ATen's operators."""
+"""Check of C++ extensions: torch.utils.cpp_extension compiles an operator that computes on the device by ATen."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TORCH_LIBRARY({LIBRARY}, library) {{
   library.def("multiply_add(Tensor one, Tensor two) -> Tensor", &multiply_add);
 }}
 """
-"""Without torch/extension.h, which takes several times as long to compile, and is for Python modules."""
+"""Source without torch/extension.h, which is for Python modules and compiles several times as long."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Compile, load and call the operator.
+    """Compiles, loads and calls the operator.
 
     Raises:
         Unsupported: There is no compiler, or no ninja: `unavailable`.

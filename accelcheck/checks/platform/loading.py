@@ -1,4 +1,4 @@
-"""New processes that import torch: with the device, on which they compute, and where the device is hidden from them."""
+"""Checks of new processes that import torch: with the device visible, and with it hidden."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 PATIENCE = 120.0
-"""Seconds that such a process may take."""
+"""Time limit of such a process in seconds."""
 
 
 def with_hardware(trial: Trial) -> Finding:
-    """Import torch, show its version, compute on the device.
+    """Imports torch in a new process, reads its version and computes on the device.
 
     Raises:
         Unsupported: A chip belongs to one process.
@@ -55,7 +55,7 @@ def with_hardware(trial: Trial) -> Finding:
 
 
 def without_hardware(trial: Trial) -> Finding:
-    """Import torch with the device hidden by its vendor's mask, show that it is gone, compute on the CPU.
+    """Imports torch with the device hidden by its vendor's variable, counts devices, and computes on the CPU.
 
     Raises:
         Unsupported: The device is the host's CPU, or no variable that hides it is known.
@@ -91,10 +91,10 @@ def _wrong(message: Message) -> list[Fault]:
 
 
 def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
-    """What a new process says.
+    """Runs a function in a new process and returns its message.
 
     Raises:
-        RuntimeError: It ended otherwise than by itself and with status 0; the message has its output.
+        RuntimeError: The process did not end by itself with status 0; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="accelcheck-loading-") as folder:
         Mailbox(Path(folder)).put("device", device)
@@ -107,7 +107,7 @@ def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
 
 
 def compute(arguments: Sequence[str]) -> None:
-    """In the new process: import torch, and add on the device."""
+    """Imports torch and adds on the device, in the new process."""
     import torch
 
     imports.load()
@@ -119,7 +119,7 @@ def compute(arguments: Sequence[str]) -> None:
 
 
 def compute_hidden(arguments: Sequence[str]) -> None:
-    """In the new process, where the device is hidden: import torch, count such devices, and add on the CPU."""
+    """Imports torch, counts the hidden devices and adds on the CPU, in the new process."""
     import torch
 
     imports.load()
@@ -130,7 +130,7 @@ def compute_hidden(arguments: Sequence[str]) -> None:
 
 
 def _of_xla() -> int:
-    """Number of chips that torch_xla sees; what it raises where it finds none is 0."""
+    """Counts the chips that torch_xla sees; 0 where it raises because it finds none."""
     from importlib import import_module
 
     try:

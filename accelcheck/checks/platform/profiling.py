@@ -1,4 +1,4 @@
-"""torch.profiler: it names the operators that a run calls and, on an accelerator, shows what the device did and for how long."""
+"""Check of torch.profiler: it names the operators of a run and, on an accelerator, shows timed device events."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from accelcheck.checks.trial import Trial
 
 LAYERS = 3
-"""Linear layers of the workload: as many ``aten::addmm`` or ``aten::linear`` are called."""
+"""Number of the workload's linear layers, each a call of ``aten::addmm`` or ``aten::linear``."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Profile a forward pass.
+    """Profiles a forward pass.
 
     Raises:
         Unsupported: The profiler shows nothing of the device.
     """
     device, program = trial.device, trial.program(trial.case.seed)
     program.module.eval()
-    plain = program.run(Mode.FORWARD)["out"].cpu()  # also for what the first call sets up
+    plain = program.run(Mode.FORWARD)["out"].cpu()  # also sets up whatever a first call does
     activities = sorted(supported_activities(), key=str)  # type: ignore[no-untyped-call]  # untyped in torch
     with profile(activities=activities) as profiled, torch.no_grad():
         out = program.module(*program.inputs)
