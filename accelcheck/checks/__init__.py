@@ -1,4 +1,4 @@
-"""The checks: each takes a case to its verdict. `execute` chooses one by the case's mode and holds its verdict against the ledger.
+"""Checks, which find the verdict of a case; `execute` chooses one by the case's mode.
 
-How a tensor is judged belongs in `accelcheck.verify`, and how time and memory are measured in `accelcheck.measure`.
+Tensors are judged by `accelcheck.verify`, and time and memory are measured by `accelcheck.measure`.
 """

@@ -24,8 +24,6 @@ from accelcheck.workloads.task import Task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import nn
-
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Evidence
     from accelcheck.verify.cache import Cache
@@ -255,7 +253,7 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained model and its examination.
+    """Trained model and its examination.
 
     Attributes:
         state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.

@@ -17,17 +17,7 @@ from accelcheck.checks.own_model import widened
 from accelcheck.checks.remarks import ALGORITHM, REFUSED, UNSTEADY, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
-from accelcheck.checks.trial import (
-    MOST_FAULTS,
-    Finding,
-    State,
-    absent,
-    given,
-    reason_of,
-    unobserved,
-    warm_up,
-    watched,
-)
+from accelcheck.checks.trial import MOST_FAULTS, Finding, State, absent, given, reason_of, unobserved, warm_up, watched
 from accelcheck.core.case import SCHEME, Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
@@ -167,7 +157,7 @@ class _Run:
         self._wrong: list[Draw] = []
         """Draws with faults of their own, in order."""
         self._excess: dict[Draw, float] = {}
-        """The largest error of each judged draw, as a multiple of its budget."""
+        """Largest error of each judged draw, as a multiple of its budget."""
         self._closer = CloserLooks(trial)
         self.compared: Counter[str] = Counter()
         self.excess = 0.0
@@ -315,7 +305,7 @@ class _Run:
             self.program.inputs = kept
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
-        """Judges the tensors whose metadata is right; returns the result on the CPU, or nothing if metadata is wrong."""
+        """Judges the tensors whose metadata is right; returns the result on the CPU, empty if metadata is wrong."""
         contract = self.contract
         if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
@@ -336,7 +326,7 @@ class _Run:
         return {} if wrong else result
 
     def _scheme(self, result: Result) -> Iterator[Figure]:
-        """Yields the largest error of a user-owned model under a scheme such as quantization, against the FP32 model."""
+        """Yields a user-owned model's largest error under a scheme such as quantization, against the FP32 model."""
         trial = self.trial
         if not trial.workload.given or trial.technique.oracle == "float64" or trial.case.mode is not Mode.FORWARD:
             return

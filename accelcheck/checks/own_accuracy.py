@@ -124,7 +124,8 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
                 f"{score_drop.bound:.2%} at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some "
                 f"{enough:,} such samples would decide"
             )
-        got = f"{score_drop.drop:.3%}, at most {score_drop.bound:.3%} ({score_drop.words}): from {means[0]:.6g} to {means[1]:.6g}"
+        measured = f"{score_drop.drop:.3%}, at most {score_drop.bound:.3%} ({score_drop.words})"
+        got = f"{measured}: from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))
     return Finding(evidence, faults, figures, first.numel())
 

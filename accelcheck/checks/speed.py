@@ -77,10 +77,7 @@ def verify(trial: Trial) -> Finding:
 
 
 def ratio(
-    trial: Trial,
-    looks: Sequence[float] = LOOKS,
-    now: Callable[[], float] = time.perf_counter,
-    error: float = ERROR,
+    trial: Trial, looks: Sequence[float] = LOOKS, now: Callable[[], float] = time.perf_counter, error: float = ERROR
 ) -> Comparison:
     """Measures the candidate's time as a part of FP32 eager's in this process, without judging it.
 
@@ -139,7 +136,7 @@ class Contender:
         self.call = call
 
     def drawn(self, timed: Callable[[], float]) -> float:
-        """Times a block of calls from a random set of inputs on; may keep the last result if it had the first inputs."""
+        """Times a block of calls from a random set of inputs on; may keep a last result of the first inputs."""
         for _ in range(_CHANCE.randrange(ROTATED)):
             next(self._turns)
         seconds = timed()

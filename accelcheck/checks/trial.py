@@ -216,10 +216,7 @@ class Finding:
     @property
     def wrong(self) -> tuple[Fault, ...]:
         """Faults of claims that were not seen, then the others; empty if the case passes."""
-        return (
-            *(fault for item in self.evidence if not item.engaged for fault in _unseen(item)),
-            *self.faults,
-        )
+        return (*(fault for item in self.evidence if not item.engaged for fault in _unseen(item)), *self.faults)
 
 
 def _unseen(evidence: Evidence) -> Iterator[Fault]:

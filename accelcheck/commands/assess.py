@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     assess = commands.add_parser(
         "assess",
         help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
@@ -73,9 +73,7 @@ def _assess(given: argparse.Namespace) -> int:
         print("\n\n".join("\n".join(assessment_table.markdown(levels, name)) for name, levels in assessed))
     else:
         for number, (name, levels) in enumerate(assessed):
-            console.show(
-                ["", *assessment_table.lines(levels, name)] if number else assessment_table.lines(levels, name)
-            )
+            console.show([*([""] if number else []), *assessment_table.lines(levels, name)])
     if not any(levels.evidenced or assessment.tried(levels) for _, levels in assessed):
         print(f"accelcheck: no case of any item is in the journals: {assessment.HOW}", file=sys.stderr)
         return NOTHING

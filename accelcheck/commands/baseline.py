@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     baseline = commands.add_parser("baseline", help="stored figures: show, compare, update, prune", description=__doc__)
     baseline.add_argument(
         "--baselines",
@@ -116,15 +116,10 @@ def _show(given: argparse.Namespace) -> int:
         for folder, stored in chosen.items()
     }
     if given.json:
+        fields = ("case", "ratio", "spread", "processes", "slowdown")
         folders = {
             folder: [
-                {
-                    "case": case,
-                    "ratio": ratio.factor,
-                    "spread": ratio.spread,
-                    "processes": ratio.count,
-                    "slowdown": seen,
-                }
+                dict(zip(fields, (case, ratio.factor, ratio.spread, ratio.count, seen), strict=True))
                 for case, ratio, seen in rows
             ]
             for folder, rows in shown.items()

@@ -57,7 +57,7 @@ TAIL = 40
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "check",
         help="which techniques are safe and faster for your own model",
@@ -172,11 +172,8 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
 def _usual(known: Matrix) -> set[str]:
     """Returns the names of the default techniques, those of other packages included."""
     own = __package__.partition(".")[0] + "."
-    return {
-        name
-        for name, technique in known.techniques.items()
-        if name in USUAL or not type(technique).__module__.startswith(own)
-    }
+    foreign = {name for name, technique in known.techniques.items() if not type(technique).__module__.startswith(own)}
+    return foreign | (USUAL & known.techniques.keys())
 
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:

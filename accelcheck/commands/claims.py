@@ -23,7 +23,7 @@ KIND = "claims"
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     claims = commands.add_parser(
         KIND,
         help="measure published claims on this device, and print each claim beside its measurement",

@@ -23,7 +23,7 @@ KIND = "curve"
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     curve = commands.add_parser(
         KIND,
         help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where they break even",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     diff = commands.add_parser(
         "diff",
         help="what is better and worse in one run than in another: verdicts, errors, speed, coverage",

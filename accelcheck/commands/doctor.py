@@ -21,7 +21,7 @@ _WIDTH = 120
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     doctor = commands.add_parser(
         "doctor",
         help="what this machine can test, what it lacks, and the command that installs it",

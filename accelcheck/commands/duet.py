@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "duet",
         help="compare two environments (wheels, runtimes, revisions) on this machine",

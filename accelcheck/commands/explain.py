@@ -28,7 +28,7 @@ PARTS = 5
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "explain",
         help="say why a case failed: which layer, which operator, and the smallest script that shows it",

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    ledger = commands.add_parser(
-        "ledger",
-        help="known failures: check the files, suggest entries",
-        description=__doc__,
-    )
+    """Declares the command."""
+    ledger = commands.add_parser("ledger", help="known failures: check the files, suggest entries", description=__doc__)
     examples(
         ledger,
         ("accelcheck ledger check known.toml", "exits with 1 if something has to change"),
@@ -79,14 +75,12 @@ def _check(given: argparse.Namespace) -> int:
     ids = {case.id for case in registered.matrix(config).cases(selection)}
     records = [record for run in runs for record in run.records] if given.journal else None
     checked = ledger_check.check(paths, ids, _today(), records)
+    tally = f"{len(checked.wrong)} to change, {len(checked.notes)} to look at"
     console.show(
         [
             *(f"wrong: {line}" for line in checked.wrong),
             *(f"note: {line}" for line in checked.notes),
-            (
-                f"{len(paths)} ledgers, {checked.entries} entries: {len(checked.wrong)} to change, {len(checked.notes)} "
-                "to look at"
-            ),
+            f"{len(paths)} ledgers, {checked.entries} entries: {tally}",
         ]
     )
     return RED if checked.wrong else GREEN
@@ -111,15 +105,8 @@ def _suggest(given: argparse.Namespace) -> int:
         console.show(["accelcheck: no failure that a ledger could expect", *told], sys.stderr)
         return NOTHING
     console.show(lines)
-    console.show(
-        [
-            (
-                f"accelcheck: {count} {'entry' if count == 1 else 'entries'}; write the reason, the link and the owner of "
-                "each"
-            )
-        ],
-        sys.stderr,
-    )
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    console.show([f"accelcheck: {entries}; write the reason, the link and the owner of each"], sys.stderr)
     return GREEN
 
 

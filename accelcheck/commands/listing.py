@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     listing = commands.add_parser(
         "list",
         help="all techniques, and whether each device runs them; or workloads, traits, devices, cases",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     pack = commands.add_parser(
         "pack",
         help="put journals, ledgers and logs into one package that can be verified",

@@ -24,7 +24,7 @@ _MARGIN = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` that names the nearest command or option, and exits with 4 for wrong usage, like pytest.
+    """`argparse.ArgumentParser` that names the nearest command or option, and exits with 4 like pytest.
 
     Its subparsers are of this class too. `epilog` is printed as it is written; `description` is wrapped.
     """
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
             for action in parser._actions:  # noqa: SLF001 - of our own class
                 name = str(action.metavar or "").partition(".")[0]
                 if name in _PATHS:
-                    setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - shtab's attribute
+                    setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - for shtab
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

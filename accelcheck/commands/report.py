@@ -27,7 +27,7 @@ FORMATS = {
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     report = commands.add_parser(
         "report",
         help="an HTML page and other files from journals",

@@ -31,7 +31,7 @@ _OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume",
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "run",
         help="run the suite on this machine's devices, with a journal and a report",

@@ -28,7 +28,7 @@ SEEDS = 3
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     runner = commands.add_parser(
         "selftest",
         help="plant every fault and every correct variant, and check that verdicts tell them apart",

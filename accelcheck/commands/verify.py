@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     verify = commands.add_parser(
         "verify",
         help="check a package: what was altered or is missing, who signed it, whether it qualifies",

@@ -1,4 +1,4 @@
-"""Redraws the inputs of a user-owned model, and resizes them: a kernel may be wrong only for batches not divisible by 8."""
+"""Redraws and resizes inputs of a user-owned model: a kernel may be wrong only for batches not divisible by 8."""
 
 from __future__ import annotations
 

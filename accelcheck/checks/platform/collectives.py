@@ -36,7 +36,7 @@ RANKS = 2
 PATIENCE = 120.0
 """Time limit of the ranks in seconds."""
 NO_BACKEND = "No backend type associated with device type"
-"""Text of torch's error for tensors that no backend of the group takes (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
+"""Text of torch's error for tensors without a backend (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
 
 
 def verify(trial: Trial) -> Finding:

@@ -124,7 +124,7 @@ def _casts(tries: Tries, name: str, codes: Sequence[int]) -> None:
         numbers = torch.tensor([float(value) for value in given], dtype=getattr(torch, source))
         tries.attempt(
             f"cast from {source}",
-            lambda numbers=numbers: numbers.to(place).to(dtype),  # type: ignore[misc]  # mypy does not see the default's type
+            lambda numbers=numbers: numbers.to(place).to(dtype),  # type: ignore[misc]  # the default's type
             name,
             [_cast(value, form) for value in given],
         )
@@ -192,12 +192,12 @@ def _elementwise(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype = FORMATS[name], getattr(torch, name)
     # Each pairs with two others, so that sums and products have all sizes, overflow, and are odd and even.
     pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 10) for index, code in enumerate(codes)]
-    left, right = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
-    values = [(form.decode(a), form.decode(b)) for a, b in pairs]
+    a, b = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
+    values = [(form.decode(left), form.decode(right)) for left, right in pairs]
     place = tries.device.torch_device()
     for label, work in (("added", operator.add), ("multiplied", operator.mul)):
         expected = [_result(form, pair, work) for pair in values]
-        tries.attempt(label, lambda work=work: work(left.to(place), right.to(place)), name, expected)  # type: ignore[misc]  # mypy does not see the default's type
+        tries.attempt(label, lambda work=work: work(a.to(place), b.to(place)), name, expected)  # type: ignore[misc]
 
 
 def _result(form: Format, pair: tuple[Value, Value], work: Callable[..., Fraction]) -> Accepted:

@@ -37,21 +37,9 @@ def with_hardware(trial: Trial) -> Finding:
     if not (answer := shareable(trial.device)).ok:
         raise Unsupported(answer)
     message = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
-    return Finding(
-        [
-            Evidence(
-                "`import torch` ends, and torch says its version", str(message["torch"]), engaged=bool(message["torch"])
-            ),
-            Evidence(
-                f"device that computes is {trial.device.type}",
-                str(message["on"]),
-                engaged=message["on"] == trial.device.type,
-            ),
-        ],
-        _wrong(message),
-        (),
-        2,
-    )
+    device = trial.device.type
+    where = Evidence(f"device that computes is {device}", str(message["on"]), engaged=message["on"] == device)
+    return _finding(message, where)
 
 
 def without_hardware(trial: Trial) -> Finding:
@@ -70,24 +58,16 @@ def without_hardware(trial: Trial) -> Finding:
         raise Unsupported(unsupported(Code.NO_FEATURE, reason))
     message = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
     left = int(message["devices"])
-    return Finding(
-        [
-            Evidence(
-                "`import torch` ends, and torch says its version", str(message["torch"]), engaged=bool(message["torch"])
-            ),
-            Evidence(f"devices of {device.name} that are left with {variable} empty = 0", left, engaged=left == 0),
-        ],
-        _wrong(message),
-        (),
-        2,
-    )
+    claim = f"devices of {device.name} that are left with {variable} empty = 0"
+    return _finding(message, Evidence(claim, left, engaged=left == 0))
 
 
-def _wrong(message: Message) -> list[Fault]:
+def _finding(message: Message, where: Evidence) -> Finding:
+    version = str(message["torch"])
+    seen = Evidence("`import torch` ends, and torch says its version", version, engaged=bool(message["torch"]))
     expected, got = [2.0, 2.0], message["sum"]
-    if got == expected:
-        return []
-    return [Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))]
+    fault = Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))
+    return Finding([seen, where], [] if got == expected else [fault], (), 2)
 
 
 def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:

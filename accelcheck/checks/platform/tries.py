@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 REFUSAL = re.compile(
     r"\bnot (yet |currently )?(been )?(implemented|supported|available)|unsupported|un(known|recognized) dtype"
-    r"|(n't|cannot|only|not) (be )?(support|convert)|only (be )?supported|could not run|no kernel|unimplemented|invalid dtype|has no attribute",
+    r"|(n't|cannot|only|not) (be )?(support|convert)|only (be )?supported|could not run|no kernel|unimplemented"
+    r"|invalid dtype|has no attribute",
     re.IGNORECASE,
 )
 """Pattern of exception texts about an operation that a backend lacks. Other exceptions are errors: `Tries.attempt`."""
