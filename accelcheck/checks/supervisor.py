@@ -77,7 +77,7 @@ class Supervisor:
 
     def _judged(self, case: Case) -> Record:
         record = self._ran(case)
-        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        # The gate comes first: a ledger may expect a regression, and an unexpected pass is not stored.
         return hold(record if self.gate is None else self.gate.judge(record), self._ledger)
 
     def _again(self, first: Record) -> Record:

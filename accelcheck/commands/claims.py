@@ -1,4 +1,4 @@
-"""``accelcheck claims``: published claims, measured on this device."""
+"""``accelcheck claims``: measures published claims on this device."""
 
 from __future__ import annotations
 

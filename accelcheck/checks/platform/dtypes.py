@@ -118,7 +118,7 @@ def _casts(tries: Tries, name: str, codes: Sequence[int]) -> None:
     place, host = tries.device.torch_device(), of_patterns(codes, form, dtype)
     single = FORMATS["float32"]
     values = [form.decode(code) for code in codes]
-    # float32 is cast from float64.
+    # float32 itself is also cast from float64, which rounds.
     for source in ("float32", *(["float64"] if name == "float32" else [])):
         given = _for_casting(form, values, FORMATS[source])
         numbers = torch.tensor([float(value) for value in given], dtype=getattr(torch, source))
