@@ -311,8 +311,8 @@ class _Run:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
         wrong = [*check_metadata(result, reference, contract)]
         self.faults += [_drawn(fault, draw) for fault in wrong]
-        apart = {fault.path for fault in wrong if fault.view != "strides"}  # other strides leave the values as they are
-        result = _on_host({path: tensor for path, tensor in result.items() if path not in apart})
+        misshapen = {fault.path for fault in wrong if fault.view != "strides"}  # other strides keep the values
+        result = _on_host({path: tensor for path, tensor in result.items() if path not in misshapen})
         judgement = judge(result, reference)
         gates = [figure for figure in judgement.figures if figure.gates and figure.allowed > 0]
         self._excess[draw] = max((figure.measured / figure.allowed for figure in gates), default=0.0)

@@ -1,6 +1,6 @@
 """Runs cases in a process of their own, and applies gate and ledger to their records: the side of pytest's process.
 
-A case that crashes, hangs or loses its device ends the process of the cases, and nothing else. That process is a fork
+A case that crashes, hangs or loses its device ends the process of the cases, and nothing else. This process is a fork
 from before the first case, so that it knows every registered technique and device. When it ends, another fork takes
 its place.
 """

@@ -205,8 +205,8 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
             ("missing", ("a tensor", "nothing")) if path in wanted else ("unexpected", ("nothing", "a tensor"))
         )
         return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
-    apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
-    others = f"{len(differing)} that differ, this first, by {apart:.3e}"
+    distance = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
+    others = f"{len(differing)} that differ, this first, by {distance:.3e}"
     equal = f"{len(wanted)} tensors bitwise equal"
     return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, equal, others)]
 
