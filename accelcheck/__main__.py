@@ -1,4 +1,4 @@
-"""``python -m accelcheck``: the program where its folder of programs is on no path."""
+"""``python -m accelcheck``: runs the program if its script is not on PATH."""
 
 import sys
 

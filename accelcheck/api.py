@@ -1,28 +1,28 @@
-"""The public interface: everything that techniques, workloads and devices of other packages import from accelcheck.
+"""Public interface: everything that techniques, workloads and devices of other packages import from accelcheck.
 
-Names are resolved when they are first used: importing this module, and the names of the first two groups, imports no torch, which
-a module that defines a device must not do at its top. Names that are not listed here may move between releases.
+Names are resolved at their first use: importing this module, and the names of the first two groups, imports no torch,
+which a module that defines a device must not do at its top. Unlisted names may move between releases.
 docs/extending.md has a complete example of each kind, and describes the hooks that register them.
 
-Capabilities: whether something exists on a device, and why not.
+Capabilities: answers to the question if something exists on a device, with reasons.
     `Capability`: the answer, with a code, a reason and an action.
     `SUPPORTED`: the answer "yes".
-    `unsupported`, `unavailable`: make the two kinds of "no": it does not exist there; it could, but this machine lacks something.
+    `unsupported`, `unavailable`: make the "no" of what does not exist there, and of what this machine lacks.
     `Code`: the reason of a "no" as a word that reports count.
-    `Unsupported`: the exception that gives a "no" that only the run itself could find (a technique's module; imports torch).
+    `Unsupported`: the exception for a "no" that only the run can find (imports torch).
 
 Devices: backends under test.
     `Device`: the base class.
-    `Fingerprint`: chip, driver and versions; what `Device.fingerprint` returns.
-    `Memory`: bytes that tensors hold; what `Device.memory` returns.
-    `Telemetry`: clock, temperature and energy; what `Device.telemetry` returns.
+    `Fingerprint`: chip, driver and versions, from `Device.fingerprint`.
+    `Memory`: bytes that tensors hold, from `Device.memory`.
+    `Telemetry`: clock, temperature and energy, from `Device.telemetry`.
 
 Techniques: accelerations under test.
     `Technique`: the base class.
     `Program`: a workload on a device, ready to run; `Technique.prepare` changes it.
-    `Mode`: what of a workload is run, such as ``forward`` or ``train`` (no torch).
+    `Mode`: the part of a workload that is run, such as ``forward`` or ``train`` (no torch).
     `Evidence`: one observation that shows whether the technique ran (no torch).
-    `Log`: what `Technique.evidence` reads: counts of what was observed.
+    `Log`: counts of observations, which `Technique.evidence` reads.
     `OperatorLog`: the log of all dispatched operators; the default of `Technique.watch`.
     `ProfilerLog`: the log of torch.profiler, for compiled code.
     `operators`: the log as an `OperatorLog`, to read dtypes and formats of operands.
@@ -109,7 +109,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 if not TYPE_CHECKING:  # type checkers would take every misspelt name for one that __getattr__ knows
 
     def __getattr__(name: str) -> object:
-        """The public name, from the module that defines it.
+        """Returns a public name from the module that defines it.
 
         Raises:
             AttributeError: There is no such public name; the message gives the nearest one.

@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLOSED = 128 + 13
-"""Exit code where the reader of the output went away, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
+"""Exit code for a closed output, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
 
 
 def parser() -> Parser:
-    """The parser of the whole command line, with all commands. Imports no torch."""
-    found = Parser(prog="accelcheck", description=__doc__)
-    found.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
-    found.add_argument(
+    """Makes the parser of the whole command line. Imports no torch."""
+    root = Parser(prog="accelcheck", description=__doc__)
+    root.add_argument("--version", action="version", version=f"accelcheck {accelcheck.__version__}")
+    root.add_argument(
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
         metavar="SHELL",
         help=f"print the script that completes accelcheck's commands and options in a shell: {', '.join(SHELLS)}",
     )
-    commands = found.add_subparsers(dest="command", metavar="COMMAND")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND")
     for add in discover("accelcheck.commands", "COMMANDS"):
         add(commands)
     examples(
-        found,
+        root,
         ("accelcheck doctor", "what this machine can test, and what it lacks"),
         ("accelcheck run", "the suite at level 1 on every device that is present"),
         ("accelcheck list --device=cpu", "every technique, and whether the CPU runs it"),
         ("accelcheck --print-completion bash", "a script to source in ~/.bashrc"),
     )
-    return found
+    return root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code is returned."""
+    """Runs a command and returns its exit code."""
     try:
         try:
             return _run(arguments)
         finally:
-            sys.stdout.flush()  # here, where it can be caught that the reader went away
+            sys.stdout.flush()  # here a closed output can be caught
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends.
+        # The interpreter flushes standard output again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED
 
@@ -86,5 +86,5 @@ def _run(arguments: Sequence[str] | None) -> int:
         return USAGE
 
 
-if __name__ == "__main__":  # `python -m accelcheck.cli`, where nothing is installed and only the import path is set
+if __name__ == "__main__":  # `python -m accelcheck.cli`, if accelcheck is only on the import path
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The check of task accuracy: of a trained model under a technique, and of a model that a technique trained."""
+"""Check of task accuracy: a trained model run under a technique, and a model that a technique trained."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from accelcheck.workloads.task import Task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import nn
-
     from accelcheck.checks.trial import Trial
     from accelcheck.core.case import Evidence
     from accelcheck.verify.cache import Cache
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 
 WATCHED_STEPS = 2
-"""Steps of the run that shows, in mode learning, that the technique is engaged."""
+"""Steps of the watched run that shows, in mode learning, that the technique is engaged."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,11 @@ class Sitting:
 
 
 def verify(trial: Trial) -> Finding:
-    """Hold the accuracy on samples that no model has seen in its training against that of FP32 eager on the CPU.
+    """Compares the accuracy on held-out samples with that of FP32 eager on the CPU.
 
     In mode accuracy FP32 eager has trained the models, and the technique classifies; every sample is held out once. In
-    mode learning the technique trains, from the reference's parameters, and FP32 eager on the CPU classifies. For an `OwnTask` see
-    `accelcheck.checks.own_accuracy`.
+    mode learning the technique trains, from the reference's parameters, and FP32 eager on the CPU classifies. An
+    `OwnTask` is judged by `accelcheck.checks.own_accuracy`.
 
     Raises:
         TypeError: The workload is no task.
@@ -95,37 +93,37 @@ def _decidable(trial: Trial, task: Task, references: Mapping[int, Learned]) -> N
     accuracy = float(right.float().mean())
     if accuracy < task.least:
         raise OracleError(
-            f"{task.name}: FP32 eager on the CPU reached an accuracy of {accuracy:.2%}, expected {task.least:.2%} or more: "
-            "a model that learnt nothing has nothing to lose"
+            f"{task.name}: FP32 eager on the CPU reached an accuracy of {accuracy:.2%}, expected {task.least:.2%} or "
+            "more: a model that learnt nothing has nothing to lose"
         )
-    # A sample that several seeds are examined on counts once: they agree on whether it is a hard one.
+    # A sample counts once, however many seeds are examined on it: they agree on whether it is hard.
     samples = len(right) * task.folds // len(references)
     limit = trial.technique.accuracy_limit
     least = fewest(limit)
     if samples < least:
         raise UndecidedError(
-            f"too few samples to decide: n = {samples}, at least {least} needed to show, at {CONFIDENCE:.1%} confidence, "
-            f"that no more than {limit:.3%} of the accuracy is lost"
+            f"too few samples to decide: n = {samples}, at least {least} needed to show, at {CONFIDENCE:.1%} "
+            f"confidence, that no more than {limit:.3%} of the accuracy is lost"
         )
 
 
 def _classified(trial: Trial, task: Task, fold: int, references: Mapping[int, Learned]) -> Iterator[Sitting]:
-    """The technique classifies the fold's samples, with parameters that FP32 eager trained."""
+    """Classifies the fold's samples by the technique, with parameters that FP32 eager trained."""
     for seed, reference in references.items():
         with trial.clock("prepare"):
             lesson = task.lesson(seed, fold)
             module = lesson.training.module
             module.load_state_dict(reference.state)
-            # Static quantization calibrates on what it is given: samples of the training, and no target.
+            # Static quantization calibrates on these samples: they belong to the training, and have no target.
             known, _ = _some(lesson, len(lesson.inputs))
             program = trial.place(Problem(module, (known,)), seed)
             trial.technique.prepare(program, Mode.FORWARD, trial.device)
             _warm_up(trial, program, Mode.FORWARD, lesson)
             trial.device.reset_fallbacks()
-        # What is judged runs unobserved, as for users; what shows that the technique runs is asked of a run with other samples.
+        # The judged run is unobserved, as for users; evidence comes from a run with other samples.
         _, evidence = _watched(trial, program, Mode.FORWARD)
         with trial.clock("run"):
-            # Into the tensor that was prepared: it keeps its strides, and what remembers results by address shows.
+            # The prepared tensor keeps its strides; in-place input exposes caches that go by address.
             _fill({"": program.inputs[0]}, {"": lesson.inputs})
             trial.device.seed(seed)
             result = program.run(Mode.FORWARD)
@@ -136,10 +134,10 @@ def _classified(trial: Trial, task: Task, fold: int, references: Mapping[int, Le
 
 
 def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learned]) -> Iterator[Sitting]:
-    """The technique trains on all but the fold's samples: prepared once, and once for each seed from its parameters.
+    """Trains by the technique on all but the fold's samples: prepared once, run once per seed.
 
-    What shows that it ran is watched in two steps more, after the last training: what counts itself (compilations, scaled
-    losses, fallbacks) counts them all, and the operators of whole trainings would be too many to keep.
+    Two further watched steps after the last training give the evidence: counters (compilations, scaled losses,
+    fallbacks) cover all steps, and the operators of whole trainings would be too many to keep.
     """
     device = trial.device
     lessons = {seed: task.lesson(seed, fold) for seed in references}
@@ -167,7 +165,7 @@ def _trained(trial: Trial, task: Task, fold: int, references: Mapping[int, Learn
 
 
 def _warm_up(trial: Trial, program: Program, mode: Mode, lesson: Lesson) -> None:
-    """As `accelcheck.checks.trial.warm_up`, with other samples of the training, and a single step where it trains."""
+    """Warms up with other samples of the training, by a single step where it trains."""
     technique, traits = trial.technique, trial.workload.traits
     judged = program.inputs, program.target, program.steps
     program.steps = 1
@@ -182,7 +180,7 @@ def _warm_up(trial: Trial, program: Program, mode: Mode, lesson: Lesson) -> None
 
 
 def _some(lesson: Lesson, size: int, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Samples to learn from and their classes, from a number on, and from the first one again after the last."""
+    """Returns training samples and their classes from index `first` on, cyclically."""
     index = (torch.arange(size) + first) % len(lesson.samples)
     return lesson.samples[index], lesson.classes[index]
 
@@ -199,7 +197,7 @@ def _watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, tuple[
 
 
 def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor, list[Fault]]:
-    """The logits on the CPU, all NaN where there are none to be read, and what is wrong with them."""
+    """Returns the logits on the CPU, all NaN where none can be read, and their faults."""
     out = result.get("out")
     if out is None or out.shape != shape or not out.is_floating_point() or out.device.type != device_type:
         expected = f"one floating-point tensor of shape {tuple(shape)} on {device_type}"
@@ -219,7 +217,7 @@ def _named(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into the tensors of the same names, in place, on whatever device these are."""
+    """Copies values in place into the tensors of the same names, on their device."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
@@ -247,8 +245,8 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
         )
         expected = f"at {CONFIDENCE:.1%} confidence"
         faults.append(replace(beyond(figures[0]), expected=expected, got=got))
-    # All evidence of the first sitting; of the others only what did not engage.
-    amiss = [one for sitting in sittings[1:] for one in sitting.evidence if not one.engaged]
+    # Later sittings add only evidence that did not engage.
+    amiss = [observation for sitting in sittings[1:] for observation in sitting.evidence if not observation.engaged]
     evidence = tuple(dict.fromkeys([*sittings[0].evidence, *amiss]))
     return Finding(evidence, faults, figures, whole.samples)
 
@@ -269,19 +267,12 @@ class Learned:
 
 
 def learned(cache: Cache, task: Task, seed: int, fold: int) -> Learned:
-    """The model of a seed, trained without a fold and examined on it; from the cache if it is there already.
-
-    Args:
-        cache: Cache of the run.
-        task: The task.
-        seed: Seed of the initial parameters.
-        fold: The part that is held out.
-    """
+    """Trains the model of a seed without a fold, and examines it on that fold; cached by the run."""
     return Learned(**cache.once(f"learned/{task.name}/{seed}/{fold}", _learn, task, seed, fold))
 
 
 def examine(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Logits of a module in evaluation mode, ``(n, classes)``."""
+    """Returns the logits of a module in evaluation mode, ``(n, classes)``."""
     module.eval()
     with torch.no_grad():
         logits: Tensor = module(inputs)
@@ -289,7 +280,7 @@ def examine(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def correct(logits: Tensor, target: Tensor) -> Tensor:
-    """Samples that are classified right, ``(n,)`` bool; none where a logit is NaN, which `argmax` would choose."""
+    """Marks samples classified right, ``(n,)`` bool; False where a logit is NaN, which `argmax` would choose."""
     return (logits.argmax(1) == target) & ~logits.isnan().any(1)
 
 

@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 CALLS = 64
 """Most further calls of a case."""
 SHARE, SECONDS = 0.02, 0.03
-"""Share of the time that a case has taken so far, and seconds, the longer of which its further calls may compute."""
+"""Limits of the further calls: a share of the time that the case has taken, or seconds; the longer counts."""
 WAITING = 8
-"""Multiple of that time which may pass: others use the processor too, and a device computes while this thread waits."""
+"""Multiple of that limit allowed as wall time: other processes run, and a device computes while this thread waits."""
 FEWEST = 8
-"""Calls whose results must all be alive to say that memory grows: a cache may hold a few."""
+"""Least number of calls whose results must all be alive to report growing memory: a cache may hold a few."""
 
 
 def called_often(
     trial: Trial, program: Program, first: Result, judge: Callable[[Result], Sequence[Fault]]
 ) -> list[Fault]:
-    """Call a program in evaluation mode with clones of its inputs, as often as there is time for.
+    """Calls a program in evaluation mode with clones of its inputs, as often as time allows.
 
     Args:
-        trial: The case; nothing is done in other modes than forward mode.
-        program: After a judged run.
+        trial: The case; other modes than forward mode are skipped.
+        program: Program after a judged run.
         first: Result of that run, on the CPU.
-        judge: Gives the faults of a result.
+        judge: Function that returns the faults of a result.
 
     Returns:
-        Faults of the result that differs most from the first one, and one if no result or no clone was given back.
+        Faults of the result that differs most from the first one, and one if no result or no clone was freed.
     """
     if program.elsewhere is not None or trial.case.mode is not Mode.FORWARD:
         return []
@@ -64,16 +64,16 @@ def called_often(
             made |= _storages(out)
             result = {path: stored(tensor) for path, tensor in out.items()}
             result |= program.left()
-            worst = max(worst, (_distance(first, result), number, result), key=lambda one: one[0])
+            worst = max(worst, (_distance(first, result), number, result), key=lambda outcome: outcome[0])
             del out, result
     finally:
         program.inputs = kept
-    found = [
+    faults = [
         replace(fault, place=f"{fault.place} in call {worst[1]}".lstrip())
         for fault in (judge(worst[2]) if worst[0] else ())
     ]
     del worst
-    return found + [
+    return faults + [
         _growth(name, number, len(alive))
         for name, refs in (("results", made), ("inputs", given))
         if len(alive := _alive(refs, number)) >= number >= FEWEST
@@ -81,17 +81,17 @@ def called_often(
 
 
 def _stopwatch() -> Callable[[], float]:
-    """A function that gives the seconds that this thread has computed since, or a share of those that have passed."""
+    """Returns a function of the seconds that this thread has computed since, or a share of the wall time."""
     computed, passed = time.thread_time(), time.perf_counter()
     return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / WAITING)
 
 
 def cloned(value: Any, *, strided: bool = True) -> Any:
-    """A tensor with the values and strides of another in memory of its own; anything else, and what is marked, as it is.
+    """Clones a tensor with its strides; returns other values, and marked tensors, unchanged.
 
     Args:
         value: Input of a program.
-        strided: Whether its device has strides.
+        strided: True if its device has strides.
     """
     if type(value) is not Tensor or value.layout is not torch.strided or vars(value):
         return value
@@ -99,7 +99,7 @@ def cloned(value: Any, *, strided: bool = True) -> Any:
         return value.detach().clone()
     base = value._base  # noqa: SLF001 - torch's own name, which compilers guard
     if type(base) is Tensor and (copy := base.detach().clone()).stride() == base.stride():
-        # A view again, of a base of the same shape and strides.
+        # The clone of a view is a view of a base of the same shape and strides.
         return copy.as_strided(value.shape, value.stride(), value.storage_offset() - base.storage_offset())
     if value.is_contiguous():
         return value.detach().clone()
@@ -119,7 +119,7 @@ def _storages(tensors: dict[Any, Any]) -> set[StorageWeakRef]:
 def _alive(refs: set[StorageWeakRef], calls: int) -> list[StorageWeakRef]:
     alive = [ref for ref in refs if not ref.expired()]  # type: ignore[no-untyped-call]  # untyped in torch
     if len(alive) >= calls:
-        gc.collect()  # what refers to itself is no leak
+        gc.collect()  # reference cycles are no leak
         alive = [ref for ref in alive if not ref.expired()]  # type: ignore[no-untyped-call]  # untyped in torch
     return alive
 

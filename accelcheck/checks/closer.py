@@ -1,7 +1,7 @@
 """Judges a result that exceeds its budget slightly again: by more samples, or by a class of fast algorithms.
 
-Each part of a divisible workload is looked at by itself: its budgets then depend on no other part, and the samples of one
-operator cost less than those of a bundle.
+Each part of a divisible workload is judged by itself: its budgets then depend on no other part, and sampling one
+operator costs less than sampling all.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from accelcheck.workloads.problem import Divisible
 
     Alike = Sequence[tuple[Draw, Mapping[str, Reading], Reference]]
-    """Draws of one kind, with what each shows and its reference."""
+    """Draws of one kind, with the readings and the reference of each."""
 
 WHOLE = ""
-"""Stands for all parts together."""
+"""Label of all parts together."""
 
 
 @dataclass
@@ -47,12 +47,12 @@ class CloserLooks:
     trial: Trial
     needed: dict[str, list[Draw]] = field(default_factory=dict)
     _inapplicable: set[tuple[str, str]] = field(default_factory=set)
-    """Parts and classes of algorithms that none of their operators has: of one draw as of all."""
+    """Pairs of part and algorithm class that no operator of the part has, in any draw."""
 
     def judged(
         self, result: Result, judgement: Judgement, reference: Reference, draw: Draw
     ) -> tuple[Judgement, Reference]:
-        """The judgement, from more samples where it is a close one, and the reference that it rests on."""
+        """Returns the judgement, by more samples where it is close, and its reference."""
         divisible = self.trial.workload.divisible
         for part in self._parts(judgement.near(1, reference, divisible=divisible)):
             if (closer := self._reference(draw, 1, part)) is None:
@@ -68,10 +68,7 @@ class CloserLooks:
         return judgement, reference
 
     def together(self, alike: Alike) -> Judgement:
-        """The judgement of several draws together, from more samples where it is a close one.
-
-        The means of few samples may all be small.
-        """
+        """Judges several draws together, by more samples where it is close: means of small samples may all be low."""
         divisible = self.trial.workload.divisible
         judgement = judge_together([(readings, reference) for _, readings, reference in alike])
         for part in self._parts(judgement.near(1, divisible=divisible)):
@@ -85,7 +82,7 @@ class CloserLooks:
         return judgement
 
     def _looked_together(self, alike: Alike, careful: int, part: str) -> tuple[Judgement, frozenset[str]] | None:
-        """The judgement of several draws of a part and the paths that it is about."""
+        """Returns the judgement of several draws of a part, and its paths."""
         references = [self._reference(draw, careful, part) for draw, *_ in alike]
         known = [reference.summary for reference in references if reference is not None]
         if len(known) < len(alike):
@@ -95,9 +92,9 @@ class CloserLooks:
         return judge_together(looked, careful=careful == len(CAREFUL)), paths
 
     def _reference(self, draw: Draw, careful: int, part: str, algorithm: str = "") -> Reference | None:
-        """The reference from more samples; None where, by those of a part alone, rounding decides the part.
+        """Returns the reference by more samples; None where, for a part alone, rounding decides its result.
 
-        A part's has the tensors which it alone decides: to the gradient of a shared input other parts add theirs.
+        A part's reference has only tensors that no other part adds to, as to the gradient of a shared input.
         """
         try:
             reference = self.trial.reference(draw, careful=careful, algorithm=algorithm, part=part)
@@ -114,7 +111,7 @@ class CloserLooks:
         return divided(self.trial.problem(self.trial.case.seed).module)
 
     def _parts(self, paths: Iterable[str]) -> Sequence[str]:
-        """The parts that have these paths; `WHOLE` alone where a path belongs to several."""
+        """Returns the parts that have these paths; `WHOLE` alone where a path belongs to several."""
         paths = set(paths)
         if not paths:
             return ()
@@ -124,7 +121,7 @@ class CloserLooks:
     def _by_algorithm(
         self, result: Result, faults: Iterable[Fault], draw: Draw, part: str
     ) -> tuple[Judgement, Reference] | None:
-        """The judgement by the first class of fast algorithms in which a part is right, and its reference, or None."""
+        """Returns the judgement and reference of the first fast algorithm class in which a part is right, or None."""
         technique, dtype = self.trial.technique, self.trial.case.dtype
         if technique.oracle != "float64" or technique.precision(dtype) != "float32" or dtype != "float32":
             return None

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 CASE_SECONDS = {"compilation": 12.0, "": 3.0}
-"""Seconds of a judged case beside its runs, by the folder of its technique; measured on two cores of an AMD EPYC (Zen 3)."""
+"""Overhead of a judged case in seconds, by the folder of its technique; measured on 2 cores of an AMD EPYC (Zen 3)."""
 TIMED_SECONDS = 12.0
-"""The same of a timed case."""
+"""Overhead of a timed case in seconds."""
 RUNS = 4
 """Runs of a technique for each draw: warm-up, the judged one, its repetition, one without an observer."""
 PASSES = {Mode.FORWARD: 1.0, Mode.SPEED: 10.0}
-"""Forward passes that take as long as one run of a mode; 3 of modes with a backward pass."""
+"""Cost of a run of a mode, in forward passes; 3 for modes with a backward pass."""
 BUDGET_SECONDS = 10.0
 """Seconds that `accelcheck.verify.effort.BUDGET` operations take."""
 
 
 def seconds_of(cases: Iterable[Case], matrix: Matrix, workload: Workload) -> tuple[float, float]:
-    """Seconds of one forward pass in FP32, which is measured, and of all cases, whose references are shared.
+    """Returns the seconds of one FP32 forward pass, measured, and of all cases, estimated; references are shared.
 
     Args:
-        cases: Of the workload.
-        matrix: Has their techniques.
-        workload: User-owned.
+        cases: Cases of the workload.
+        matrix: Matrix that has their techniques.
+        workload: User-owned workload.
     """
     problem = workload.problem(0)
     module = problem.module.eval()

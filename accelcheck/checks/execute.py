@@ -58,20 +58,19 @@ CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
         Mode.PLATFORM_SPEED: modes.verify,
     }
 )
-"""The check that finds the verdict of a case, by the case's mode."""
+"""Check by the mode of the case."""
 
 LINES = 20
-"""Lines that are kept of an exception's text."""
+"""Longest exception text kept, in lines."""
 MOST_ERROR = 10_000
-"""Characters of it."""
-
-
+"""Longest exception text kept, in characters."""
 _QUEUES = "device_ready_queues_"
 TOO_EARLY = (
-    "(autograd was used in this process, or the one that it was forked from, before the device was: torch counts the devices then. Compute no "
-    "gradient before accelcheck does, use the device first, or give the model to accelcheck check)"
+    "(autograd was used in this process, or the one that it was forked from, before the device was: torch counts the "
+    "devices then. Compute no gradient before accelcheck does, use the device first, or give the model to accelcheck "
+    "check)"
 )
-"""What torch's assertion about its queues of devices means."""
+"""Explanation of torch's assertion about its device queues."""
 
 
 @dataclass
@@ -95,24 +94,24 @@ class Bench:
     _stated: dict[str, tuple[ChipStatement, ...]] = field(default_factory=dict)
 
     def begin(self) -> Bench:
-        """This bench with a process that computes references: for the process in which cases run, before the first one."""
+        """Returns this bench with a process that computes references; called in the process of the cases."""
         clean = clean_process(self.matrix.parts())
         if torch.get_num_threads() > 1:
             compute()  # a fork that hangs here is not used
         return replace(self, store=Store(self.store.cache.folder, clean, self.store.word))
 
     def close(self) -> None:
-        """End the process that computes references, if there is one."""
+        """Ends the process that computes references, if there is one."""
         if self.store.cache.clean is not None:
             self.store.cache.clean.close()
 
     def trial(self, case: Case) -> Trial:
-        """A case with the technique, workload and device that it names."""
+        """Returns a case with the technique, workload and device that it names."""
         technique, workload = self.matrix.techniques[case.technique], self.matrix.workloads[case.workload]
         return Trial(case, technique, workload, self.devices[case.device], self.store)
 
     def run(self, case: Case) -> Record:
-        """The record of a case, before limits, baselines and the ledger are asked. An exception that the case raises becomes its record."""
+        """Runs a case and returns its record, whatever it raises; no limit, baseline or ledger is applied yet."""
         clock = Clock()
         try:
             record = self._run(case, clock)
@@ -120,7 +119,7 @@ class Bench:
             record = _refused(case, answer.capability)
         except UnknownTorchError as error:
             record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
-        except Exception as error:  # noqa: BLE001 - a workload, technique or backend may raise anything: it is this case's error
+        except Exception as error:  # noqa: BLE001 - foreign code may raise anything: it is this case's error
             undecided = isinstance(error, OracleError | UndecidedError) and self.matrix.workloads[case.workload].owned
             code, reason = (ErrorCode.UNDECIDED, text(error, MOST_ERROR)) if undecided else ("", _brief(error))
             record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
@@ -130,7 +129,7 @@ class Bench:
         return held(record, self._statements(case.device), version("torch"))
 
     def _silent(self, name: str) -> str:
-        """Why a device that was found at the start does not compute any more; empty where it does."""
+        """Returns the reason why a device has stopped computing; empty if it computes."""
         device = self.devices[name]
         try:
             self._open(device)
@@ -142,7 +141,7 @@ class Bench:
         return "" if answer == [2.0, 2.0] else f"{name} does not answer any more: expected 1 + 1 to be 2, got {answer}"
 
     def ratio(self, case: Case) -> Comparison | str:
-        """Time a case beside FP32 eager, without judging it; the reason, as text, where it cannot be timed."""
+        """Times a case beside FP32 eager without judging it; returns the reason where it cannot be timed."""
         try:
             capability = self._capability(case)
             if not capability.ok:
@@ -152,7 +151,7 @@ class Bench:
                 return speed.ratio(trial, (speed.PROCESS_SECONDS,), error=speed.PROCESS_ERROR)
         except Unsupported as answer:
             return str(answer.capability)
-        except Exception as error:  # noqa: BLE001 - what raises here has its verdict from the process that judges
+        except Exception as error:  # noqa: BLE001 - the judging process reports the error
             return _brief(error)
 
     def _run(self, case: Case, clock: Clock) -> Record:
@@ -167,12 +166,12 @@ class Bench:
         left: list[Fault] = []
         try:
             with _restored(trial, left):
-                found = CHECKS[case.mode](trial)
+                finding = CHECKS[case.mode](trial)
         except Exception as error:
             for fault in left:
                 error.add_note(str(fault))
             raise
-        return _record(case, replace(found, faults=[*found.faults, *left]))
+        return _record(case, replace(finding, faults=[*finding.faults, *left]))
 
     def _capability(self, case: Case) -> Capability:
         device, status = self.devices[case.device], self.statuses[case.device]
@@ -185,18 +184,18 @@ class Bench:
         return self.matrix.techniques[case.technique].answer(device, *sorted(features))
 
     def _open(self, device: Device) -> None:
-        """Open a device once a process. Whether its FP32 is FP32 is a case of its own, `strict-float32`."""
+        """Opens a device once per process. The exactness of its FP32 is a case of its own, `strict-float32`."""
         if device.name not in self._opened:
             imports.load()
             device.open()
-            # Autograd counts the devices when it is first used, which may be by the oracle, on the CPU.
+            # Autograd counts the devices at its first use, which may be the oracle's on the CPU.
             torch.ones(1, device=device.torch_device()).add_(1)
             device.synchronize()
             self._opened.add(device.name)
 
     def _statements(self, name: str) -> tuple[ChipStatement, ...]:
         if name not in self._stated:
-            if name not in self._opened:  # what is absent, or died, cannot say what it is
+            if name not in self._opened:  # an absent or lost device cannot be asked
                 return ()
             self._stated[name] = load(self.devices[name].architecture())
         return self._stated[name]
@@ -204,11 +203,11 @@ class Bench:
 
 @contextlib.contextmanager
 def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
-    """Finish the technique, and put back what it leaves changed all the same; `left` gets a fault for each such thing."""
+    """Finishes the technique and restores global state that it left changed; adds a fault to `left` for each change."""
     try:
         yield
     except KnownAnswerError as error:
-        for fault in trial.state.differences():  # what could not be put back for the judge, such as a kernel
+        for fault in trial.state.differences():  # state that could not be restored, such as a kernel
             error.add_note(str(fault))
         raise
     finally:
@@ -219,7 +218,7 @@ def _restored(trial: Trial, left: list[Fault]) -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """Type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
+    """Returns type and text of an exception, cut to `LINES` lines: some libraries print whole tensors."""
     lines = f"{type(error).__name__}: {text(error, MOST_ERROR)}".splitlines()
     advice = [TOO_EARLY] if any(_QUEUES in line for line in lines) else []
     more = len(lines) - LINES
@@ -228,52 +227,52 @@ def _brief(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Frames and text of an exception and of those that led to it, the first one first."""
+    """Returns frames and text of an exception and of those that led to it, the oldest first."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     led = f"{_traceback(before)}which led to\n" if before is not None else ""
     frames = "".join(traceback.format_tb(error.__traceback__))
     return f"{led}Traceback (most recent call last):\n{frames}{_brief(error)}\n"
 
 
-def _record(case: Case, found: Finding) -> Record:
+def _record(case: Case, finding: Finding) -> Record:
     verdict, code, reason = Verdict.PASS, "", ""
-    if found.wrong:
+    if finding.wrong:
         verdict = Verdict.FAIL
-    elif sum(e.seen and e.claim not in REMARKS for e in found.evidence) < 2:  # the engine adds one about the device
+    elif sum(e.seen and e.claim not in REMARKS for e in finding.evidence) < 2:  # the engine adds one about the device
         verdict, code = Verdict.ERROR, ErrorCode.NO_EVIDENCE
         reason = f"{case.technique} gave no evidence that it ran: a verdict needs some"
-    elif found.undecided:
+    elif finding.undecided:
         verdict, code = Verdict.ERROR, ErrorCode.NOTHING_COMPARED
-        reason = found.undecided
-    elif found.implausible:
+        reason = finding.undecided
+    elif finding.implausible:
         verdict, code = Verdict.ERROR, ErrorCode.IMPLAUSIBLE
-        reason = f"what was timed cannot have done the work: {found.implausible}"
+        reason = f"what was timed cannot have done the work: {finding.implausible}"
     return Record(
         case=case,
         verdict=verdict,
         code=code,
         reason=reason,
-        evidence=tuple(found.evidence),
-        figures=_telling(found.figures),
-        compared=found.compared,
-        eager_excess=found.eager_excess,
-        measurements=tuple(found.measurements) if verdict is Verdict.PASS else (),
-        digest=found.digest,
-        times=tuple(found.times),
-        remark="; ".join(f"{e.claim}: {e.observed}" for e in found.evidence if not e.seen),
-        faults=_kept(found.wrong),
-        refused=found.refused,
+        evidence=tuple(finding.evidence),
+        figures=_telling(finding.figures),
+        compared=finding.compared,
+        eager_excess=finding.eager_excess,
+        measurements=tuple(finding.measurements) if verdict is Verdict.PASS else (),
+        digest=finding.digest,
+        times=tuple(finding.times),
+        remark="; ".join(f"{e.claim}: {e.observed}" for e in finding.evidence if not e.seen),
+        faults=_kept(finding.wrong),
+        refused=finding.refused,
     )
 
 
 def _kept(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """The faults that a record keeps; of more the last one says so, which no ledger expects."""
+    """Cuts faults to `MOST_FAULTS`, and then adds one that counts the rest, which no ledger expects."""
     more = len(faults) - MOST_FAULTS
     return (*faults[:MOST_FAULTS], Fault(FaultKind.OTHER, f"{more} more faults")) if more > 0 else faults
 
 
 def _telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """For each view the figure closest to its budget, and for each path and view the gating figure furthest beyond its own."""
+    """Keeps the figure closest to its budget per view, and the gating one furthest beyond it per path and view."""
     closest: dict[str, Figure] = {}
     beyond: dict[tuple[str, str], Figure] = {}
     for figure in figures:
@@ -293,10 +292,10 @@ def _refused(case: Case, capability: Capability) -> Record:
 
 
 def recorded(bench: Bench, case: Case) -> str:
-    """The record of a case as JSON, whatever the case raises: for another process."""
+    """Returns the record of a case as JSON for another process, whatever the case raises."""
     try:
         record = bench.run(case)
-    except BaseException as error:  # noqa: BLE001 - `sys.exit`, `pytest.skip`, an interrupt: raised there, it would end the run
+    except BaseException as error:  # noqa: BLE001 - `sys.exit` or `pytest.skip` would end the run
         record = Record(case, Verdict.ERROR, reason=f"{type(error).__name__}: {text(error)}")
-    # As JSON: a record may hold what cannot be unpickled in the other process.
+    # JSON, because the other process may be unable to unpickle a record.
     return json.dumps(record.as_json())

@@ -1,4 +1,4 @@
-"""The check of values: outputs, gradients and short trainings against the oracle, over several draws of the inputs."""
+"""Check of values: outputs, gradients and short trainings against the oracle, over several draws of the inputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ from accelcheck.checks.own_model import widened
 from accelcheck.checks.remarks import ALGORITHM, REFUSED, UNSTEADY, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
-from accelcheck.checks.trial import (
-    MOST_FAULTS,
-    Finding,
-    State,
-    absent,
-    given,
-    reason_of,
-    unobserved,
-    warm_up,
-    watched,
-)
+from accelcheck.checks.trial import MOST_FAULTS, Finding, State, absent, given, reason_of, unobserved, warm_up, watched
 from accelcheck.core.case import SCHEME, Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
@@ -55,21 +45,21 @@ if TYPE_CHECKING:
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
-    """Judge every draw by its oracle, the random ones together too, and a rerun by the first run.
+    """Judges every draw by its oracle, the random ones together too, and a rerun by the first run.
 
     Args:
-        trial: Of forward, backward or train mode.
-        chosen: The draws, `FIRST` first; all of the workload's unless said.
+        trial: Trial of forward, backward or train mode.
+        chosen: Draws, `FIRST` first; None for all of the workload's.
 
     Raises:
-        OracleError: The oracle of a draw cannot be had or trusted.
+        OracleError: The oracle of a draw fails or cannot be trusted.
     """
     with trial.device.strict_float32():
         try:
-            found = _Run(trial).finding(chosen)
+            finding = _Run(trial).finding(chosen)
             if chosen is not None or not trial.workload.owned:
-                return found
-            return widened(trial, found, lambda other: _Run(other).finding([FIRST]))
+                return finding
+            return widened(trial, finding, lambda other: _Run(other).finding([FIRST]))
         except (OracleError, KnownAnswerError):
             raise
         except Exception:
@@ -77,25 +67,25 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
                 raise
             refused = refusals(trial)
             if not refused:
-                raise  # parts that are refused together alone, or all of them
-        found = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
+                raise  # parts are refused only together, or all are refused
+        finding = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
         observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
-        evidence = [*found.evidence, Evidence(REFUSED, observed, engaged=True)]
-        # A translation may refuse an operator; a device that lacks or lost one in eager is wrong.
+        evidence = [*finding.evidence, Evidence(REFUSED, observed, engaged=True)]
+        # A translation may refuse an operator; in eager a missing operator is a fault.
         faults = _lacking(refused) if trial.technique.family == "eager" else []
-        return replace(found, evidence=evidence, faults=[*faults, *found.faults], refused=refused)
+        return replace(finding, evidence=evidence, faults=[*faults, *finding.faults], refused=refused)
 
 
 def _lacking(refused: Mapping[str, str]) -> list[Fault]:
-    """The faults of parts that raise in eager, by their labels."""
+    """Makes a fault for each part that raises in eager."""
     words = {label: reason.partition(": ") for label, reason in refused.items()}
     return [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in words.items()]
 
 
 def refusals(trial: Trial) -> dict[str, str]:
-    """The parts of a divisible workload that raise with the technique, by their labels, and the first line of what each raises.
+    """Bisects a divisible workload for parts that raise under the technique; returns label -> reason.
 
-    Empty where it raises for all of them, or for none alone. Found by bisection.
+    Empty where all parts raise, or none does alone.
     """
     labels = divided(trial.problem(trial.case.seed).module).labels
     refused = dict[str, str]()
@@ -113,7 +103,7 @@ def refusals(trial: Trial) -> dict[str, str]:
 
 
 def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
-    """Returns what a technique raises where some parts are left out, in a line; empty where it runs."""
+    """Returns a line about the exception of a run without some parts; empty where it runs."""
     part = replace(trial, workload=trial.workload.without(left_out).narrowed())
     try:
         trial.technique.finish()
@@ -131,17 +121,17 @@ def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
 
 
 MOST_RAISED = 3
-"""Draws that raise, after which no further one is judged: for each the program is prepared anew, which may take minutes."""
+"""Most draws that may raise: after each the program is prepared anew, which may take minutes."""
 SUBJECTS = {
     Mode.FORWARD: ("out", "output"),
     Mode.BACKWARD: ("grad", "gradient"),
     Mode.TRAIN: ("parameter", "parameter"),
 }
-"""Kind of tensors that a case of each mode is about, and its name for people."""
+"""Kind of the judged tensors by mode, and its name in messages."""
 AGAIN = "run again"
-"""The draw of faults that show in a second run of the first draw; in backward mode it adds to the first one's gradients."""
+"""Draw name of faults in a second run of the first draw; in backward mode that run accumulates gradients."""
 STALE = 10
-"""By so much smaller errors, once a program is prepared anew, show that it holds copies."""
+"""Least factor by which errors shrink on renewed preparation that shows that the program holds copies."""
 
 
 class _Run:
@@ -149,7 +139,7 @@ class _Run:
 
     Args:
         trial: The case.
-        draw: First draw that the program is prepared for.
+            draw: First draw that the program is prepared for.
     """
 
     def __init__(self, trial: Trial, draw: Draw = FIRST) -> None:
@@ -158,48 +148,48 @@ class _Run:
         dtypes = frozenset({technique.precision(case.dtype)} - {case.dtype})
         strides = technique.keeps_strides and device.has("strided")
         self._strict = Contract(device.type, strides, dtypes, eager_strides(trial) if strides else {})
-        # In somebody's own model other strides with right values are a remark.
+        # In a user-owned model other strides with right values are a remark.
         self.contract = replace(self._strict, strides=strides and not trial.workload.owned)
         self.evidence: list[Evidence] = []
         self.faults: list[Fault] = []
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
         self._wrong: list[Draw] = []
-        """Draws with faults of their own, in their order."""
+        """Draws with faults of their own, in order."""
         self._excess: dict[Draw, float] = {}
-        """The largest error of each judged draw, as a multiple of its budget."""
+        """Largest error of each judged draw, as a multiple of its budget."""
         self._closer = CloserLooks(trial)
         self.compared: Counter[str] = Counter()
         self.excess = 0.0
         self._unobserved: Draw | None = None
-        """The draw that runs under no observer; None where the first is the only random one, whose second run then does."""
+        """Draw that runs unobserved; None if the first is the only random one: its second run is then unobserved."""
         self._held: Callable[[], list[Fault]] = list
-        """Gives what is wrong with the result that is held over the next call."""
+        """Returns the faults of the result that is held over the next call."""
         self._last: Draw | None = None
-        """The last random draw, whose inputs further calls get; None where these are not asked for, as where calls are timed."""
+        """Last random draw, whose inputs further calls get; None where none are wanted, as in timed cases."""
         self._traces: Traces | None = None
-        """Of the run before."""
+        """Traces of the previous run."""
         self._asking: Mapping[str, bool]
-        """Whether each parameter requires a gradient once the technique is prepared."""
+        """True for each parameter that requires a gradient once the technique is prepared."""
         self.program = self._prepared(draw)
         self.parameters = draw.parameters
 
     def finding(self, chosen: Sequence[Draw] | None = None) -> Finding:
-        """Run and judge all draws, whatever is wrong with the others, then all random draws together."""
+        """Runs and judges each draw, faulty or not, then all random draws together."""
         trial = self.trial
         raised: dict[Fault, Exception] = {}
         every = chosen is None
         if chosen is None:
             chosen = trial.effort.chosen(draws(trial.workload, trial.case.mode, self._admitted))
         others = [draw for draw in chosen if draw != FIRST and not draw.probe]
-        self._unobserved = next(iter(others[-2:]), None)  # the last one shows what no longer engages
+        self._unobserved = next(iter(others[-2:]), None)  # the last draw shows techniques that stop engaging
         self._last = (others or [FIRST])[-1] if every else None
         for draw in chosen:
             known = len(self.faults)
             try:
                 self._judge(draw)
                 self._wrong += [draw] * any(fault.kind is not FaultKind.STATE for fault in self.faults[known:])
-            except Exception as error:  # noqa: BLE001 - whatever it raises is a fault of this draw, or raised again below
+            except Exception as error:  # noqa: BLE001 - a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
                 own = isinstance(error, OracleError | KnownAnswerError | Unsupported)  # it says nothing of the draws
@@ -211,7 +201,7 @@ class _Run:
             together = self._closer.together(self.alike[probe])
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
-        # Of several exceptions one may be known: the others must show.
+        # A ledger may know one of several exceptions: the others must show.
         if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
             raise next(iter(raised.values()))
         self.faults += raised
@@ -225,22 +215,19 @@ class _Run:
         return Finding(self.evidence, self.faults, self.figures, compared, self.excess, lacking=lacking)
 
     def _renewed(self) -> bool:
-        """Whether a program is prepared anew after a run raised, which may have left anything behind."""
+        """Prepares a new program after a run raised; returns False if that fails."""
         try:
             self.trial.technique.finish()
             self.program, self.parameters = self._prepared(FIRST), FIRST.parameters
-        except Exception:  # noqa: BLE001 - what the run raised says more
+        except Exception:  # noqa: BLE001 - the exception of the run says more
             return False
         return True
 
     def _explain(self, others: Sequence[Draw]) -> None:
-        """Say so where `prepare` copies parameters and the technique does not say that it does: no other fault hints at it.
+        """Adds a fault where `prepare` copies parameters and `Technique.bakes` is False.
 
-        All random draws with other parameters are then wrong, and the first of them is right, or much less wrong, once the program
-        is prepared for these.
-
-        Args:
-            others: These draws.
+        All random draws with other parameters are then wrong, and the first of them, `others[0]`, is right or much
+        less wrong once the program is prepared for it.
         """
         if self.trial.technique.bakes or not others or not set(others) <= set(self._wrong):
             return
@@ -249,7 +236,7 @@ class _Run:
         try:
             anew = _Run(trial, draw)
             anew._judge(draw)
-        except Exception:  # noqa: BLE001 - what it raises would only hide the faults that were found
+        except Exception:  # noqa: BLE001 - it would only hide the faults above
             return
         was, now = self._excess.get(draw, math.inf), anew._excess.get(draw, math.inf)
         if not anew.faults or 0 < now * STALE <= was < math.inf:
@@ -282,15 +269,15 @@ class _Run:
             kept = self.program.inputs
             if not first:
                 problem = self._problem(draw)
-                # Asked where they are made: a device without strides calls every tensor contiguous.
+                # Asked on the CPU: a device without strides calls every tensor contiguous.
                 dense = [isinstance(value, Tensor) and value.is_contiguous() for value in problem.inputs]
                 strided = device.has("strided")
                 _refill(self.program, self._placed(draw, problem), dense, strided=strided)
-            # Gradients that come from a transposition are strided: values owe nothing to that.
+            # Gradients of a transposition are strided, which must not change values.
             self.program.strided_cotangents = device.has("strided") and draw.number % 2 == 1
             state = State(self.program)
         if draw == self._unobserved and trial.technique.bakes:
-            self._distract(draw, state)  # nothing watched has run since it was prepared
+            self._distract(draw, state)  # no watched run has followed its preparation
         with clock("prepare"):
             _poison(reference, device)
             device.seed(draw.seed(case.seed))
@@ -318,17 +305,17 @@ class _Run:
             self.program.inputs = kept
 
     def _values(self, result: Result, reference: Reference, draw: Draw) -> Result:
-        """Judge the tensors whose metadata is right. Returns the result on the CPU; nothing if any are wrong."""
+        """Judges the tensors whose metadata is right; returns the result on the CPU, empty if metadata is wrong."""
         contract = self.contract
         if contract.strides and draw.probe and PROBES[draw.probe].reshapes:
             contract = replace(contract, eager_strides=eager_strides(self.trial, draw))
         wrong = [*check_metadata(result, reference, contract)]
         self.faults += [_drawn(fault, draw) for fault in wrong]
-        apart = {fault.path for fault in wrong if fault.view != "strides"}  # other strides leave the values as they are
-        result = _on_host({path: tensor for path, tensor in result.items() if path not in apart})
+        misshapen = {fault.path for fault in wrong if fault.view != "strides"}  # other strides keep the values
+        result = _on_host({path: tensor for path, tensor in result.items() if path not in misshapen})
         judgement = judge(result, reference)
-        gates = [one for one in judgement.figures if one.gates and one.allowed > 0]
-        self._excess[draw] = max((one.measured / one.allowed for one in gates), default=0.0)
+        gates = [figure for figure in judgement.figures if figure.gates and figure.allowed > 0]
+        self._excess[draw] = max((figure.measured / figure.allowed for figure in gates), default=0.0)
         judgement, reference = self._closer.judged(result, judgement, reference, draw)
         self.faults += [_drawn(fault, draw) for fault in judgement.faults]
         self.figures += judgement.figures
@@ -339,27 +326,27 @@ class _Run:
         return {} if wrong else result
 
     def _scheme(self, result: Result) -> Iterator[Figure]:
-        """Largest error of somebody's own model under a scheme such as quantization, against the FP32 model."""
+        """Yields a user-owned model's largest error under a scheme such as quantization, against the FP32 model."""
         trial = self.trial
         if not trial.workload.given or trial.technique.oracle == "float64" or trial.case.mode is not Mode.FORWARD:
             return
         plain = trial.store.get(trial.case, Eager(), trial.workload)
         rows = {path: stick.read(result[path])["row"] for path, stick in plain.sticks.items() if path in result}
-        if rows:  # one figure: a record keeps one of a view that has no budget
+        if rows:  # a record keeps one figure of a view without budget
             worst = max(rows, key=rows.__getitem__)
             yield Figure(worst, SCHEME, rows[worst], math.inf, "", gates=False)
 
     def _above(self, reference: Reference) -> Iterator[Figure]:
-        """Budgets above the ceilings that are stored for built-in cases: they gate nothing, and the run's summary names them."""
+        """Yields budgets above the stored ceilings of built-in cases, for the run's summary; they gate nothing."""
         case, technique = self.trial.case, self.trial.technique
         name = ceilings.key(case.workload, case.dtype, case.mode, technique.precision(case.dtype), technique.oracle)
         for path, view, budget, limit in ceilings.above(name, reference.budgets, ceilings.stored()):
             yield Figure(path, f"{ceilings.PREFIX}{view}", budget, limit, "", gates=False)
 
     def _rerun(self, result: Result, state: State, reference: Reference) -> None:
-        """Run once more, as users do: other bits are judged like any result, and are a fault where the device declares that there are none.
+        """Runs again unobserved: other bits are judged like any result, and are a fault on a deterministic device.
 
-        In backward mode the second pass adds to the gradients of the first, and half of the sum must be these.
+        In backward mode the second pass accumulates gradients, and half of the sum must equal the first ones.
         """
         trial, program = self.trial, self.program
         kept = {path: tensor.clone() for path, tensor in result.items()}
@@ -368,7 +355,7 @@ class _Run:
             self._distract(FIRST, state)
         sums = trial.case.mode is Mode.BACKWARD and not (single or program.elsewhere or program.overwrites)
         if sums and any(f"grad:{name}" in result and p.grad is None for name, p in program.module.named_parameters()):
-            self._again(state)  # evidence may have run the program, and cleared the gradients that are added to
+            self._again(state)  # evidence may have cleared the gradients to add to
         raw = self._again(state, accumulates=sums)
         self._let_go(FIRST)
         self._hold(raw)
@@ -378,8 +365,8 @@ class _Run:
                 wrong = self._judged_again(raw, again, reference, FIRST)
             self.faults += [replace(fault, draw=AGAIN) for fault in wrong]
             if sums or trial.device.has("lazy"):
-                # A sum may be rounded once, with the product that is added. What is alive decides what a lazy device fuses, and so
-                # how it rounds, as does who watches: both runs anew, with nothing left over alive and nobody watching.
+                # A fused sum rounds once, and live tensors and observers decide what a lazy device fuses: repeat both
+                # runs unobserved, with nothing else alive.
                 kept, again = self._alone(state), self._alone(state)
         own = trial.workload.owned
         deterministic = trial.device.has("deterministic") and "unsteady" not in trial.workload.traits and not own
@@ -396,13 +383,13 @@ class _Run:
             self.evidence.append(Evidence(UNSTEADY, observed, engaged=True))
 
     def _judged_again(self, raw: Result, result: Result, reference: Reference, draw: Draw) -> Sequence[Fault]:
-        """Faults of a further result with the inputs of a draw, given as it was and on the CPU."""
+        """Returns the faults of a further result of a draw, given on its device and on the CPU."""
         if wrong := [*check_metadata(raw, reference, self.contract)]:
             return wrong
         return self._closer.judged(result, judge(result, reference), reference, draw)[0].faults
 
     def _call_often(self, result: Result, reference: Reference, draw: Draw) -> None:
-        """Call the program many times more with the inputs of a draw."""
+        """Calls the program many times more with the inputs of a draw."""
 
         def faults(again: Result) -> Sequence[Fault]:
             with self.trial.judging():
@@ -427,7 +414,7 @@ class _Run:
             return _on_host(self._again(state))
 
     def _distract(self, draw: Draw, state: State) -> None:
-        """Run with other inputs, watched, and hold the result: an unobserved run that gives what was kept of it is wrong."""
+        """Runs with other inputs, watched, and holds the result, so that an unobserved run that replays it is wrong."""
         trial = self.trial
         other = self._problem(Draw(draw.number + 1))
         with given(trial, self.program, other), trial.technique.watch(trial.device.type):
@@ -438,7 +425,7 @@ class _Run:
         self._held = list if self.program.overwrites else held(self.program, result)
 
     def _let_go(self, draw: Draw) -> None:
-        """Ask whether the run of a draw has changed the result that is held, and hold it no longer."""
+        """Adds faults if the run of a draw changed the held result, and releases that."""
         self.faults += [_drawn(fault, draw) for fault in self._held()]
         self._held = list
 
@@ -452,7 +439,7 @@ class _Run:
             return draw.problem(self.trial.workload, self.trial.case.seed, self.trial.case.dtype)
 
     def _prepared(self, draw: Draw) -> Program:
-        """A program with the technique applied, warmed up, its state as drawn; a probe's inputs come later."""
+        """Prepares and warms up a program, with its state as drawn; a probe's inputs come later."""
         trial = self.trial
         with trial.clock("prepare"):
             program = self._placed(draw, self._problem(draw))
@@ -469,11 +456,11 @@ class _Run:
 
 @torch.no_grad()
 def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided: bool) -> None:
-    """Take over the parameters, buffers, inputs and target of another program of the same workload.
+    """Takes over the parameters, buffers, inputs and target of another program of the same workload.
 
-    Tensors are filled in place, in the strides that the technique gave them: compiled code stays valid, and results that were
-    cached by address show. Inputs whose elements share memory are replaced instead; on a device without strides, so are those
-    that were not `dense` where they were made.
+    Tensors are filled in place, in the strides that the technique gave them: compiled code stays valid, and caches by
+    address show. Inputs whose elements share memory are replaced; on a device without strides, so are those that were
+    not `dense` on the CPU.
     """
     for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
         tensor.copy_(
@@ -502,12 +489,12 @@ def _on_host(result: Result) -> Result:
 
 
 def _drawn(fault: Fault, draw: Draw) -> Fault:
-    """A fault with the draw that showed it; the case's own draw is not named."""
+    """Names the draw that showed a fault, except for the case's own draw."""
     return fault if draw == FIRST else replace(fault, draw=str(draw))
 
 
 def _poison(reference: Reference, device: Device) -> None:
-    """Fill memory of the sizes that the outputs will take with NaN and free it, so that stale or unwritten rows show."""
+    """Fills memory of the outputs' sizes with NaN and frees it, so that stale or unwritten rows show."""
     poisoned = [
         torch.full(layout.shape, float("nan"), dtype=getattr(torch, layout.dtype), device=device.torch_device())
         for layout in reference.layouts.values()
@@ -518,22 +505,18 @@ def _poison(reference: Reference, device: Device) -> None:
 
 
 _SEEN: WeakKeyDictionary[Store, dict[str, Mapping[str, tuple[int, ...]]]] = WeakKeyDictionary()
-"""Strides by path, for each run's store and each case without its technique."""
+"""Strides by path, by the run's store and by case without its technique."""
 
 
 def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, ...]]:
-    """The strides of eager's outputs on a case's device, by path: measured once a process for all techniques.
+    """Returns the strides of eager's outputs on a case's device by path, measured once per process.
 
-    A convolution's output may be in channels-last there, or a reduction's dense where the CPU keeps its input's order; neither is
-    wrong, and a technique must keep what eager has.
-
-    Args:
-        trial: Call this before its technique is prepared.
-        draw: Of the inputs.
+    Devices may choose others than the CPU, such as channels-last for convolutions; a technique must keep eager's. Must
+    be called before the technique is prepared.
 
     Returns:
-        Empty where those of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and where eager does
-        not run on the device, which the case of `eager` reports.
+        Empty where the strides of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and
+        where eager does not run on the device, which the case of `eager` reports.
     """
     case, device = trial.case, trial.device
     if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:
@@ -545,6 +528,6 @@ def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, .
             program = trial.place(draw.problem(trial.workload, case.seed, case.dtype), draw.seed(case.seed))
             result = program.run(case.mode)
             seen[key] = {path: tensor.stride() for path, tensor in result.items() if path.startswith("out")}
-        except Exception:  # noqa: BLE001 - a workload or backend may raise anything: it is the fault of eager's own case
+        except Exception:  # noqa: BLE001 - eager's own case reports it
             seen[key] = {}
     return seen[key]

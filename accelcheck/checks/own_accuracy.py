@@ -44,7 +44,7 @@ class ScoreDrop:
 
 
 def verify(trial: Trial, task: OwnTask) -> Finding:
-    """Hold the mean score under the technique against that of FP32 eager on the CPU, batch by batch in the order given.
+    """Compares the mean score under the technique with that of FP32 eager on the CPU, batch by batch.
 
     Raises:
         UndecidedError: There are too few samples for `OwnTask.max_drop`: the drop is within it, and its bound is not.
@@ -62,7 +62,7 @@ def verify(trial: Trial, task: OwnTask) -> Finding:
             program = trial.program(trial.case.seed)
             trial.prepare(program, Mode.FORWARD)
             warm_up(replace(trial, case=replace(trial.case, mode=Mode.FORWARD)), program)
-        # What is judged runs unobserved, as for users; what shows that the technique runs is asked of a run with other inputs.
+        # The judged run is unobserved, as for users; evidence comes from a run with other inputs.
         with given(trial, program, Draw(1).problem(task, trial.case.seed, trial.case.dtype)):
             _, evidence = watched(trial, program, Mode.FORWARD)
         trial.device.seed(trial.case.seed)
@@ -93,8 +93,9 @@ def _check_decidable(task: OwnTask, scores: Sequence[Tensor]) -> None:
     samples, least = sum(map(len, scores)), fewest(task.max_drop)
     if samples < least:
         raise UndecidedError(
-            f"{task.name}: {samples} samples cannot show that the accuracy drops by at most {task.max_drop:.2%}: even with none lost, the "
-            f"bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. Give {least} samples or more, or a larger max_drop"
+            f"{task.name}: {samples} samples cannot show that the accuracy drops by at most {task.max_drop:.2%}: even "
+            f"with none lost, the bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. "
+            f"Give {least} samples or more, or a larger max_drop"
         )
 
 
@@ -108,33 +109,34 @@ def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], e
         expected, got = map(str, shapes)
         return Finding(evidence, [Fault(FaultKind.METADATA, "accuracy", "metadata", "", expected, got)], [], 0)
     first, second = (torch.cat([score.reshape(-1) for score in side]) for side in (before, after))
-    found = compared(first, second, single=all(score.dim() == 0 for score in before))
+    score_drop = compared(first, second, single=all(score.dim() == 0 for score in before))
     means = float(first.double().mean()), float(second.double().mean())
     figures = [
-        Figure("accuracy", "drop", found.bound, task.max_drop, "", gates=True),
+        Figure("accuracy", "drop", score_drop.bound, task.max_drop, "", gates=True),
         Figure("accuracy", "before", means[0], math.inf, "", gates=False),
         Figure("accuracy", "after", means[1], math.inf, "", gates=False),
     ]
     faults = []
     if not figures[0].within:
-        if found.drop < task.max_drop and (enough := found.enough(task.max_drop)):
+        if score_drop.drop < task.max_drop and (enough := score_drop.enough(task.max_drop)):
             raise UndecidedError(
-                f"{task.name}: too few samples: {found.words} are a drop of {found.drop:.2%}, at most {found.bound:.2%} "
-                f"at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some {enough:,} such samples "
-                "would decide"
+                f"{task.name}: too few samples: {score_drop.words} are a drop of {score_drop.drop:.2%}, at most "
+                f"{score_drop.bound:.2%} at {CONFIDENCE:.1%} confidence, where {task.max_drop:.2%} is allowed; some "
+                f"{enough:,} such samples would decide"
             )
-        got = f"{found.drop:.3%}, at most {found.bound:.3%} ({found.words}): from {means[0]:.6g} to {means[1]:.6g}"
+        measured = f"{score_drop.drop:.3%}, at most {score_drop.bound:.3%} ({score_drop.words})"
+        got = f"{measured}: from {means[0]:.6g} to {means[1]:.6g}"
         faults.append(replace(beyond(figures[0]), got=got))
     return Finding(evidence, faults, figures, first.numel())
 
 
 def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
-    """The drop from some scores to others, which are of the same samples: ``(n,)``, bool or FP64.
+    """Computes the drop between scores of the same samples, ``(n,)`` bool or FP64.
 
     Args:
-        before: Of the reference.
-        after: Of the candidate.
-        single: Whether each is one number for a whole batch, of which no interval can be made.
+        before: Scores of the reference.
+        after: Scores of the candidate.
+        single: True if each is one number for a whole batch, which gives no interval.
     """
     if before.dtype == torch.bool:
         pairs = Pairs.of(before.tolist(), after.tolist())
@@ -145,6 +147,6 @@ def compared(before: Tensor, after: Tensor, *, single: bool) -> ScoreDrop:
     if single or len(drops) < 2:
         return ScoreDrop(mean, mean, "one number a batch: no interval")
     bound = replicated_bound(drops.tolist())
-    # The width of the interval falls with the root of the number.
+    # The interval's width falls with the root of the number of samples.
     words = f"{len(drops)} samples, by Student's t,"
     return ScoreDrop(mean, bound, words, lambda limit: math.ceil(len(drops) * ((bound - mean) / (limit - mean)) ** 2))

@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 
 
 def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -> Finding:
-    """A finding of forward or backward mode, with those at other sizes and of custom functions.
+    """Adds faults at other sizes and of custom functions to a finding of forward or backward mode.
 
     Args:
         trial: Trial of a user-owned model.
         finding: Finding at the example's sizes.
-        judge: Judges one draw of a trial, whose technique it prepares.
+        judge: Function that prepares a trial's technique and judges one draw.
 
     Raises:
         Unsupported: Nothing is wrong, and one of accelcheck's quantizations found no layer that it converts.
     """
     finding = _lenient(finding)
-    nothing = [one for one in finding.evidence if not one.engaged and one.observed == 0 and one.claim.endswith(">= 1")]
+    nothing = [
+        item for item in finding.evidence if not item.engaged and item.observed == 0 and item.claim.endswith(">= 1")
+    ]
     ours = type(trial.technique).__module__.startswith("accelcheck.techniques.quantization.")
     if ours and nothing and not finding.faults:
         reason = f"{trial.technique.name} finds nothing in this model to change: {nothing[0].claim}: 0"
@@ -50,15 +52,17 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
 
 
 def _lenient(finding: Finding) -> Finding:
-    """The finding with other graphs for other sizes as an observation: right results are no fault for a new graph."""
-    evidence = [replace(one, engaged=one.engaged or one.claim.startswith((AGAIN, GRAPHS))) for one in finding.evidence]
+    """Makes new graphs for other sizes an observation: they are no fault where results are right."""
+    evidence = [
+        replace(item, engaged=item.engaged or item.claim.startswith((AGAIN, GRAPHS))) for item in finding.evidence
+    ]
     return replace(finding, evidence=evidence)
 
 
 def _at_other_sizes(
     trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]
 ) -> tuple[list[Evidence], list[Fault]]:
-    """Judge at other sizes too, prepared anew for each: at one of them where that takes long, or in backward mode."""
+    """Judges at other sizes, prepared anew for each: at one of them where that is slow, or in backward mode."""
     sizes = trial.workload.sizes
     if sizes is None:
         return [], []
@@ -80,7 +84,7 @@ def _at_other_sizes(
             continue
         except KnownAnswerError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its fault, since the model accepts this size
+        except Exception as error:  # noqa: BLE001 - a fault of the technique: the model accepts this size
             first = next(iter(text(error).splitlines()), "")
             faults.append(Fault(FaultKind.RAISED, "run", type(error).__name__, label, got=first))
         else:
@@ -92,20 +96,22 @@ def _at_other_sizes(
 
 
 def _custom_functions(trial: Trial) -> tuple[list[Evidence], list[Fault]]:
-    """Hold gradients of custom autograd functions against finite differences: in eager's case alone, since they are the model's."""
+    """Compares gradients of custom autograd functions with finite differences: in eager's case alone."""
     if trial.technique.family != "eager" or trial.case.mode is not Mode.BACKWARD:
         return [], []
     with trial.clock("oracle"), trial.state.restored():
-        found = own_gradients(trial.problem(trial.case.seed))
+        gradients = own_gradients(trial.problem(trial.case.seed))
     faults: list[Fault] = []
     words: list[str] = []
-    for one in found:
-        if one.wrong and not one.flat and one.name not in trial.workload.estimators:
-            or_named = f"or {one.name!r} among the model's `estimators` if it is meant to differ"
+    for gradient in gradients:
+        if gradient.wrong and not gradient.flat and gradient.name not in trial.workload.estimators:
+            or_named = f"or {gradient.name!r} among the model's `estimators` if it is meant to differ"
             expected = f"the derivative of its forward, {or_named}"
-            faults.append(Fault(FaultKind.VALUE, f"{one.name}.backward", "gradient", expected=expected, got=one.wrong))
-        elif one.wrong:
-            words.append(f"{one.name}: an estimate by design")
+            faults.append(
+                Fault(FaultKind.VALUE, f"{gradient.name}.backward", "gradient", expected=expected, got=gradient.wrong)
+            )
+        elif gradient.wrong:
+            words.append(f"{gradient.name}: an estimate by design")
         else:
-            words.append(f"{one.name}: {f'not checked: {one.unchecked}' if one.unchecked else 'right'}")
+            words.append(f"{gradient.name}: {f'not checked: {gradient.unchecked}' if gradient.unchecked else 'right'}")
     return [Evidence(CUSTOM, "; ".join(words), engaged=True)] if words else [], faults

@@ -1,4 +1,4 @@
-"""The check of random operations: dropout masks read from outputs and gradients, compared between runs, seeds and modes."""
+"""Check of random operations: dropout masks from outputs and gradients, compared over runs, seeds and modes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Dropout, Result, Workload
 
 ALARM = 1e-6
-"""Probability that a correct generator fails a case: divided among all statistics of the case (Bonferroni)."""
+"""Probability that a correct generator fails a case, divided among all its statistics (Bonferroni)."""
 STATISTICS = (randomness.rate, randomness.slice_rates, randomness.lags, randomness.slices)
 """Statistics of each mask of the first run."""
 
@@ -51,9 +51,9 @@ class Undropped:
 
 
 def verify(trial: Trial) -> Finding:
-    """Judge the dropouts of a workload, forward and backward.
+    """Judges the dropouts of a workload, forward and backward.
 
-    Five runs: after seeding; the next, without; after the same seed; after the next seed; and in evaluation mode.
+    There are five runs: after seeding; without new seed; after the same seed; after the next seed; in evaluation mode.
 
     Raises:
         ValueError: The workload's masks cannot be read, or are too small to be judged.
@@ -68,19 +68,19 @@ def verify(trial: Trial) -> Finding:
         with clock("prepare"):
             program = _prepared(trial, Mode.BACKWARD)
         device.seed(case.seed)
-        found, evidence = watched(trial, program, Mode.BACKWARD)
-        first = _kept(found)
+        outcome, evidence = watched(trial, program, Mode.BACKWARD)
+        first = _kept(outcome)
         with clock("run"):
             after = _kept(program.run(Mode.BACKWARD))
         device.seed(case.seed)
-        # Watched as the first was: below autocast on xla, a dispatch mode alone changes where bf16 is rounded.
-        found, repeated = watched(trial, program, Mode.BACKWARD)
+        # Watched like the first run: under autocast on xla, a dispatch mode changes where bf16 is rounded.
+        outcome, repeated = watched(trial, program, Mode.BACKWARD)
         evidence += absent(evidence, repeated, "of the same seed")
-        again = _kept(found)
+        again = _kept(outcome)
         device.seed(case.seed + 1)
-        found, last = watched(trial, program, Mode.BACKWARD)
+        outcome, last = watched(trial, program, Mode.BACKWARD)
         evidence += absent(evidence, last, "of the next seed")
-        other = _kept(found)
+        other = _kept(outcome)
         with clock("prepare"):
             program = _prepared(trial, Mode.FORWARD)
         with clock("run"):
@@ -113,18 +113,18 @@ def _prepared(trial: Trial, mode: Mode) -> Program:
 
 
 def _kept(result: Result) -> Result:
-    """A copy on the CPU: captured graphs write every run's result to the same memory."""
+    """Copies a result to the CPU: captured graphs write every run's result to the same memory."""
     return {path: snapshot(tensor) for path, tensor in result.items()}
 
 
 def _expected(trial: Trial) -> Mapping[str, Undropped]:
-    """Each output and gradient of a dropout without dropout, by path; gradients are transposed to the output's layout."""
+    """Returns outputs and gradients without dropout, by path; gradients are transposed to the output's layout."""
     case, workload = trial.case, trial.workload
     precision = trial.technique.precision(case.dtype)
     key = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/{precision}"
     made = trial.store.cache.once(key, _undropped, workload, case.seed, case.dtype, precision)
     truth, *peers = made["results"]
-    found: dict[str, Undropped] = {}
+    undropped: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
             raise ValueError(
@@ -135,30 +135,30 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
             told = randomness.clear(value)
             errors = [randomness.errors(_aligned(peer[path], path, dropout), value, told) for peer in peers]
             gain = max(error[2] for error in errors)
-            found[path] = Undropped(value, (*max(errors)[:2], gain), told)
-        if not bool(found[dropout.gradient].told.any()):
+            undropped[path] = Undropped(value, (*max(errors)[:2], gain), told)
+        if not bool(undropped[dropout.gradient].told.any()):
             raise ValueError(f"{case.workload}: without dropout, {dropout.gradient} is 0: no mask can be read from it")
-        if not bool(found[dropout.output].told.all()):
+        if not bool(undropped[dropout.output].told.all()):
             raise ValueError(
                 f"{case.workload}: without dropout, {dropout.output} has elements so close to 0 that what was dropped "
                 f"cannot be told: let its smallest magnitude be {randomness.CLEAR:g} of the root mean square or more"
             )
-    return found
+    return undropped
 
 
 def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, list[dict[str, Tensor]]]:
-    """Outputs and gradients in evaluation mode: of FP64, of eager in the technique's precision, of the rounding samples."""
+    """Computes evaluation-mode outputs and gradients: FP64, eager in the technique's precision, rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
     # TF32 has the significand of float16.
-    found = [
+    results = [
         exact.gradients(),
         _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients(),
     ]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
     with unfused(), Rounding(precision, dtype, generator):
-        found += [exact.gradients() for _ in range(SAMPLES)]
-    return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in found]}
+        results += [exact.gradients() for _ in range(SAMPLES)]
+    return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in results]}
 
 
 def _evaluating(workload: Workload, seed: int, dtype: str) -> Program:
@@ -188,7 +188,7 @@ def _misshapen(
 def _values(
     runs: Mapping[str, Result], expected: Mapping[str, Undropped], dropouts: Sequence[Dropout], unit: float
 ) -> Iterator[Figure]:
-    """In every run: kept values are rescaled, and the gradient has the output's mask."""
+    """Checks in every run that kept values are rescaled, and that the gradient has the output's mask."""
     for (name, result), dropout in itertools.product(runs.items(), dropouts):
         forward = result[dropout.output]
         backward = _aligned(result[dropout.gradient], dropout.gradient, dropout)
@@ -211,7 +211,7 @@ def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequ
 
 
 def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iterator[Figure]:
-    """Statistics of each mask of the first run, and of every pair of masks of all runs: layers, calls and seeds."""
+    """Yields statistics of each mask of the first run, and of every pair of masks of all runs."""
     masks = [
         Mask(f"{dropout.output}{name}", result[dropout.output] != 0, dropout.rate)
         for name, result in runs.items()
@@ -221,5 +221,5 @@ def _statistics(runs: Mapping[str, Result], dropouts: Sequence[Dropout]) -> Iter
     alarm = ALARM / (len(STATISTICS) * len(dropouts) + len(pairs))
     for mask, statistic in itertools.product(masks[: len(dropouts)], STATISTICS):
         yield statistic(mask, alarm)
-    for one, other in pairs:
-        yield randomness.likeness(one, other, alarm)
+    for first, second in pairs:
+        yield randomness.likeness(first, second, alarm)

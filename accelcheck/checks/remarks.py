@@ -1,4 +1,4 @@
-"""Observations of a case that say nothing about its technique, such as tensors that are not judged."""
+"""Remarks on a case that no verdict depends on, such as tensors that are not judged."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ REMARKS = frozenset(
 )
 """Claims of all remarks."""
 MOST_UNJUDGED = 0.5
-"""Share of the elements that may be left out without a word."""
+"""Largest share of unjudged elements that a remark does not quantify."""
 
 
 def remarks(trial: Trial, program: Program, reference: Reference, raw: Result, strict: Contract) -> list[Evidence]:
-    """Remarks on the first draw of a case.
+    """Makes the remarks on the first draw of a case.
 
     Args:
         trial: The case.
@@ -67,19 +67,19 @@ def _switched_off(trial: Trial) -> list[str]:
 
 
 def _unjudged(reference: Reference) -> list[str]:
-    """Paths of the tensors that are not judged, and their share of all elements where it is more than half."""
+    """Lists unjudged tensors, and their share of all elements above `MOST_UNJUDGED`."""
     numbers = {path: tensor.numel() for path, tensor in reference.truth.items() if tensor.is_floating_point()}
     share = sum(numbers.get(path, 0) for path in reference.unjudged) / max(1, sum(numbers.values()))
     return [*sorted(reference.unjudged), *([f"which are {share:.0%} of all elements"] if share > MOST_UNJUDGED else [])]
 
 
 def _strides(raw: Result, reference: Reference, strict: Contract) -> list[str]:
-    """Outputs of somebody's own model with other strides: no fault there, where their values are right."""
+    """Lists outputs of a user-owned model with other strides: no fault where their values are right."""
     return [str(fault) for fault in check_metadata(raw, reference, strict) if fault.view == "strides"]
 
 
 def _reduced(trial: Trial) -> list[str]:
-    """Words for the smaller effort that judged a large model; empty for the usual one."""
+    """Describes the reduced effort that judged a large model; empty for the usual one."""
     effort, store = trial.effort, trial.store
     if not effort.reduced:
         return []
@@ -87,6 +87,6 @@ def _reduced(trial: Trial) -> list[str]:
 
 
 def _idle(program: Program, reference: Reference) -> list[str]:
-    """Parameters of somebody's own model that require a gradient and have none in the reference."""
+    """Lists parameters of a user-owned model that require a gradient and have none in the reference."""
     asked = (name for name, parameter in program.module.named_parameters() if parameter.requires_grad)
     return [name for name in asked if f"grad:{name}" not in reference.truth]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def held(program: Program, result: Result) -> Callable[[], list[Fault]]:
-    """A function that gives a fault for each tensor of a result that has changed since, for which it keeps the result alive.
+    """Returns a function that makes a fault for each tensor of a result that has changed since; keeps the result alive.
 
-    What shares memory with inputs, parameters or buffers is left out: these change in place between runs. Gradients are held as autograd
-    left them, since those of the result are quotients.
+    Tensors in memory of inputs, parameters or buffers are left out: these change in place between runs. Gradients are
+    held as autograd left them, since those of the result are quotients.
     """
     module = program.module
     leaves = {f"input[{index}]": value for index, value in enumerate(program.inputs) if isinstance(value, Tensor)}
@@ -33,17 +33,17 @@ def held(program: Program, result: Result) -> Callable[[], list[Fault]]:
 
 def _storage(value: Any) -> int:
     try:
-        return int(value.untyped_storage()._cdata)  # noqa: SLF001 - an address of its own, where a device hides that of the memory
+        return int(value.untyped_storage()._cdata)  # noqa: SLF001 - unique even if a device hides addresses
     except (AttributeError, NotImplementedError):  # no tensor, or one without storage
         return id(value)
 
 
 def halved(accumulated: Result, once: Result) -> Result:
-    """The result of a second pass that adds to the gradients of the first, with these halved: exact unless the sum overflows.
+    """Halves the gradients that a second pass has accumulated, which is exact unless the sum overflows.
 
     Args:
         accumulated: Result of the second pass, on the CPU.
-        once: That of the first.
+        once: Result of the first pass, on the CPU.
     """
     return {
         path: _half(tensor, once[path]) if path.startswith("grad:") and path in once else tensor
@@ -51,8 +51,8 @@ def halved(accumulated: Result, once: Result) -> Result:
     }
 
 
-def _half(both: Tensor, one: Tensor) -> Tensor:
-    if both.shape != one.shape or both.dtype != one.dtype:
+def _half(both: Tensor, once: Tensor) -> Tensor:
+    if both.shape != once.shape or both.dtype != once.dtype:
         return both
-    doubled = one + one
-    return torch.where((both == doubled) & doubled.isinf(), one, both / 2)
+    doubled = once + once
+    return torch.where((both == doubled) & doubled.isinf(), once, both / 2)

@@ -1,4 +1,4 @@
-"""The check of speed: judge first, then measure beside FP32 eager in the same process, then judge what was measured."""
+"""Check of speed: judges, measures beside FP32 eager in the same process, and judges the timed program again."""
 
 from __future__ import annotations
 
@@ -42,47 +42,46 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Result
 
 ROTATED = 4
-"""Sets of inputs that calls go through: no call finds its own in a cache, and no cached result serves it."""
+"""Number of input sets that calls rotate through, so that neither cached inputs nor cached results serve them."""
 PROCESS_SECONDS = 0.3
-"""Seconds that one process of several measures a case: processes differ by more than such a median errs."""
+"""Seconds that one of several processes measures a case: processes differ more than such a median errs."""
 PROCESS_ERROR = 0.0625
-"""As `paired.ERROR`, of one process of several: four pairs, however slow: min to max, which holds the median in 87.5 of 100 runs."""
+"""Counterpart of `paired.ERROR` for one of several processes: min to max of four pairs, which holds the median in
+87.5 of 100 runs."""
 TRIES = 16
-"""Most blocks that are added where none of the timed ones ended with the first inputs, as one of four does: all miss in 1 of 100 runs without any."""
+"""Most blocks added if no timed one ended with the first inputs, as one of `ROTATED` does: 1 run in 100 still has
+none."""
 SLOW = 0.1
-"""Seconds of a call from which on the comparison in the technique's own precision, which gates nothing, has the pairs of one
-process of several: the nine of `paired.ERROR` take tens of seconds where calls are this slow, as float16 is on CPUs that
-convert each of its operations to FP32 and back (17 to 55 times as long as FP32 in baselines/cpu/level2-speed.jsonl)."""
+"""Seconds of a call from which on the comparison in the technique's own precision, which gates nothing, uses
+`PROCESS_ERROR`: the nine pairs of `paired.ERROR` would take tens of seconds, as with float16 on CPUs that convert each
+operation to FP32 and back (17 to 55 times as long as FP32 in baselines/cpu/level2-speed.jsonl)."""
 POWERED = 0.5
 """Seconds that energy is taken over: counters move every 0.1 s or so."""
 WHILE = "while timed"
-"""The draw of faults of a timed call."""
+"""Draw name of faults of a timed call."""
 AFTER = "after timing"
-"""The draw of faults that show in what was timed."""
+"""Draw name of faults of the timed program when it is judged again."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Judge the case as in the mode that it runs; if it is right, measure it, and judge it again."""
+    """Judges the case in the mode that it times; if it is right, measures it and judges it again."""
     mode = TIMED[trial.case.mode]
     judged = replace(trial, case=replace(trial.case, mode=mode))
-    found = numerics.verify(judged, (FIRST,))
-    if found.wrong or found.undecided:
-        return found  # a case that fails is not timed
+    finding = numerics.verify(judged, (FIRST,))
+    if finding.wrong or finding.undecided:
+        return finding  # a case that fails is not timed
     trial.technique.finish()
     with trial.clock("measure"), trial.device.strict_float32():
-        return _Measuring(judged).finding(found)
+        return _Measuring(judged).finding(finding)
 
 
 def ratio(
-    trial: Trial,
-    looks: Sequence[float] = LOOKS,
-    now: Callable[[], float] = time.perf_counter,
-    error: float = ERROR,
+    trial: Trial, looks: Sequence[float] = LOOKS, now: Callable[[], float] = time.perf_counter, error: float = ERROR
 ) -> Comparison:
-    """The candidate's time as a part of FP32 eager's, in this process, after so many seconds of a clock; nothing is judged.
+    """Measures the candidate's time as a part of FP32 eager's in this process, without judging it.
 
     Raises:
-        ClockError: There is no time.
+        ClockError: The clock measured no time.
     """
     judged = replace(trial, case=replace(trial.case, mode=TIMED[trial.case.mode]))
     with trial.clock("measure"), trial.device.strict_float32():
@@ -90,7 +89,7 @@ def ratio(
 
 
 class Contender:
-    """A program that does the work of a mode once a call, each time with other inputs.
+    """Program that does the work of a mode once a call, each time with other inputs.
 
     Attributes:
         program: Program that is run.
@@ -102,10 +101,10 @@ class Contender:
 
     timed: Callable[[], float] | None = None
     kept: Result | None = None
-    """Result of a timed call with the first inputs, on the device: drawn at random once it was timed; None until then, and of trainings."""
+    """Result of a randomly drawn timed call with the first inputs, on the device; None before, and for trainings."""
 
     def __init__(self, trial: Trial) -> None:
-        """Prepare; nothing is run but what the technique runs itself."""
+        """Prepares the technique without calling the program."""
         mode = trial.case.mode
         self.program = trial.place(_problem(trial, 0), trial.case.seed)
         self.state = State(self.program)
@@ -129,20 +128,20 @@ class Contender:
         def call() -> object:
             self._turn = turn = next(self._turns)
             self.program.inputs, self.program.target = self.sets[turn]
-            self._latest = None  # its memory is free for this call, as for users who do not keep it
+            self._latest = None  # frees memory, as for users who keep no result
             self._latest = out = work()
             return out
 
         self.call = call
 
     def drawn(self, timed: Callable[[], float]) -> float:
-        """The seconds of a block of calls, whose last one may be any: where it had the first inputs, its result may be kept."""
+        """Times a block of calls from a random set of inputs on; may keep a last result of the first inputs."""
         for _ in range(_CHANCE.randrange(ROTATED)):
             next(self._turns)
         seconds = timed()
         if self._turn == 0 and self._latest is not None:
             self._blocks += 1
-            if _CHANCE.random() * self._blocks < 1.0:  # each of the blocks so far is as likely as the others
+            if _CHANCE.random() * self._blocks < 1.0:  # all blocks so far are equally likely
                 self.kept = {path: stored(tensor).clone() for path, tensor in self._result()}
         self._latest = None
         return seconds
@@ -152,13 +151,13 @@ class Contender:
         return latest.items() if self.program.elsewhere is not None else flatten(latest)
 
     def rewind(self) -> None:
-        """Restore the first inputs and the initial parameters."""
+        """Restores the first inputs and the initial parameters."""
         self.state.restore()
         self.program.inputs, self.program.target = self.sets[0]
 
 
 class _Measuring:
-    """The measurements of one case that is right."""
+    """Measures one case that is right."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
@@ -166,8 +165,8 @@ class _Measuring:
         self.blocks: tuple[float, ...] = ()
         self._work = self._moved = 0.0
 
-    def finding(self, found: Finding) -> Finding:
-        """All measurements, and the faults that show after them."""
+    def finding(self, judged: Finding) -> Finding:
+        """Measures, judges the timed program again, and adds both to the finding."""
         trial = self.trial
         candidate = self._first_calls()
         eager = self._eager("float32")
@@ -186,9 +185,9 @@ class _Measuring:
         faults, evidence = self._judged(candidate)
         work = digest(trial.case.id, _problem(trial, 0))
         return replace(
-            found,
-            evidence=[*found.evidence, *absent(found.evidence, evidence, AFTER)],
-            faults=[*found.faults, *self._unfused(), *faults],
+            judged,
+            evidence=[*judged.evidence, *absent(judged.evidence, evidence, AFTER)],
+            faults=[*judged.faults, *self._unfused(), *faults],
             measurements=self.found,
             digest=work,
             times=self.blocks,
@@ -197,14 +196,14 @@ class _Measuring:
 
     @contextlib.contextmanager
     def _clocked(self, name: str, unit: str) -> Iterator[None]:
-        """Record a measurement without a value, with the reason, when its clock fails."""
+        """Records a measurement without a value, with the reason, if its clock fails."""
         try:
             yield
         except ClockError as error:
             self._add(name, None, unit, str(error))
 
     def compared(self, looks: Sequence[float], now: Callable[[], float], error: float) -> Comparison:
-        """The candidate beside FP32 eager."""
+        """Compares the candidate with FP32 eager."""
         candidate = Contender(self.trial)
         warm_up(self.trial, candidate.program)
         eager = self._eager("float32")
@@ -212,7 +211,7 @@ class _Measuring:
             return self._paired(eager, candidate, looks, now, error)
 
     def _first_calls(self) -> Contender:
-        """Prepare and call once, with the compilers' caches empty and then full: two times in s, and the graphs made."""
+        """Times preparation and first call with empty and then full compiler caches; counts the graphs."""
         trial = self.trial
         with _fresh_caches():
             self._first_call("first-call-cold")
@@ -249,7 +248,7 @@ class _Measuring:
         return compare(first, second, looks=looks, now=now, error=error)
 
     def _settled(self, side: Contender) -> Callable[[], float]:
-        """Blocks of a contender's calls, warmed up: once, however often it is compared."""
+        """Returns the timed block of a contender, warmed up once however often it is compared."""
         if side.timed is None:
             timed = block(self.trial.device, side.call)
             side.timed = partial(side.drawn, timed) if self.trial.case.mode is Mode.FORWARD else timed
@@ -257,22 +256,22 @@ class _Measuring:
         return side.timed
 
     def _times(self, candidate: Contender, eager: Contender) -> float:
-        """The candidate's median, in seconds, once its figures are there."""
-        found = self._paired(eager, candidate)
+        """Adds the figures of the comparison; returns the candidate's median in seconds."""
+        comparison = self._paired(eager, candidate)
         for _ in range(TRIES):
             if candidate.kept is None and candidate.timed is not None and self.trial.case.mode is Mode.FORWARD:
                 candidate.timed()
-        self.blocks = found.candidate
-        quarters = statistics.quantiles(found.candidate, n=20, method="inclusive")
-        latency = statistics.median(found.candidate)
+        self.blocks = comparison.candidate
+        quarters = statistics.quantiles(comparison.candidate, n=20, method="inclusive")
+        latency = statistics.median(comparison.candidate)
         self._add("latency", latency, "s", low=quarters[4], high=quarters[14], reason="median and quartiles")
         self._add("latency-p95", quarters[18], "s")
-        self._add("latency-fp32-eager", statistics.median(found.base), "s")
-        if found.waited is not None:
-            self._add("waited", found.waited, "part", "of the time, for a core: other work, or threads of its own")
-        self._speed_up(SPEED_UP, found)
+        self._add("latency-fp32-eager", statistics.median(comparison.base), "s")
+        if comparison.waited is not None:
+            self._add("waited", comparison.waited, "part", "of the time, for a core: other work, or threads of its own")
+        self._speed_up(SPEED_UP, comparison)
         products = self.trial.device.float32_products()
-        if not products.exact:  # what it is faster than is then no FP32
+        if not products.exact:  # the base of the speed-up is then no FP32
             self._add("fp32-eager-error", products.error, "1", f"FP32 eager here is none: {products.reading}")
         items = _items(candidate.program.inputs)
         if items:
@@ -280,7 +279,7 @@ class _Measuring:
         return latency
 
     def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
-        """The chip's clock, temperature and throttling while it was timed, and the energy of a call."""
+        """Adds the chip's clock, temperature and throttling after timing, and the energy of a call."""
         device = self.trial.device
         after = device.telemetry()
         if after.throttled != before.throttled or (after.throttled and not device.has("host")):
@@ -298,12 +297,12 @@ class _Measuring:
         if begun is not None and ended is not None and ended > begun:
             self._add("energy", (ended - begun) / seconds * latency, "J", "mean power of the chip, times the median")
 
-    def _speed_up(self, name: str, found: Comparison) -> None:
-        said = f"{found.answer}, {found.pairs} pairs"
-        self._add(name, 1 / found.ratio, "x", said, low=1 / found.high, high=1 / found.low)
+    def _speed_up(self, name: str, comparison: Comparison) -> None:
+        reason = f"{comparison.answer}, {comparison.pairs} pairs"
+        self._add(name, 1 / comparison.ratio, "x", reason, low=1 / comparison.high, high=1 / comparison.low)
 
     def _same_precision(self, candidate: Contender, latency: float) -> None:
-        """Beside eager with everything in the precision that the technique computes in, where eager has it."""
+        """Compares with eager in the precision that the technique computes in, where eager has it."""
         name = "speed-up-same-precision"
         precision = self.trial.technique.precision(self.trial.case.dtype)
         if precision not in {"bfloat16", "float16"}:
@@ -312,9 +311,9 @@ class _Measuring:
             return self._add(name, None, "x", f"the workload is none in {precision}")
         if latency < SLOW:
             return self._speed_up(name, self._paired(self._eager(precision), candidate))
-        # One look, so that the interval is what four pairs give.
-        found = self._paired(self._eager(precision), candidate, LOOKS[-1:], error=PROCESS_ERROR)
-        return self._speed_up(name, found)
+        # One look, so that the interval is that of four pairs.
+        comparison = self._paired(self._eager(precision), candidate, LOOKS[-1:], error=PROCESS_ERROR)
+        return self._speed_up(name, comparison)
 
     def _roof(self, candidate: Contender, eager: Contender, latency: float) -> None:
         device = self.trial.device
@@ -330,7 +329,7 @@ class _Measuring:
         self._add("bytes", moved / latency / copies.value, "part", reason)
 
     def _sizes(self, candidate: Contender, eager: Contender) -> dict[str, Launches]:
-        """Memory and launches of both; returns the launches, eager's under ``-fp32-eager``."""
+        """Adds memory and launches of both; returns the launches, eager's under ``-fp32-eager``."""
         device = self.trial.device
         started: dict[str, Launches] = {}
         for suffix, side in (("", candidate), ("-fp32-eager", eager)):
@@ -342,21 +341,21 @@ class _Measuring:
             self._add(f"peak-memory{suffix}", most.bytes, "B", most.reason)
             self._add(f"parameters{suffix}", held(_parameters(side)), "B")
             started[suffix] = launches(device, side.call, None if suffix else self.trial.trace)
-        for suffix, found in started.items():
-            self._add(f"launches{suffix}", found.count, "1", found.instead_of(started["-fp32-eager"]))
-            if found.seconds is not None:
-                self._add(f"kernel-time{suffix}", found.seconds, "s")
+        for suffix, launched in started.items():
+            self._add(f"launches{suffix}", launched.count, "1", launched.instead_of(started["-fp32-eager"]))
+            if launched.seconds is not None:
+                self._add(f"kernel-time{suffix}", launched.seconds, "s")
         return started
 
     def _idle(self, started: Mapping[str, Launches]) -> str:
-        """Reason why a call did no work, where no profiler sees any and eager's shows; empty where it did some."""
+        """Returns why a call did no work: it launched nothing where eager launches kernels; empty if it did work."""
         own, plain = started[""], started["-fp32-eager"]
         if not own.nothing or not plain.count:
             return ""
         return f"a call launches nothing, where eager has {plain.count} launches"
 
     def _impossible(self, latency: float) -> str:
-        """Reason why a call cannot be as fast as it was timed; empty where it can, or where no clock says."""
+        """Returns why a call cannot be as fast as it was timed; empty if it can, or no clock tells."""
         if not math.isfinite(latency):
             return ""
         with contextlib.suppress(ClockError):
@@ -364,16 +363,16 @@ class _Measuring:
         return ""
 
     def _unfused(self) -> list[Fault]:
-        """A fault where a technique that promises fusion launches as many kernels as eager. A single launch cannot become fewer."""
-        found = {measurement.name: measurement.value for measurement in self.found}
-        own, plain = found["launches"], found["launches-fp32-eager"]
+        """Makes a fault if a technique that promises fusion launches as many kernels as eager, more than one."""
+        values = {measurement.name: measurement.value for measurement in self.found}
+        own, plain = values["launches"], values["launches-fp32-eager"]
         if not self.trial.technique.fuses or own is None or plain is None or plain < 2 or own < plain:
             return []
         expected = f"fewer than {plain:.0f}, as many as eager has"
         return [Fault(FaultKind.RULE, "launches", "not fused", expected=expected, got=f"{own:.0f}")]
 
     def _judged(self, candidate: Contender) -> tuple[list[Fault], list[Evidence]]:
-        """What was timed is what was judged: the first inputs, and the parameters as they were, must give that again, engaged."""
+        """Judges the timed program again with the first inputs and parameters; returns faults and evidence."""
         trial, timed = self.trial, self._faults(candidate.kept) if candidate.kept is not None else ()
         faults = [replace(fault, draw=WHILE) for fault in (*timed, *self._untrained(candidate))]
         candidate.rewind()
@@ -383,7 +382,7 @@ class _Measuring:
         return [*faults, *(replace(fault, draw=AFTER) for fault in self._faults(raw))], evidence
 
     def _faults(self, result: Result) -> Sequence[Fault]:
-        """Faults of a result of what was timed."""
+        """Returns the faults of a result of the timed program."""
         trial, reference = self.trial, self.trial.reference()
         precision = trial.technique.precision(trial.case.dtype)
         contract = Contract(trial.device.type, strides=False, dtypes=frozenset({precision} - {trial.case.dtype}))
@@ -392,7 +391,7 @@ class _Measuring:
         return judge({path: tensor.cpu() for path, tensor in result.items()}, reference).faults
 
     def _untrained(self, candidate: Contender) -> Iterator[Fault]:
-        """A fault for each parameter that timed steps left alone, where training moves it."""
+        """Yields a fault for each parameter that training moves and the timed steps did not."""
         trial, program = self.trial, candidate.program
         if trial.case.mode is not Mode.TRAIN or program.elsewhere is not None:
             return
@@ -420,7 +419,7 @@ class _Measuring:
 
 
 _CHANCE = random.SystemRandom()
-"""A source of chance that no technique can know."""
+"""Random source that no technique can predict."""
 
 
 def _problem(trial: Trial, number: int) -> Any:
@@ -428,7 +427,7 @@ def _problem(trial: Trial, number: int) -> Any:
 
 
 def _like(own: Any, new: Any) -> Any:
-    """New values in the strides that the technique gave its own."""
+    """Copies new values into the strides that the technique gave its own."""
     return own.detach().clone().copy_(new) if isinstance(own, Tensor) else new
 
 
@@ -438,7 +437,7 @@ def _items(inputs: tuple[Any, ...]) -> int:
 
 
 def _parameters(contender: Contender) -> Iterator[Any]:
-    """The state of the module that is called: tensors, and packed tensors in tuples."""
+    """Yields the state of the called module: tensors, and packed tensors in tuples."""
     called = contender.program.call
     module = called if isinstance(called, torch.nn.Module) else contender.program.module
     yield from module.state_dict().values()
@@ -446,7 +445,7 @@ def _parameters(contender: Contender) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _fresh_caches() -> Iterator[None]:
-    """Inductor's cache in a folder of its own, and empty."""
+    """Provides an empty folder for Inductor's cache."""
     from accelcheck.devices.torch_names import fresh_cache
 
     fresh: Callable[[], contextlib.AbstractContextManager[Any]] = fresh_cache

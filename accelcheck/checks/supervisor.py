@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from accelcheck.measure.gate import Gate
 
 BEGIN = 120.0
-"""Seconds that a process has to begin: it imports nothing, but makes a clean process of its own."""
+"""Time limit in seconds for a process to begin: it imports nothing, but forks a clean process of its own."""
 AGAIN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
-"""Verdicts of cases that are run again, in another process."""
+"""Verdicts of cases that run again in another process."""
 RUNS = 3
-"""Most runs of such a case: two, and a third where they differ, so that its rate is known a little."""
+"""Most runs of such a case: two, and a third if they differ, for a rough rate."""
 
 
 class Supervisor:
@@ -62,7 +62,7 @@ class Supervisor:
         self._process = None if here else self._new()
 
     def run(self, case: Case) -> Record:
-        """Find the verdict of one case. An exception that the case raises becomes its record and is not raised again."""
+        """Runs one case and returns its record, whatever the case raises."""
         return replace(self._final(case), family=self.bench.matrix.techniques[case.technique].family)
 
     def _final(self, case: Case) -> Record:
@@ -77,23 +77,23 @@ class Supervisor:
 
     def _judged(self, case: Case) -> Record:
         record = self._ran(case)
-        # A regression may be known too, and what the ledger says fails is not stored when it passes.
+        # The gate comes first: a ledger may expect a regression, and an unexpected pass is not stored.
         return hold(record if self.gate is None else self.gate.judge(record), self._ledger)
 
     def _again(self, first: Record) -> Record:
-        """A case that failed once more, in another process: one that passes then is `flaky`."""
+        """Runs a failed case again in another process: one that passes then is `flaky`."""
         runs = [first]
         while len(runs) < RUNS and (len(runs) == 1 or any(record.verdict.green for record in runs)):
             self._renew()
             runs.append(self._judged(first.case))
         if not runs[-1].verdict.green:
-            self._renew()  # what it has spoilt there is no matter of the next case
+            self._renew()  # the next case must not see its leftovers
         if not any(record.verdict.green for record in runs):
             return first
         return replace(first, verdict=Verdict.FLAKY, runs=tuple(record.verdict for record in runs))
 
     def _ran(self, case: Case) -> Record:
-        """The record of one run of a case, before gate and ledger are asked."""
+        """Returns the record of one run of a case, before gate and ledger."""
         if self._process is None:
             return self.bench.run(case)
         if self._process.gone:  # no case has run in this process: a fork of it is as good as the first one
@@ -122,7 +122,7 @@ class Supervisor:
                 traceback=error.printed,
             )
         if record.verdict is Verdict.DEVICE_LOST:
-            self._renew()  # what has lost its device in one process may find it again in the next
+            self._renew()  # the next process may reach the device again
         return record
 
     def _new(self) -> CleanProcess:
@@ -130,16 +130,16 @@ class Supervisor:
         return CleanProcess([], ((self.bench.begin, BEGIN),))
 
     def _renew(self) -> None:
-        """Have the next run in another process."""
+        """Ends the process, so that the next case runs in another."""
         if self._process is not None:
             self._process.renew()
 
     def printed(self) -> str:
-        """The output of the last case; empty where it ran in this process, and has printed it here."""
+        """Returns the output of the last case; empty if it ran and printed in this process."""
         return "" if self._process is None else self._process.printed()
 
     def close(self) -> None:
-        """End the process of the cases, or that of their references."""
+        """Ends the process of the cases, or that of their references."""
         if self._process is None:
             self.bench.close()
         else:

@@ -30,8 +30,8 @@ class Habits:
 
     Attributes:
         buffers: Names of the buffers that change.
-        generators: Names of the generators that it draws from.
-        shared: Pairs of an output and the input, parameter or buffer in whose memory it lies.
+        generators: Names of the generators that eager draws from.
+        shared: Pairs of an output and the input, parameter or buffer whose memory it shares.
     """
 
     buffers: frozenset[str]
@@ -40,7 +40,7 @@ class Habits:
 
 
 class Traces:
-    """Looks at what surrounds a run before and after it.
+    """Compares the surroundings of a run before and after it.
 
     Args:
         trial: The case.
@@ -63,31 +63,32 @@ class Traces:
         self.before = self.after = Generators.now(trial.device.torch_device())
 
     def end(self) -> None:
-        """Look at the generators after the run."""
+        """Records the generators after the run."""
         self.after = Generators.now(self._trial.device.torch_device())
 
     def faults(self, result: Result, former: Traces | None = None) -> list[Fault]:
-        """Inputs and parameters that changed, and traces that eager does not leave.
+        """Returns faults of changed inputs and parameters, and of traces that eager does not leave.
 
         Args:
-            result: Of the run that just ended.
-            former: Of a run before, whose generators began elsewhere: to end where that one ended is to set them.
+            result: Result of the run that just ended.
+            former: Traces of a previous run with other initial generators: ending in its final state means that the
+                technique sets them.
         """
-        found = mutations(self._program.inputs, self._inputs)
+        faults = mutations(self._program.inputs, self._inputs)
         if self._trial.case.mode is not Mode.TRAIN:
-            found += self._state.mutations()
-        found += [*self._flags(), *self._generators(former)]
+            faults += self._state.mutations()
+        faults += [*self._flags(), *self._generators(former)]
         shared = _shared(self._program, result)
         buffers = [] if self._training else self._state.changed_buffers()
         if (shared or buffers) and (habits := habits_of(self._trial)):
             moved = (name for name in buffers if name not in habits.buffers)
-            found += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
-            # By output alone: inputs may lie in the same memory, and a technique may give each its own.
+            faults += [_left(f"buffer:{name}", "the bits that evaluation found", "others") for name in moved]
+            # Compared by output alone: inputs may share memory in eager and not under a technique.
             aliased = {path for path, _ in habits.shared}
             for path, other in sorted(pair for pair in shared if pair[0] not in aliased):
                 own = Fault(FaultKind.METADATA, path, "storage", expected="memory of its own", got=f"that of {other}")
-                found.append(own)
-        return found
+                faults.append(own)
+        return faults
 
     def _generators(self, former: Traces | None) -> Iterator[Fault]:
         moved = self.before.moved(self.after)
@@ -126,7 +127,7 @@ def _left(path: str, expected: str, got: str) -> Fault:
 
 
 def asking(program: Program) -> dict[str, bool]:
-    """Whether each parameter requires a gradient, by name."""
+    """Returns True by name for each parameter that requires a gradient."""
     return {name: parameter.requires_grad for name, parameter in program.module.named_parameters()}
 
 
@@ -135,22 +136,22 @@ def _modes(program: Program) -> dict[str, bool]:
 
 
 def _hooks(program: Program) -> dict[str, tuple[Any, ...]]:
-    """The hooks of modules and of parameters, by the path of what has any."""
+    """Collects the hooks of modules and parameters, by path."""
     owners: list[tuple[str, Any]] = [(f"module:{name}", module) for name, module in program.module.named_modules()]
-    found: dict[str, tuple[Any, ...]] = {}
+    hooks_by_path: dict[str, tuple[Any, ...]] = {}
     for place, owner in owners:
         kinds = [hooks for name, hooks in vars(owner).items() if name.endswith("_hooks") and isinstance(hooks, dict)]
         if any(kinds):
-            found[place] = tuple(hook for hooks in kinds for hook in hooks.values())
+            hooks_by_path[place] = tuple(hook for hooks in kinds for hook in hooks.values())
     for name, parameter in program.module.named_parameters():
         kinds = [getattr(parameter, kind) or {} for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")]
         if any(kinds):
-            found[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
-    return found
+            hooks_by_path[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
+    return hooks_by_path
 
 
 def _shared(program: Program, result: Result) -> frozenset[tuple[str, str]]:
-    """Pairs of an output and the input, parameter or buffer in whose memory it lies."""
+    """Pairs each output with the input, parameter or buffer whose memory it shares."""
     named: dict[str, Any] = {f"input[{index}]": value for index, value in enumerate(program.inputs)}
     named |= {f"parameter:{name}": value for name, value in program.module.named_parameters()}
     named |= {f"buffer:{name}": value for name, value in program.module.named_buffers()}
@@ -160,7 +161,7 @@ def _shared(program: Program, result: Result) -> frozenset[tuple[str, str]]:
 
 
 def storage(value: Any) -> StorageWeakRef | None:
-    """The memory of a tensor, without keeping it; None where it has none of its own."""
+    """Returns a weak reference to a tensor's memory; None where it has none."""
     if not isinstance(value, Tensor) or not value.numel():
         return None
     try:
@@ -170,11 +171,11 @@ def storage(value: Any) -> StorageWeakRef | None:
 
 
 _SEEN: WeakKeyDictionary[Store, dict[str, Habits | None]] = WeakKeyDictionary()
-"""Habits of each run's store and each case without its technique."""
+"""Habits by the run's store and by case without its technique."""
 
 
 def habits_of(trial: Trial) -> Habits | None:
-    """Traces that eager leaves in a case: asked once a process, when a technique has left one. None where eager does not run, which its case reports."""
+    """Finds eager's traces in a case, once per process; None where eager does not run, which its case reports."""
     seen = _SEEN.setdefault(trial.store, {})
     key = replace(trial.case, technique="").id
     if key not in seen:
@@ -182,7 +183,7 @@ def habits_of(trial: Trial) -> Habits | None:
         try:
             with trial.state.restored():
                 habits = _of_eager(trial, FIRST.problem(trial.workload, trial.case.seed, trial.case.dtype))
-                # A technique may draw where a rate of dropout is 0, as here: with the workload's own rates eager draws too.
+                # Techniques may draw at dropout rates of 0, as here; at the workload's own rates eager draws too.
                 own = trial.workload.problem(trial.case.seed)
                 drawn = _of_eager(trial, own).generators if random_modules(own.module) else frozenset()
                 seen[key] = replace(habits, generators=habits.generators | drawn)
@@ -193,7 +194,7 @@ def habits_of(trial: Trial) -> Habits | None:
 
 
 def _of_eager(trial: Trial, problem: Problem) -> Habits:
-    """Traces of one run of a problem under eager."""
+    """Runs a problem once under eager and returns its traces."""
     program = trial.place(problem, trial.case.seed)
     state = State(program)
     trial.device.seed(trial.case.seed)

@@ -1,4 +1,4 @@
-"""The check of long trainings: their course, whether they can be resumed, and the rules of their gradient scaler."""
+"""Check of long trainings: their course, resuming them, and the rules of their gradient scaler."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ if TYPE_CHECKING:
     from accelcheck.workloads.trainer import Trainer
 
 WARM_STEPS = 2
-"""Of each warm-up run: a first step, and one with the optimizer's state there."""
+"""Steps of each warm-up run: the first one creates the optimizer's state."""
 SCALES = (1.0, 2.0**16)
-"""Initial scales that must make no difference: none, and torch's default."""
+"""Initial scales that must give the same training: 1, and torch's default."""
 SCALED_STEPS = 4
-"""Steps taken from each of `SCALES`: the update, and what momentum and the schedule make of it."""
+"""Steps taken from each of `SCALES`, so that momentum and schedule take effect."""
 RULE_STEPS = 8
 SPOILT = 2
 INTERVAL = 3
-"""The run that shows the scaler's rule: 8 steps, an infinite gradient in step 2, the scale to grow after every 3 clean ones.
-It is halved once, and grows after steps 5; a scaler that forgot to count anew would grow it after step 3."""
+"""Growth interval of the run that tests the scaler's rule: 8 steps with an infinite gradient in step 2. The scale is
+halved once and grows after steps 5 and 8; a scaler that kept its count would grow it after step 3."""
 
 RESUMED = "resumed"
-"""The draw of faults that show in a resumed training."""
+"""Draw name of faults of a resumed training."""
 
 
 class Bed:
     """A test bed: a prepared program that is reset to its initial state before each run.
 
-    Parameters keep their storage and the call stays as it is, so that code is compiled once; optimizer, schedule, loader
-    and scaler are made anew for each run.
+    Parameters keep their storage, so that code is compiled once; optimizer, schedule, loader and scaler are made anew.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -64,18 +63,18 @@ class Bed:
 
     @property
     def trainer(self) -> Trainer:
-        """The program's trainer, which the technique may have replaced."""
+        """Trainer of the program, which the technique may have replaced."""
         if self.program.trainer is None:
             raise TypeError("the program's trainer was taken away after it was prepared")
         return self.program.trainer
 
     @property
     def scaled(self) -> bool:
-        """Whether there is a scaler that scales."""
+        """True if there is an enabled scaler."""
         return self._scaler is not None and self._scaler.is_enabled()
 
     def begin(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> None:
-        """Reset everything to the initial state, for a run of this many steps."""
+        """Resets everything to the initial state, for a run of this many steps."""
         program, trial = self.program, self.trial
         self._state.restore()
         program.module.zero_grad(set_to_none=True)
@@ -88,11 +87,11 @@ class Bed:
         trial.device.seed(trial.case.seed)
 
     def run(self) -> Result:
-        """Train as `begin` left things; the result is on the CPU."""
+        """Trains from the present state; the result is on the CPU."""
         return {path: tensor.cpu() for path, tensor in self.program.run(Mode.TRAJECTORY).items()}
 
     def go_on(self, steps: int, configure: Callable[[torch.amp.GradScaler], None] | None = None) -> Result:
-        """Train on from the state that the last run left, which must hold all: what it does not hold is lost before."""
+        """Trains on from the saved state of the last run; everything else is overwritten first."""
         saved = self.trainer.save(self.program)
         self.begin(steps, configure)
         self.trial.device.seed(self.trial.case.seed + 1)
@@ -106,7 +105,7 @@ class Bed:
             self.trainer.start = None
 
     def _prepare(self) -> None:
-        # A technique looks at a mini-batch, as it will be called with, not at the whole data set.
+        # A technique is prepared with a mini-batch, as in its calls, not with the whole data set.
         program, data = self.program, self.program.inputs
         rows = len(data[0]) // self.trainer.recipe.batches
         program.inputs = tuple(value[:rows] if isinstance(value, Tensor) else value for value in data)
@@ -115,10 +114,10 @@ class Bed:
 
 
 def verify(trial: Trial) -> Finding:
-    """Train, judge the training by its course, resume it, and probe its scaler.
+    """Trains, judges the course of the training, resumes it, and probes its scaler.
 
     Raises:
-        OracleError: The course cannot be had or trusted.
+        OracleError: The reference course fails or cannot be trusted.
     """
     case, technique, device, clock = trial.case, trial.technique, trial.device, trial.clock
     with clock("oracle"):
@@ -147,21 +146,21 @@ def verify(trial: Trial) -> Finding:
 
 
 def _misplaced(result: Result, program: Program, device_type: str) -> Iterator[Fault]:
-    """Numbers and parameters are on the device, in the dtype of the parameters: autocast keeps losses in float32 too."""
+    """Yields a fault if a result is off the device or in another dtype; autocast keeps losses in float32 too."""
     stored = next(program.module.parameters()).dtype
     for path, tensor in result.items():
         if tensor.device.type != device_type or tensor.dtype != stored:
             expected, got = f"{stored} on {device_type}", f"{tensor.dtype} on {tensor.device.type}"
             yield Fault(FaultKind.METADATA, path, "metadata", expected=expected, got=got)
-            return  # one of them says it: all steps are alike
+            return  # one fault for all steps
 
 
 def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[Fault], Evidence]:
-    """Train half, save, restore, train on: bitwise as without the stop, where the device itself repeats bitwise."""
+    """Trains half, saves, restores, trains on: bitwise equal to no stop if the device repeats bitwise."""
     half = bed.steps // 2
 
     def growing(scaler: torch.amp.GradScaler) -> None:
-        # Once before the stop and, if the count of clean steps survives, again soon after it.
+        # The scale grows before the stop and, if the count of clean steps survives, soon after it.
         scaler.set_growth_interval(half // 2 + 1)
 
     def straight() -> tuple[Result, dict[int, float]]:
@@ -178,7 +177,7 @@ def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[Fault], Evid
     if faults:
         again, _ = straight()
         if _unequal(expected, again, 0):
-            # Not a matter of resuming: the device rounds otherwise every time, and a resumed training may too.
+            # The device itself does not repeat bitwise, so a resumed training need not.
             paths = {path for path in course.truth if step(path) >= half}
             faults = [replace(fault, draw=RESUMED) for fault in judge(resumed, course, paths).faults]
             return faults, Evidence(claim, "within rounding (the device itself does not repeat bitwise)", engaged=True)
@@ -191,7 +190,7 @@ def _resume(bed: Bed, result: Result, course: Course) -> tuple[list[Fault], Evid
 
 
 def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
-    """The differences from step `first` on, as one fault that names the earliest."""
+    """Makes one fault of the differences from step `first` on, naming the earliest."""
     wanted = {path for path in expected if step(path) >= first}
     differing = [
         path
@@ -206,14 +205,14 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
             ("missing", ("a tensor", "nothing")) if path in wanted else ("unexpected", ("nothing", "a tensor"))
         )
         return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
-    apart = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
-    others = f"{len(differing)} that differ, this first, by {apart:.3e}"
+    distance = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
+    others = f"{len(differing)} that differ, this first, by {distance:.3e}"
     equal = f"{len(wanted)} tensors bitwise equal"
     return [Fault(FaultKind.RULE, path, "not as without the stop", RESUMED, equal, others)]
 
 
 def _rule(bed: Bed) -> Iterator[Fault]:
-    """Skip and growth: an infinite gradient changes no parameter and lowers the scale; clean steps raise it."""
+    """Checks that an infinite gradient changes no parameter and lowers the scale, and that clean steps raise it."""
 
     def counting(scaler: torch.amp.GradScaler) -> None:
         scaler.set_growth_interval(INTERVAL)
@@ -258,7 +257,7 @@ def _scaler(rule: str, expected: str, got: str) -> Fault:
 
 
 def _indifference(bed: Bed, course: Course) -> Iterator[Fault]:
-    """The training must not depend on the initial scale: gradients are unscaled before they are clipped and used."""
+    """Checks that the initial scale does not change the training: gradients are unscaled before they are used."""
     paths = {path for path in course.truth if step(path) < SCALED_STEPS}
     for scale in SCALES:
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 
 MOST_FAULTS = 1000
-"""Faults after which no further draw is judged, and that a record keeps: a line of a journal is bounded. A model of a hundred parameters
-may show so many in a draw or two; whatever the others show, the case is wrong."""
+"""Number of faults after which no further draw is judged, and most that a record keeps: journal lines are bounded."""
 
 
 _PACKAGE = Path(__file__).parents[1]
@@ -50,7 +49,7 @@ _COLOURS = re.compile(r"\\x1b\[[0-9;]*m")
 
 
 def reason_of(error: BaseException) -> str:
-    """The first two lines of the exception that led to others, which name the operator less often."""
+    """Returns the first two lines of the root exception: those that follow name the operator less often."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = _COLOURS.sub("", text(error)).strip().splitlines()
@@ -58,18 +57,18 @@ def reason_of(error: BaseException) -> str:
 
 
 COMPILED = "an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`"
-"""Advice where a technique of another package compiles, and its evidence is not seen."""
+"""Advice if a technique of another package compiles and its evidence is missing."""
 
 
 class Clock:
-    """Wall time by phase."""
+    """Accumulates wall time by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add the time spent within to a phase."""
+        """Adds the time spent within the context to a phase."""
         start = time.perf_counter()
         try:
             yield
@@ -79,7 +78,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, the technique, workload and device that it names, and the store of references."""
+    """Case with its technique, workload and device, and the store of references."""
 
     case: Case
     technique: Technique
@@ -88,18 +87,18 @@ class Trial:
     store: Store
     clock: Clock = field(default_factory=Clock)
     trace: Path | None = None
-    """File for a trace of the case, where one is wanted."""
+    """File for a trace of the case; None for no trace."""
     state: GlobalState = field(default_factory=GlobalState.now)
-    """Of this process before the technique was prepared: problems are made, and results judged, under it."""
+    """Global state before the technique was prepared, under which problems are made and results judged."""
     _answered: list[bool] = field(default_factory=list)
-    """Whether what judges has given its known answers in this case, with the technique prepared."""
+    """Non-empty once the judging code has reproduced its known answers with the technique prepared."""
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
-        """A context for judging, whatever the technique has changed in this process.
+        """Restores the global state for judging, whatever the technique has changed in this process.
 
         Raises:
-            KnownAnswerError: What judges computes wrong numbers nevertheless.
+            KnownAnswerError: The judging code computes wrong numbers nevertheless.
         """
         with self.clock("judge"), self.state.restored():
             if not self._answered:
@@ -109,7 +108,7 @@ class Trial:
             yield
 
     def place(self, problem: Problem, seed: int) -> Program:
-        """A problem on the device, in the case's dtype; the technique is not applied."""
+        """Moves a problem to the device, in the case's dtype, without the technique."""
         with self.state.restored():
             program = Program.of(
                 problem,
@@ -124,44 +123,41 @@ class Trial:
 
     @property
     def effort(self) -> Effort:
-        """How much is computed to judge the case."""
+        """Amount of computation to judge the case."""
         with self.clock("oracle"), self.state.restored():
             return self.store.effort(self.case, self.workload)
 
     def reference(self, draw: Draw = FIRST, *, careful: int = 0, algorithm: str = "", part: str = "") -> Reference:
-        """Get the reference that a draw is judged by; see `Store.get`.
-
-        With the label of a `part`, it is that of a divisible workload's part.
+        """Returns the reference of a draw, or that of a `part` of a divisible workload; see `Store.get`.
 
         Raises:
             OracleError: Eager on the CPU is wrong, and another technique is to be judged: see `Reference.eager_unlike`.
         """
         workload = self.workload.only(part) if part else self.workload
         with self.clock("oracle"), self.state.restored():
-            found = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
-        if found.eager_unlike and self.technique.family != "eager":
+            reference = self.store.get(self.case, self.technique, workload, draw, careful=careful, algorithm=algorithm)
+        if reference.eager_unlike and self.technique.family != "eager":
             raise OracleError(
-                f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be equal "
-                f"to it: {found.eager_unlike}, first in the FP64 oracle and then in eager"
+                f"{self.workload.name} ({draw}): eager {self.case.dtype} on the CPU is wrong, so no technique can be "
+                f"equal to it: {reference.eager_unlike}, first in the FP64 oracle and then in eager"
             )
-        # Eager on the CPU would be held against itself: the rounding samples alone judge it.
-        return found.without_eager if self.technique.family == "eager" and self.device.has("host") else found
+        # Eager on the CPU must not be compared with itself: the rounding samples alone judge it.
+        return reference.without_eager if self.technique.family == "eager" and self.device.has("host") else reference
 
     def problem(self, seed: int, extent: int = 0) -> Problem:
-        """The workload's own problem of a seed."""
+        """Makes the workload's problem of a seed."""
         with self.state.restored():
             return self.workload.problem(seed, extent)
 
     def program(self, seed: int) -> Program:
-        """`place` of the workload's own problem of a seed."""
+        """Makes the workload's problem of a seed and moves it to the device."""
         return self.place(self.problem(seed), seed)
 
     def prepare(self, program: Program, mode: Mode | None = None) -> None:
-        """Apply the technique to a program, for the case's mode unless another one is given.
+        """Applies the technique to a program, for the case's mode unless another one is given.
 
         Raises:
-            Unsupported: One of accelcheck's techniques hands a user-owned model to a library, which refuses it. Such a refusal
-                is loud: the model's owner needs its reason, and no error.
+            Unsupported: A library refuses a user-owned model that one of accelcheck's techniques hands to it.
         """
         try:
             self.technique.prepare(program, mode or self.case.mode, self.device)
@@ -176,13 +172,13 @@ class Trial:
             raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
 
     def placed(self, value: Any) -> Any:
-        """An input or target on the device, in the case's dtype where it is floating-point."""
+        """Moves an input or target to the device, in the case's dtype where it is floating-point."""
         return to(value, self.device.torch_device(), getattr(torch, self.case.dtype))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of a check.
+    """Outcome of a check.
 
     Attributes:
         evidence: Observations which show that the technique ran.
@@ -194,7 +190,7 @@ class Finding:
         measurements: Time and memory, where the check measures them.
         digest: Digest of everything that the timed work depends on, where the check measures.
         times: Times of blocks, in seconds.
-        implausible: Reason why what was timed cannot have done the work; empty for none.
+        implausible: Reason why the timed calls cannot have done the work; empty for none.
         refused: Reasons of the parts of the workload that the technique refuses, by label.
     """
 
@@ -212,34 +208,34 @@ class Finding:
 
     @property
     def undecided(self) -> str:
-        """Reason why nothing wrong means nothing; empty where the case was decided."""
+        """Reason why the absence of faults decides nothing; empty if the case is decided."""
         if self.compared and not self.lacking:
             return ""
         return f"no {self.lacking or 'element'} was compared: a pass needs at least one"
 
     @property
     def wrong(self) -> tuple[Fault, ...]:
-        """Claims of evidence that were not seen, then the other faults; empty where the case passes."""
-        return (*(fault for one in self.evidence if not one.engaged for fault in _unseen(one)), *self.faults)
+        """Faults of claims that were not seen, then the others; empty if the case passes."""
+        return (*(fault for item in self.evidence if not item.engaged for fault in _unseen(item)), *self.faults)
 
 
 def _unseen(evidence: Evidence) -> Iterator[Fault]:
-    """The faults of a claim that was not seen: one, or one for each operator that ran elsewhere."""
-    found = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
-    for operator, got in found:
+    """Yields the fault of a claim that was not seen, or one for each operator that ran elsewhere."""
+    missing = [(name, f"{name} x{count}") for name, count in evidence.strays] or [("", str(evidence.observed))]
+    for operator, got in missing:
         yield Fault(FaultKind.EVIDENCE, evidence.claim, operator, evidence.draw, got=got)
 
 
 def watched(
     trial: Trial, program: Program, mode: Mode, ended: Callable[[], object] = lambda: None
 ) -> tuple[Result, list[Evidence]]:
-    """Run a program once, and ask what shows that the technique was engaged and that nothing left the device.
+    """Runs a program once; returns the result, and evidence of the technique and of the device.
 
     Args:
         trial: The case.
-        program: Prepared.
+        program: Prepared program.
         mode: Mode that is run.
-        ended: Called after the run, before anything is asked.
+        ended: Function called after the run, before the evidence is taken.
     """
     technique, device = trial.technique, trial.device
     for reset in program.resets:
@@ -261,7 +257,7 @@ def watched(
 def unobserved(
     trial: Trial, program: Program, mode: Mode, ended: Callable[[], object] = lambda: None
 ) -> tuple[Result, list[Evidence]]:
-    """Run a program once as its users do, under no dispatch mode and no profiler, and ask the device alone what left it.
+    """Runs a program once as users do, without dispatch mode or profiler; evidence is that of the device alone.
 
     Args: see `watched`.
     """
@@ -274,22 +270,23 @@ def unobserved(
         return result, [on_device(None, trial.device.fallbacks(), trial.device)]
 
 
-def absent(known: Iterable[Evidence], found: Iterable[Evidence], where: str) -> list[Evidence]:
-    """What a later run found not engaged, labelled with the run; without claims of which that is known already."""
-    missing = {one.claim for one in known if not one.engaged}
-    return [replace(one, draw=where) for one in found if not one.engaged and one.claim not in missing]
+def absent(known: Iterable[Evidence], later: Iterable[Evidence], where: str) -> list[Evidence]:
+    """Returns evidence of a later run that did not engage and is not known yet, labelled with the run."""
+    missing = {item.claim for item in known if not item.engaged}
+    return [replace(item, draw=where) for item in later if not item.engaged and item.claim not in missing]
 
 
 def warm_up(trial: Trial, program: Program) -> None:
-    """Run with other inputs first, so that the judged run is in the steady state and no cached result can serve it."""
+    """Runs with other inputs first, so that the judged run is in the steady state and no cached result serves it."""
     technique = trial.technique
     for number in range(1, technique.warmups + 1):
         extent = number if technique.resizing and "resizable" in trial.workload.traits else 0
         other = trial.problem(trial.case.seed + number, extent)
         if extent and _sizes(other.inputs) == _sizes(program.inputs):
             raise ValueError(
-                f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the same sizes for "
-                f"extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may vary, or remove the trait"
+                f"the workload {trial.workload.name} has the trait `resizable`, but its maker gives inputs of the "
+                f"same sizes for extent 0 and {extent}: {_sizes(other.inputs)}. Add `extent` to the sizes that may "
+                "vary, or remove the trait"
             )
         with given(trial, program, other):
             program.run(trial.case.mode)
@@ -297,7 +294,7 @@ def warm_up(trial: Trial, program: Program) -> None:
 
 @contextlib.contextmanager
 def given(trial: Trial, program: Program, other: Problem) -> Iterator[None]:
-    """A context in which a program has the inputs and the targets of another problem."""
+    """Gives a program the inputs and targets of another problem within the context."""
     judged = program.inputs, program.target, program.further, program.scaler
     program.inputs, program.target = tuple(map(trial.placed, other.inputs)), trial.placed(other.target)
     program.further = tuple(
@@ -312,7 +309,7 @@ def _sizes(inputs: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 class State:
-    """A copy of parameters and buffers, to restore them between runs and to check that a run did not change them."""
+    """Copy of parameters and buffers, to restore them between runs and to find changes."""
 
     def __init__(self, program: Program) -> None:
         self._tensors = dict(program.module.named_parameters())
@@ -320,34 +317,34 @@ class State:
         self._before = {name: snapshot(t) for name, t in (self._tensors | self._buffers).items()}
 
     def restore(self) -> None:
-        """Write the values back in place, so that code compiled for these tensors stays valid."""
+        """Writes the values back in place, so that code compiled for these tensors stays valid."""
         with torch.no_grad():
             for name, tensor in (self._tensors | self._buffers).items():
                 if not unchanged(tensor.detach().cpu(), self._before[name]):
                     tensor.copy_(self._before[name].to(tensor.device))
 
     def mutations(self) -> list[Fault]:
-        """Parameters that a forward or backward pass changed."""
+        """Returns a fault for each parameter that a pass changed."""
         before = self._before
         return [f for name, tensor in self._tensors.items() for f in changed(f"parameter:{name}", tensor, before[name])]
 
     def changed_buffers(self) -> list[str]:
-        """Names of the buffers that a run changed; in training they are part of the result, and judged there."""
+        """Returns the names of changed buffers, which in training are part of the judged result."""
         buffers, before = self._buffers, self._before
         return [name for name, tensor in buffers.items() if not unchanged(tensor.detach().cpu(), before[name])]
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a tensor on the CPU; anything else as it is."""
+    """Copies a tensor to the CPU; returns other values unchanged."""
     return value.detach().clone().cpu() if isinstance(value, Tensor) else value
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of so many bytes."""
+"""Integer dtype by size in bytes."""
 
 
 def unchanged(value: Tensor, was: Tensor) -> bool:
-    """Whether two tensors have the same bits: compared by value, NaN would differ from itself, and -0 would equal 0."""
+    """Returns True if two tensors have the same bits; by value NaN would differ from itself, and -0 would equal 0."""
     if value.is_complex():
         value, was = torch.view_as_real(value), torch.view_as_real(was)
     bits = _BITS[value.element_size()]
@@ -355,20 +352,20 @@ def unchanged(value: Tensor, was: Tensor) -> bool:
 
 
 def mutations(inputs: Sequence[Any], before: Sequence[Any]) -> list[Fault]:
-    """Inputs that a run changed, given what `snapshot` kept of them."""
+    """Returns a fault for each input that differs from its snapshot."""
     pairs = enumerate(zip(inputs, before, strict=True))
     return [fault for index, (value, was) in pairs for fault in changed(f"input[{index}]", value, was)]
 
 
 def changed(path: str, value: Any, was: Any) -> list[Fault]:
-    """The fault of a tensor that has other bits than `snapshot` kept of it, if it has."""
+    """Returns a fault if a tensor has other bits than its snapshot."""
     if not isinstance(value, Tensor) or unchanged(value.detach().cpu(), was):
         return []
     return [Fault(FaultKind.MUTATED, path, expected="it bitwise unchanged", got="other bits")]
 
 
 def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
-    """Evidence that no operator fell back to the CPU; `log` is None where the run was not observed."""
+    """Makes the evidence that no operator fell back to the CPU; `log` is None for an unobserved run."""
     strays = dict(fallbacks)
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:

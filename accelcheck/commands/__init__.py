@@ -1,4 +1,5 @@
-"""The commands of ``accelcheck``, one file each; each lists what it adds as `COMMANDS`.
+"""Commands of ``accelcheck``, one file each, listed there as `COMMANDS`.
 
-A command reads arguments and prints: what it computes belongs in `accelcheck.experiments`, `accelcheck.measure` or `accelcheck.report`.
+A command reads arguments and prints; computation belongs in `accelcheck.experiments`, `accelcheck.measure` or
+`accelcheck.report`.
 """

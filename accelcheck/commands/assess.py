@@ -1,4 +1,4 @@
-"""``accelcheck assess``: PyTorch's Compute Platform Quality Levels, item by item, from journals and answers."""
+"""``accelcheck assess``: prints PyTorch's Compute Platform Quality Levels by item, from journals and answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     assess = commands.add_parser(
         "assess",
         help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
-        description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points that cases give, with "
-        "their ids, figures and date, those that answers claim, and what is missing. Runs nothing. Exits with 1 if --require names "
-        "a level that a device does not reach, with 5 if no case of any item is in the journals.",
+        description="Prints PyTorch's Compute Platform Quality Levels for each device of the journals: the points "
+        "that cases give, with their ids, figures and date, those that answers claim, and what is missing. Runs "
+        "nothing. Exits with 1 if --require names a level that a device does not reach, with 5 if no case of any item "
+        "is in the journals.",
     )
     assess.add_argument(
         "journals", nargs="*", type=Path, metavar="JOURNAL", help="journals of runs, of one or several devices"
@@ -65,20 +66,20 @@ def _assess(given: argparse.Namespace) -> int:
     except (JournalError, quality.QualityError) as error:
         console.show([f"accelcheck: {error}"], sys.stderr)
         return USAGE
-    found = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
+    assessed = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
     if given.json:
-        print(json.dumps(assessment_table.as_json(found), indent=1))
+        print(json.dumps(assessment_table.as_json(assessed), indent=1))
     elif given.markdown:
-        print("\n\n".join("\n".join(assessment_table.markdown(one, name)) for name, one in found))
+        print("\n\n".join("\n".join(assessment_table.markdown(levels, name)) for name, levels in assessed))
     else:
-        for number, (name, one) in enumerate(found):
-            console.show(["", *assessment_table.lines(one, name)] if number else assessment_table.lines(one, name))
-    if not any(one.evidenced or assessment.tried(one) for _, one in found):
+        for number, (name, levels) in enumerate(assessed):
+            console.show([*([""] if number else []), *assessment_table.lines(levels, name)])
+    if not any(levels.evidenced or assessment.tried(levels) for _, levels in assessed):
         print(f"accelcheck: no case of any item is in the journals: {assessment.HOW}", file=sys.stderr)
         return NOTHING
     if given.require is not None:
         least = assessment.LEVELS.index(given.require.capitalize())
-        if any(assessment.LEVELS.index(one.level) < least for _, one in found):
+        if any(assessment.LEVELS.index(levels.level) < least for _, levels in assessed):
             return RED
     return GREEN
 

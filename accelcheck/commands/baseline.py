@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     baseline = commands.add_parser("baseline", help="stored figures: show, compare, update, prune", description=__doc__)
     baseline.add_argument(
         "--baselines",
         type=Path,
         metavar="FOLDER",
-        help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else baselines)",
+        help="folder of the baselines (default: the one that pytest uses in this folder: accel_baselines, or else "
+        "baselines)",
     )
     examples(
         baseline,
@@ -92,7 +93,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def _store(given: argparse.Namespace) -> Baselines:
-    """The named store, or the one of a pytest run in this folder."""
+    """Returns the named store, or that of a pytest run in this folder."""
     return Baselines(given.baselines or options.baselines(registered.here()))
 
 
@@ -106,19 +107,20 @@ def _show(given: argparse.Namespace) -> int:
     shown = {
         folder: [
             (
-                found.case,
-                found.ratio,
-                change(found.ratio, replace(found.ratio, count=CHECKED), len(stored)).smallest - 1,
+                baseline.case,
+                baseline.ratio,
+                change(baseline.ratio, replace(baseline.ratio, count=CHECKED), len(stored)).smallest - 1,
             )
-            for found in stored.values()
+            for baseline in stored.values()
         ]
         for folder, stored in chosen.items()
     }
     if given.json:
+        fields = ("case", "ratio", "spread", "processes", "slowdown")
         folders = {
             folder: [
-                {"case": case, "ratio": one.factor, "spread": one.spread, "processes": one.count, "slowdown": seen}
-                for case, one, seen in rows
+                dict(zip(fields, (case, ratio.factor, ratio.spread, ratio.count, seen), strict=True))
+                for case, ratio, seen in rows
             ]
             for folder, rows in shown.items()
         }
@@ -127,8 +129,8 @@ def _show(given: argparse.Namespace) -> int:
     head = ("case", "time / FP32 eager's", "spread", "processes", "slowdown found")
     for folder, rows in shown.items():
         cells = [
-            (case, f"{one.factor:.4f}", f"{100 * one.spread:.2f} %", str(one.count), f"{100 * seen:.1f} %")
-            for case, one, seen in rows
+            (case, f"{ratio.factor:.4f}", f"{100 * ratio.spread:.2f} %", str(ratio.count), f"{100 * seen:.1f} %")
+            for case, ratio, seen in rows
         ]
         console.show([folder, console.Table(head, cells, right=range(1, len(head)), indent=2)])
     return GREEN
@@ -140,27 +142,28 @@ def _compare(given: argparse.Namespace) -> int:
     both = [case for case in first if case in second and _work(first[case]) == _work(second[case])]
     held = {case: change(first[case].ratio, second[case].ratio, len(both)) for case in both}
     factors = {
-        case: (first[case].ratio.factor, second[case].ratio.factor, one.factor, one.limit) for case, one in held.items()
+        case: (first[case].ratio.factor, second[case].ratio.factor, difference.factor, difference.limit)
+        for case, difference in held.items()
     }
     only = {"first": sorted(set(first) - set(both)), "second": sorted(set(second) - set(both))}
     if given.json:
         names = ("first", "second", "change", "limit")
         cases = [
-            {"case": case, **dict(zip(names, factors[case], strict=True)), "slower": one.regression}
-            for case, one in held.items()
+            {"case": case, **dict(zip(names, factors[case], strict=True)), "slower": difference.regression}
+            for case, difference in held.items()
         ]
         print_json("baseline compare", {"cases": cases, "only": only})
     else:
         rows = [
-            (case, *(f"{factor:.4f}" for factor in factors[case]), "slower" if one.regression else "")
-            for case, one in held.items()
+            (case, *(f"{factor:.4f}" for factor in factors[case]), "slower" if difference.regression else "")
+            for case, difference in held.items()
         ]
         console.show([console.Table(("case", "first", "second", "change", "limit", ""), rows, right=range(1, 5))])
         for name, cases_of_one in only.items():
             print(f"only in the {name} folder, or changed since: {len(cases_of_one)} cases")
     if not both:
         return NOTHING
-    return RED if any(one.regression for one in held.values()) else GREEN
+    return RED if any(difference.regression for difference in held.values()) else GREEN
 
 
 def _update(given: argparse.Namespace) -> int:
@@ -184,11 +187,11 @@ def _prune(given: argparse.Namespace) -> int:
         return {case.id for case in known.cases(Selection((device,), level=max(LEVELS)))}
 
     stale, foreign = store.partial(), list[Path]()
-    for path, found in store.stored():
-        technique, workload = found.case.split("/")[:2] if found.case.count("/") > 1 else ("", "")
+    for path, baseline in store.stored():
+        technique, workload = baseline.case.split("/")[:2] if baseline.case.count("/") > 1 else ("", "")
         if technique not in known.techniques or workload not in known.workloads:
             (stale if given.unknown else foreign).append(path)
-        elif found.case not in existing(found.place.device):
+        elif baseline.case not in existing(baseline.place.device):
             stale.append(path)
     for path in stale:
         print(path)
@@ -197,22 +200,22 @@ def _prune(given: argparse.Namespace) -> int:
     print(f"{len(stale)} files {'would be removed' if given.dry_run else 'removed'}")
     if foreign:
         print(
-            f"{len(foreign)} kept: their techniques or workloads are not registered here, perhaps by plugins of another folder; "
-            "--unknown removes them too"
+            f"{len(foreign)} kept: their techniques or workloads are not registered here, perhaps by plugins of "
+            "another folder; --unknown removes them too"
         )
     return GREEN
 
 
 def _work(baseline: Baseline) -> tuple[object, ...]:
-    """The parts that two baselines of a case must share to be comparable."""
+    """Returns the parts that comparable baselines of a case must share."""
     return baseline.digest, baseline.environment
 
 
 def _places(store: Baselines) -> dict[str, dict[str, Baseline]]:
-    found: dict[str, dict[str, Baseline]] = {}
+    places: dict[str, dict[str, Baseline]] = {}
     for _, baseline in store.stored():
-        found.setdefault(baseline.place.folder, {})[baseline.case] = baseline
-    return found
+        places.setdefault(baseline.place.folder, {})[baseline.case] = baseline
+    return places
 
 
 def _named(places: dict[str, dict[str, Baseline]], name: str) -> dict[str, Baseline]:

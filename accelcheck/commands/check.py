@@ -1,4 +1,4 @@
-"""``accelcheck check``: which techniques are safe for your own model on this machine, which are faster, and what each costs."""
+"""``accelcheck check``: finds techniques that are safe and faster for your own model, and what each costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Workload
 
 LARGE = 10_000_000
-"""Parameters from which on cases run one after the other: each worker would have copies of the model and of what judges it."""
+"""Number of parameters from which on cases run without workers, which would each copy model and references."""
 USUAL = frozenset(
     """
     eager amp-bf16 amp-fp16 grad-scaler-fp16 matmul-tf32 conv-tf32 channels-last checkpoint-non-reentrant
@@ -47,26 +47,26 @@ USUAL = frozenset(
 )
 """Techniques that a model's owner would switch on; the others are tried with ``--all``."""
 LEVEL = 2
-"""Unless said: torch.compile is of this level, since it is slow."""
+"""Default level: torch.compile is of this level, since it is slow."""
 SLOW = 1.0
 """Seconds of a forward pass from which on smaller example inputs are advised."""
 FURTHER = 2
-"""Further processes that time what is faster than eager: a recommendation rests on three."""
+"""Number of further processes that time faster techniques: a recommendation rests on three processes."""
 TAIL = 40
-"""Last lines of pytest's output that are printed where it could not run."""
+"""Number of last lines of pytest's output printed if it could not run."""
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "check",
         help="which techniques are safe and faster for your own model",
         description="Runs the techniques that a model's owner would switch on, judges outputs, gradients, training "
-        "steps and accuracy, then times what is right. Prints a table of verdicts, speed, memory and errors beside FP32 "
-        "eager, a recommendation, and what could not be said. "
-        "FUNCTION takes no arguments and returns (model, inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, "
-        "batches, loss, optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, 5 where "
-        "none ran.",
+        "steps and accuracy, then times what is right. Prints a table of verdicts, speed, memory and errors beside "
+        "FP32 eager, a recommendation, and what could not be said. FUNCTION takes no arguments and returns (model, "
+        "inputs), (model, inputs, keywords), or a dict with the keys model, inputs, keywords, batches, loss, "
+        "optimizer, data, metric, max_drop. Exits with 0 where every technique that ran is right, 1 where one is not, "
+        "5 where none ran.",
     )
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
     add_selection(command)
@@ -99,7 +99,7 @@ def add(commands: Any) -> None:
 
 @dataclass(frozen=True)
 class _Model:
-    """What is checked: the workloads that the function made, and the matrix that has them."""
+    """Workloads that the function made, and the matrix that has them."""
 
     spec: str
     workloads: Sequence[Workload]
@@ -152,7 +152,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) -> str:
-    """A sentence with the time of one forward pass, which is measured, that of all cases, and how to need less."""
+    """Describes the measured time of a forward pass, the estimated time of all cases, and how to need less."""
     from accelcheck.checks.estimate import seconds_of
 
     selection = Selection(
@@ -170,13 +170,14 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
 
 
 def _usual(known: Matrix) -> set[str]:
-    """Names of the techniques that are tried unless others are asked for: those of other packages are among them."""
+    """Returns the names of the default techniques, those of other packages included."""
     own = __package__.partition(".")[0] + "."
-    return {name for name, one in known.techniques.items() if name in USUAL or not type(one).__module__.startswith(own)}
+    foreign = {name for name, technique in known.techniques.items() if not type(technique).__module__.startswith(own)}
+    return foreign | (USUAL & known.techniques.keys())
 
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
-    """Judge on a device, then time what is right; the journals with a case."""
+    """Judges on a device, then times what is right; returns the journals with a case."""
     selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
     cases = model.known.cases(selection)
     chosen = [
@@ -208,27 +209,27 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
 
 
 def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
-    """Technique and dtype of what passed in every case that ran."""
-    found: dict[tuple[str, str], list[Verdict]] = {}
+    """Returns technique and dtype where every case that ran passed."""
+    verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
     for record in records:
         if record.verdict.executed:
-            found.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
-    return {key for key, verdicts in found.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
+            verdicts_by_key.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
+    return {key for key, verdicts in verdicts_by_key.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
 
 
 def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
-    """Run pytest with progress in place of its output; its exit code, and whether its journal has a case."""
+    """Runs pytest with progress in place of its output; returns its exit code, and True if its journal has a case."""
     seen = 0
     stopped = False
 
     def look() -> bool:
-        """Count new records; True where eager cannot be judged, which ends the run."""
+        """Counts new records; returns True if eager cannot be judged, which ends the run."""
         nonlocal seen, stopped
-        with contextlib.suppress(JournalError):  # said at the end
-            found = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
-            if found > seen:
-                done(f"{device}: {'timed' if half.timed else 'judged'}", found - seen)
-                seen = found
+        with contextlib.suppress(JournalError):  # reported at the end
+            judged = sum(line.kind == "case" for line in lines(half.journal)) if half.journal.is_file() else 0
+            if judged > seen:
+                done(f"{device}: {'timed' if half.timed else 'judged'}", judged - seen)
+                seen = judged
                 stopped = stopped or unjudgeable(read(half.journal)[1]) is not None
         return stopped
 
@@ -248,7 +249,7 @@ def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
 
 
 def _show(given: argparse.Namespace, model: _Model, runs: Sequence[DeviceRun]) -> Sequence[Record]:
-    """Print what the runs say; their records."""
+    """Prints table and advice of the runs; returns their records."""
     records = [record for run in runs for record in run.records]
     first = model.workloads[0]
     refused = {

@@ -1,4 +1,4 @@
-"""``accelcheck claims``: published claims, measured on this device."""
+"""``accelcheck claims``: measures published claims on this device."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ KIND = "claims"
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     claims = commands.add_parser(
         KIND,
         help="measure published claims on this device, and print each claim beside its measurement",
-        description="Measures published claims of speed, memory and error on this device. A claim is confirmed if the whole "
-        "interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not measurable if "
-        "this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not confirmed.",
+        description="Measures published claims of speed, memory and error on this device. A claim is confirmed if the "
+        "whole interval reaches it, not confirmed if no part of the interval does, and undecided otherwise; it is not "
+        "measurable if this device lacks the technique. Exits with 1 if a result was wrong, not if a claim is not "
+        "confirmed.",
     )
     add_device(claims, "measure")
     add_many(claims, "--claim", "GLOB", "claims by name; repeatable (default: all)")
@@ -47,42 +48,41 @@ def add(commands: Any) -> None:
 def _claims(given: argparse.Namespace) -> int:
     if not usable(given.device):
         return NOTHING
-    # torch reads these at import: no pool of compiling processes beside the measurement, and no messages of the profiler, which
-    # follows memory.
+    # torch reads these at import: no pool of compiling processes, and no messages of the memory profiler.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         if given.json is not None:
             results.writable(given.json)
-        found = _measured(given)
+        answers = _measured(given)
     except (results.ResultsError, catalogue.ClaimsError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    if any(answer.broken for answer in found):
+    if any(answer.broken for answer in answers):
         return RED
-    return GREEN if any(answer.measured for answer in found) else NOTHING
+    return GREEN if any(answer.measured for answer in answers) else NOTHING
 
 
 def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     from accelcheck.experiments.claims import run
 
     known = run.experiments()
-    claims = catalogue.load(catalogue.PACKAGED, {name: one.gives for name, one in known.items()})
+    claims = catalogue.load(catalogue.PACKAGED, {name: technique.gives for name, technique in known.items()})
     wanted = chosen("claim", claims, given.claim, lambda claim: claim.name)
     device = registered.device(given.device)
     device.open()
     fingerprint = device.fingerprint()
     console.show([results.identity(fingerprint)])
     started = time.monotonic()
-    found: list[ClaimResult] = []
+    answers: list[ClaimResult] = []
     with console.progress("claims", len(wanted), interval=0.0) as done:
         for answer in run.answers(device, wanted, known):
-            found.append(answer)
+            answers.append(answer)
             done(f"{answer.claim.name}: {answer.outcome}", 1)
-    console.show(["", *report.text(found), f"{time.monotonic() - started:.0f} s"])
+    console.show(["", *report.text(answers), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
-        results.write(given.json, KIND, fingerprint, report.as_json(found))
-    return found
+        results.write(given.json, KIND, fingerprint, report.as_json(answers))
+    return answers
 
 
 COMMANDS = (add,)

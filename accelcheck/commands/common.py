@@ -1,4 +1,4 @@
-"""Shared by commands: exit codes, types of arguments, and whether a device is usable. No torch."""
+"""Helpers of commands: exit codes, types of arguments, and usable devices. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, for argparse."""
+    """Parses a number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
@@ -35,49 +35,50 @@ def positive(text: str) -> int:
 
 
 def add_many(command: argparse.ArgumentParser, option: str, metavar: str, meaning: str, **more: Any) -> None:
-    """Declare an option that may be given several times; its values are a list, empty without."""
+    """Declares a repeatable option, whose value is a list, empty by default."""
     command.add_argument(option, action="append", default=[], metavar=metavar, help=meaning, **more)
 
 
 def add_device(command: argparse.ArgumentParser, purpose: str) -> None:
-    """Declare ``--device`` and ``--import`` for a command that takes one device, for a `purpose` such as ``measure``."""
+    """Declares ``--device`` and ``--import`` for a command of one device, with a `purpose` such as ``measure``."""
     command.add_argument("--device", default="cpu", help=f"device to {purpose} on (default: cpu)")
     add_import(command)
 
 
 def add_import(command: argparse.ArgumentParser) -> None:
-    """Declare ``--import`` for a command that takes a device; `announce` reads it."""
+    """Declares ``--import`` for a command that takes a device; `announce` reads it."""
     command.add_argument(
         "--import",
         dest="imports",
         action="append",
         default=[],
         metavar="MODULE",
-        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry point loads",
+        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry "
+        "point loads",
     )
 
 
 def add_devices(command: argparse.ArgumentParser, default: str) -> None:
-    """Declare ``--device`` and ``--import`` for a command that takes any number of devices; `default` says which without."""
+    """Declares ``--device`` and ``--import`` for a command of several devices; `default` describes the default."""
     add_many(command, "--device", "NAME", f"device; repeatable (default: {default})")
     add_import(command)
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
-    """Declare ``--device``, ``--import`` and ``--technique``."""
+    """Declares ``--device``, ``--import`` and ``--technique``."""
     add_devices(command, "all that are present")
     add_many(command, "--technique", "GLOB", "techniques by name; repeatable (default: all)")
 
 
 def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[str]:
-    """The devices that a command names, or all that are present, plugins in this folder included; empty where one cannot be used, which is printed.
+    """Returns the named devices, or all that are present; prints the reason and returns none if one is unusable.
 
     Args:
-        given: The command line.
-        models: As of `registered.here`, so that the configuration of pytest that a command has is used.
+        given: Command line.
+        models: Models for `registered.here`, so that the command's configuration of pytest is used.
 
     Raises:
-        PluginLoadError, UnknownNameError: As for `refusal`.
+        PluginLoadError, UnknownNameError: See `refusal`.
     """
     for name in given.device:
         if (why := refusal(name, models)) is not None:
@@ -86,14 +87,14 @@ def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[
     if given.device:
         return list(dict.fromkeys(given.device))
     statuses, _ = probe(None, extra=registered.devices(registered.here(models)))
-    found = [name for name, status in statuses.items() if status.present]
-    if not found:
+    present = [name for name, status in statuses.items() if status.present]
+    if not present:
         print("accelcheck: no device can be tested: accelcheck doctor says why", file=sys.stderr)
-    return found
+    return present
 
 
 def usable(device: str) -> bool:
-    """Returns True for a device that this machine can use, and prints the reason otherwise. Raises as `refusal`."""
+    """Returns True for a device that this machine can use, else prints the reason; raises as `refusal`."""
     absent = refusal(device)
     if absent is not None:
         print(f"accelcheck: {device}: {absent}", file=sys.stderr)
@@ -101,27 +102,27 @@ def usable(device: str) -> bool:
 
 
 def chosen(kind: str, items: Sequence[T], patterns: Sequence[str], name: Callable[[T], str]) -> list[T]:
-    """The items whose name fits one of the patterns; all without patterns.
+    """Selects the items whose name fits one of the patterns; all without patterns.
 
     Raises:
         UnknownNameError: A pattern fits none of them; the message calls it a `kind`.
     """
-    legal = sorted({name(one) for one in items})
+    legal = sorted({name(item) for item in items})
     for pattern in patterns:
         if not fnmatch.filter(legal, pattern):
             raise unknown(kind, pattern, legal)
-    return [one for one in items if not patterns or any(fnmatch.fnmatchcase(name(one), p) for p in patterns)]
+    return [item for item in items if not patterns or any(fnmatch.fnmatchcase(name(item), p) for p in patterns)]
 
 
 def check_new(path: Path) -> str:
-    """Why a file cannot be written as a new one; empty if it can."""
+    """Returns why a file cannot be written as a new one; empty if it can."""
     if path.exists() or path.is_symlink():
         return f"{path} exists, and is kept: give another name"
     return "" if path.parent.is_dir() else f"{path}: there is no folder {path.parent}: make it first"
 
 
 def refusal(name: str, models: tuple[str, ...] = ()) -> str | None:
-    """Why a device cannot be used on this machine; None if it can; `models` as of `devices_of`.
+    """Returns why a device cannot be used on this machine; None if it can. `models` is as in `devices_of`.
 
     Raises:
         PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.

@@ -1,4 +1,4 @@
-"""``accelcheck curve``: the number of cheap statements from which on torch.compile is faster than eager."""
+"""``accelcheck curve``: measures from how many cheap statements on torch.compile is faster than eager."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ KIND = "curve"
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     curve = commands.add_parser(
         KIND,
         help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where they break even",
-        description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, eagerly and "
-        "compiled with dynamic=False and dynamic=True, and prints the number of statements from which on compiled code is faster.",
+        description="Measures a chain of element-wise statements, on a fixed shape and on a stream of varying ones, "
+        "eagerly and compiled with dynamic=False and dynamic=True, and prints the number of statements from which on "
+        "compiled code is faster.",
     )
     add_device(curve, "measure")
     curve.add_argument(
@@ -57,11 +58,11 @@ def _curve(given: argparse.Namespace) -> int:
         for path in (given.plot, given.json):
             if path is not None:
                 results.writable(path)
-        found = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
+        measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
     except results.ResultsError as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    if not any(isinstance(one, Point) for one in found):
+    if not any(isinstance(point, Point) for point in measured):
         return NOTHING
     return RED if given.plot and not drawable.ok else GREEN
 
@@ -77,22 +78,22 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
     title = results.identity(fingerprint)
     console.show([title])
     started = time.monotonic()
-    found = []
+    points = []
     with console.progress("points", len(chosen) * len(Shapes) * len(Form)) as done:
-        for one in curve.measure(device, chosen):
-            found.append(one)
-            done(f"{one.count} statements, {one.shapes} shapes, {one.form}", 1)
+        for point in curve.measure(device, chosen):
+            points.append(point)
+            done(f"{point.count} statements, {point.shapes} shapes, {point.form}", 1)
     limit = curve.recompile_limit()
-    console.show([*report.text(found, limit), f"{time.monotonic() - started:.0f} s"])
+    console.show([*report.text(points, limit), f"{time.monotonic() - started:.0f} s"])
     if given.json is not None:
-        results.write(given.json, KIND, fingerprint, report.as_json(found, limit))
+        results.write(given.json, KIND, fingerprint, report.as_json(points, limit))
     if draw:
-        report.draw(given.plot, found, title)
-    return found
+        report.draw(given.plot, points, title)
+    return points
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers of statements from a comma-separated list, in ascending order without duplicates.
+    """Parses a comma-separated list of numbers of statements, sorted without duplicates.
 
     Raises:
         UnknownNameError: One is not a whole number from 1 to `MOST`.

@@ -1,4 +1,4 @@
-"""``accelcheck diff``: what differs between two runs, from their journals alone. No torch."""
+"""``accelcheck diff``: compares two runs by their journals alone. No torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     diff = commands.add_parser(
         "diff",
         help="what is better and worse in one run than in another: verdicts, errors, speed, coverage",
-        description="Compares the journals of two runs, each a file; merged journals hold several devices, which are matched by name. "
-        "Exits with 1 if something is worse: a verdict, also one that the ledger now expects; a case that ran and does not run now; an error "
-        "that is at least twice what it was and larger than eager and all rounding samples err; a time or a ratio to eager beyond both "
-        "intervals. Times are compared where the fingerprints of the devices are the same, and count where no run waited for a core. Across "
-        "devices only verdicts count. Exits with 4 if a journal cannot be read, and with 0 otherwise.",
+        description="Compares the journals of two runs, each a file; merged journals hold several devices, which are "
+        "matched by name. Exits with 1 if something is worse: a verdict, also one that the ledger now expects; a case "
+        "that ran and does not run now; an error that is at least twice what it was and larger than eager and all "
+        "rounding samples err; a time or a ratio to eager beyond both intervals. Times are compared where the "
+        "fingerprints of the devices are the same, and count where no run waited for a core. Across devices only "
+        "verdicts count. Exits with 4 if a journal cannot be read, and with 0 otherwise.",
     )
     diff.add_argument("old", type=Path, metavar="OLD", help="journal of the run to compare with")
     diff.add_argument("new", type=Path, metavar="NEW", help="journal of the run that may be worse")
     diff.add_argument(
         "--across",
         action="store_true",
-        help="compare different devices by technique, workload, dtype and mode: what is right on one and not on the other (default: "
-        "only where no device is in both journals)",
+        help="compare different devices by technique, workload, dtype and mode: what is right on one and not on the "
+        "other (default: only where no device is in both journals)",
     )
     diff.add_argument("--json", type=Path, metavar="FILE", help="write all changes as JSON")
     diff.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
@@ -54,16 +55,16 @@ def _diff(given: argparse.Namespace) -> int:
         for path in (given.json, given.markdown):
             if path is not None:
                 results.writable(path)
-        found = difference.compare(load([given.old]), load([given.new]), across=given.across)
+        changes = difference.compare(load([given.old]), load([given.new]), across=given.across)
         if given.json is not None:
-            results.save(given.json, json.dumps(found.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
+            results.save(given.json, json.dumps(changes.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
         if given.markdown is not None:
-            results.save(given.markdown, difference_text.page(found))
+            results.save(given.markdown, difference_text.page(changes))
     except (JournalError, results.ResultsError) as error:
         print(f"accelcheck: {error}", file=sys.stderr)
         return USAGE
-    console.show(difference_text.terminal(found))
-    return RED if found.worse else GREEN
+    console.show(difference_text.terminal(changes))
+    return RED if changes.worse else GREEN
 
 
 COMMANDS = (add,)

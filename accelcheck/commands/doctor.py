@@ -1,4 +1,4 @@
-"""``accelcheck doctor``: what this machine can test, what it lacks, and the commands that install it."""
+"""``accelcheck doctor``: reports testable devices, missing parts, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WIDTH = 120
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     doctor = commands.add_parser(
         "doctor",
         help="what this machine can test, what it lacks, and the command that installs it",
-        description="Looks at devices, drivers, torch, packages, variables, memory, disk, limits and pytest's settings. Each line is ok, "
-        "a note (cases are left out, or results may differ) or a problem, with what to do. Runs no case. Exits with 0 where a "
-        "device can be tested, and with 1 where none can.",
+        description="Looks at devices, drivers, torch, packages, variables, memory, disk, limits and pytest's "
+        "settings. Each line is ok, a note (cases are left out, or results may differ) or a problem, with what to do. "
+        "Runs no case. Exits with 0 where a device can be tested, and with 1 where none can.",
     )
     add_import(doctor)
     doctor.add_argument(
@@ -57,35 +57,35 @@ def _seconds(text: str) -> float:
 def _doctor(given: argparse.Namespace) -> int:
     from accelcheck.experiments.doctor import examine
 
-    found = examine(given.probe_timeout)
+    examination = examine(given.probe_timeout)
     if given.json:
-        print_json("doctor", found.as_json())
+        print_json("doctor", examination.as_json())
     else:
-        console.show(_lines(found))
-    return GREEN if found.present else RED
+        console.show(_lines(examination))
+    return GREEN if examination.present else RED
 
 
-def _lines(found: Examination) -> Iterator[str]:
-    ordered = sorted(found.findings, key=lambda one: _TOPICS.index(one.topic))
-    for topic, group in groupby(ordered, key=lambda one: one.topic):
+def _lines(examination: Examination) -> Iterator[str]:
+    ordered = sorted(examination.findings, key=lambda finding: _TOPICS.index(finding.topic))
+    for topic, group in groupby(ordered, key=lambda finding: finding.topic):
         yield topic
-        for one in group:
-            start = f"  {one.grade:<9}"
+        for finding in group:
+            start = f"  {finding.grade:<9}"
             yield from textwrap.wrap(
-                one.fact,
+                finding.fact,
                 _WIDTH,
                 initial_indent=start,
                 subsequent_indent=" " * len(start),
                 break_long_words=False,
                 break_on_hyphens=False,
             )
-            if one.action:
-                yield f"{' ' * len(start)}-> {one.action}"
+            if finding.action:
+                yield f"{' ' * len(start)}-> {finding.action}"
         yield ""
-    grades = [str(one.grade) for one in found.findings]
+    grades = [str(finding.grade) for finding in examination.findings]
     yield f"{grades.count('ok')} ok, {grades.count('note')} notes, {grades.count('problem')} problems"
-    if found.present:
-        yield f"can be tested: {', '.join(found.present)}. Next: accelcheck run"
+    if examination.present:
+        yield f"can be tested: {', '.join(examination.present)}. Next: accelcheck run"
     else:
         yield "nothing can be tested until the problems above are solved"
 

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "duet",
         help="compare two environments (wheels, runtimes, revisions) on this machine",
-        description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each case "
-        "whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails where A does not.",
+        description="Measures the same cases in processes of two environments in turns, A B B A, and reports for each "
+        "case whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails "
+        "where A does not.",
     )
     add_many(
         command,
@@ -59,14 +60,16 @@ def add(commands: Any) -> None:
         "--pairs",
         type=positive,
         default=duet.LOOKS[-1],
-        help=f"largest number of pairs of processes, 2 or more (default: {duet.LOOKS[-1]}); cases are decided after {duet.LOOKS} pairs",
+        help=f"largest number of pairs of processes, 2 or more (default: {duet.LOOKS[-1]}); cases are decided after "
+        f"{duet.LOOKS} pairs",
     )
     command.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"seconds that a process may report nothing, before it is ended after at most twice as many (default: {TIMEOUT:g})",
+        help="seconds that a process may report nothing, before it is ended after at most twice as many (default: "
+        f"{TIMEOUT:g})",
     )
     add_json(command)
     examples(
@@ -131,7 +134,7 @@ def _duet(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the child processes too; otherwise suspended ones would remain."""
+    """Lets SIGTERM end the child processes too; otherwise suspended ones would remain."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -142,7 +145,7 @@ def _terminable() -> Iterator[None]:
 def report(
     sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
 ) -> Iterator[str | console.Table]:
-    """What is printed: the environments, and a row for each case."""
+    """Yields the printed report: the environments, and a row for each case."""
     for side, fact in zip(sides, facts, strict=True):
         settings = "".join(f" {name}={value}" for name, value in side.environ.items())
         yield (
@@ -153,15 +156,15 @@ def report(
     head = ("case", "A", "B", "B / A", "interval", "pairs", "of eager: A", "B", "answer")
     yield console.Table(head, [(row.case, *_figures(row)) for row in rows], right=(1, 2, 3, 5, 6, 7))
     yield (
-        "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of times: above 1, "
-        f"B is slower. Differences within {margin:.1%} count as the same."
+        "\nTimes are the median over processes of the tenth percentile of a process's blocks. B / A is the ratio of "
+        f"times: above 1, B is slower. Differences within {margin:.1%} count as the same."
     )
 
 
 def as_json(
     sides: Sequence[DuetSide], facts: Sequence[Facts], rows: Sequence[DuetCase], margin: float
 ) -> dict[str, Any]:
-    """The same for programs: times in seconds, ratios of B to A."""
+    """Returns the report as JSON: times in seconds, ratios of B to A."""
     return {
         "margin": margin,
         "sides": [
@@ -185,22 +188,22 @@ def _figures(row: DuetCase) -> tuple[str, ...]:
     if row.absent or row.found is None:
         reasons = "; ".join(f"{side}: {why}" for side, why in sorted(row.absent.items()))
         return (*["-"] * 7, f"not compared: {reasons}" if reasons else "not compared")
-    found = row.found
+    figures = row.found
     a, b = (medians(samples) for samples in row.samples)
     return (
         _time(a.seconds),
         _time(b.seconds),
-        f"{found.ratio:.3f}",
-        f"{_factor(found.low)} to {_factor(found.high)}",
-        str(found.pairs),
+        f"{figures.ratio:.3f}",
+        f"{_factor(figures.low)} to {_factor(figures.high)}",
+        str(figures.pairs),
         f"{a.to_eager:.3f}",
         f"{b.to_eager:.3f}",
-        found.answer,
+        figures.answer,
     )
 
 
 def _factor(ratio: float) -> str:
-    """Few pairs may leave an interval of many orders of magnitude."""
+    """Formats a ratio; small numbers of pairs may leave an interval of many orders of magnitude."""
     return f"{ratio:.3f}" if ratio < 1000 else f"{ratio:.1e}"
 
 

@@ -1,4 +1,4 @@
-"""``accelcheck explain``: why a case failed."""
+"""``accelcheck explain``: finds out why a case failed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from accelcheck.explain.apart import Told
 
 PARTS = 5
-"""Of a case id: technique, workload, device, dtype, mode."""
+"""Number of parts of a case id: technique, workload, device, dtype, mode."""
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "explain",
         help="say why a case failed: which layer, which operator, and the smallest script that shows it",
-        description="Runs a case that fails, says which layer is wrong (device kernel, capture, compiler or technique), computes each "
-        "operator of the failing run again in FP64 from the inputs that it had, names the first whose own error exceeds the budget of "
-        "its own rounding, and writes a script of that operator alone, which exits with 1 while the fault is there. Of compiled code it names the "
-        "first wrong part of the graph; of a crash, a hang or a lost device the operator that was running. Exits with 1 if "
-        "the case fails, with 0 if it passes, with 5 if it does not run here.",
+        description="Runs a case that fails, says which layer is wrong (device kernel, capture, compiler or "
+        "technique), computes each operator of the failing run again in FP64 from the inputs that it had, names the "
+        "first whose own error exceeds the budget of its own rounding, and writes a script of that operator alone, "
+        "which exits with 1 while the fault is there. Of compiled code it names the first wrong part of the graph; of "
+        "a crash, a hang or a lost device the operator that was running. Exits with 1 if the case fails, with 0 if it "
+        "passes, with 5 if it does not run here.",
     )
     command.add_argument("case", metavar="CASE", help="id of a case of any level, as reports and journals have it")
     add_import(command)

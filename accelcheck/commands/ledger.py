@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    ledger = commands.add_parser(
-        "ledger",
-        help="known failures: check the files, suggest entries",
-        description=__doc__,
-    )
+    """Declares the command."""
+    ledger = commands.add_parser("ledger", help="known failures: check the files, suggest entries", description=__doc__)
     examples(
         ledger,
         ("accelcheck ledger check known.toml", "exits with 1 if something has to change"),
@@ -78,15 +74,16 @@ def _check(given: argparse.Namespace) -> int:
     selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
     ids = {case.id for case in registered.matrix(config).cases(selection)}
     records = [record for run in runs for record in run.records] if given.journal else None
-    found = ledger_check.check(paths, ids, _today(), records)
+    checked = ledger_check.check(paths, ids, _today(), records)
+    tally = f"{len(checked.wrong)} to change, {len(checked.notes)} to look at"
     console.show(
         [
-            *(f"wrong: {line}" for line in found.wrong),
-            *(f"note: {line}" for line in found.notes),
-            f"{len(paths)} ledgers, {found.entries} entries: {len(found.wrong)} to change, {len(found.notes)} to look at",
+            *(f"wrong: {line}" for line in checked.wrong),
+            *(f"note: {line}" for line in checked.notes),
+            f"{len(paths)} ledgers, {checked.entries} entries: {tally}",
         ]
     )
-    return RED if found.wrong else GREEN
+    return RED if checked.wrong else GREEN
 
 
 def _suggest(given: argparse.Namespace) -> int:
@@ -108,24 +105,20 @@ def _suggest(given: argparse.Namespace) -> int:
         console.show(["accelcheck: no failure that a ledger could expect", *told], sys.stderr)
         return NOTHING
     console.show(lines)
-    console.show(
-        [
-            f"accelcheck: {count} {'entry' if count == 1 else 'entries'}; write the reason, the link and the owner of each"
-        ],
-        sys.stderr,
-    )
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    console.show([f"accelcheck: {entries}; write the reason, the link and the owner of each"], sys.stderr)
     return GREEN
 
 
 def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
-    """The title of the cause of each case that is not green; of several causes that with the most cases."""
+    """Maps each case that is not green to the title of its cause, of several to that with the most cases."""
     from accelcheck.report.causes import causes
 
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for cause in causes(runs):
         for _, record in cause.cases:
-            found.setdefault(record.case.id, cause.title)
-    return found
+            titles.setdefault(record.case.id, cause.title)
+    return titles
 
 
 def _today() -> dt.date:

@@ -1,4 +1,4 @@
-"""``accelcheck list``: the capability table, and the workloads, traits, devices and cases that it is made from."""
+"""``accelcheck list``: prints the capability table, or workloads, traits, devices and cases."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     listing = commands.add_parser(
         "list",
         help="all techniques, and whether each device runs them; or workloads, traits, devices, cases",
-        description="Prints the capability table: techniques by family, each device's answer, and the reasons; or one of the other "
-        "lists. Runs no case.",
+        description="Prints the capability table: techniques by family, each device's answer, and the reasons; or one "
+        "of the other lists. Runs no case.",
     )
     what = listing.add_mutually_exclusive_group()
     for name, meaning in (
@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
 def _list(given: argparse.Namespace) -> int:
     if given.what == "devices":
         return _devices(given)
-    # Plugins differ between machines: the documentation has accelcheck's own techniques only.
+    # Plugins differ between machines: the documentation has only accelcheck's own techniques.
     config = None if given.markdown else registered.here(tuple(given.model))
     extra = [] if config is None else registered.devices(config)
     known = Matrix.load() if config is None else registered.matrix(config)
@@ -97,11 +97,11 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
         for row in capabilities.rows(chosen, places)
         if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
-    # Why not, where one asks what is tried with a workload.
+    # Reasons are printed if a workload is asked for.
     asked = chosen.workloads.values() if given.workload else ()
     refusals = {
-        one.name: {name: why for name, why in known.refusals(one).items() if _named(name, given.technique)}
-        for one in asked
+        technique.name: {name: why for name, why in known.refusals(technique).items() if _named(name, given.technique)}
+        for technique in asked
     }
     if given.markdown:
         print("\n".join(shown.markdown(rows, chosen.workloads.values())))
@@ -126,23 +126,23 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
 def _workloads(given: argparse.Namespace, known: Matrix) -> int:
     from accelcheck.report import catalogue, console
 
-    techniques = [one for name, one in known.techniques.items() if _named(name, given.technique)]
-    found = [
-        one
-        for one in _chosen(known.workloads, given.workload).values()
+    techniques = [technique for name, technique in known.techniques.items() if _named(name, given.technique)]
+    listed = [
+        workload
+        for workload in _chosen(known.workloads, given.workload).values()
         if not given.technique
-        or any(t.accepts(one) and (not one.techniques or t.name in one.techniques) for t in techniques)
+        or any(t.accepts(workload) and (not workload.techniques or t.name in workload.techniques) for t in techniques)
     ]
     if given.what == "traits":
-        rows = catalogue.traits(techniques, found)
+        rows = catalogue.traits(techniques, listed)
         if given.json:
             print_json("list traits", {"traits": rows})
         else:
             console.show([catalogue.traits_table(rows)])
     elif given.json:
-        print_json("list workloads", {"workloads": catalogue.workloads_as_json(found)})
+        print_json("list workloads", {"workloads": catalogue.workloads_as_json(listed)})
     else:
-        console.show([catalogue.workloads(found)])
+        console.show([catalogue.workloads(listed)])
     return GREEN
 
 
@@ -150,7 +150,7 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
     from accelcheck.report import catalogue
 
     if given.device:
-        legal = [*devices(extra), *(one.name for one in _imported(given.device, extra))]
+        legal = [*devices(extra), *(device.name for device in _imported(given.device, extra))]
         for name in given.device:
             if name not in legal:
                 raise unknown_device(name, legal, "--import")
@@ -164,11 +164,11 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
         dtypes=tuple(given.dtype),
         level=given.level,
     )
-    found = known.cases(selection)
+    cases = known.cases(selection)
     if given.json:
-        print_json("list cases", {"cases": catalogue.cases_as_json(found)})
+        print_json("list cases", {"cases": catalogue.cases_as_json(cases)})
     else:
-        print("\n".join(case.id for case in found))
+        print("\n".join(case.id for case in cases))
     return GREEN
 
 
@@ -197,11 +197,11 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _chosen(known: Mapping[str, Workload], patterns: Sequence[str]) -> dict[str, Workload]:
-    return {name: one for name, one in known.items() if _named(name, patterns)}
+    return {name: workload for name, workload in known.items() if _named(name, patterns)}
 
 
 def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:
-    """The accelerators that the modules of ``--import`` add to torch; none if all devices asked for are known without."""
+    """Returns the accelerators that ``--import`` adds to torch; none if all named devices are known without it."""
     from accelcheck.devices.generic import Generic
 
     known = devices(extra)

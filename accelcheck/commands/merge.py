@@ -1,4 +1,4 @@
-"""``accelcheck merge``: shards of one run, and runs of several machines, in one journal. No torch."""
+"""``accelcheck merge``: writes shards of a run, or runs of several machines, to one journal. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     merge = commands.add_parser(
         "merge",
         help="write several journals into one",
-        description="Writes the runs of several journals into one journal, which reports read as they read each of them. Runs of one "
-        "device with the same versions count as one run; others are kept apart, and what differs is printed. The order of the journals "
-        "does not matter. Exits with 0, with 1 if --same-device refused, and with 4 if a journal cannot be read.",
+        description="Writes the runs of several journals into one journal, which reports read as they read each of "
+        "them. Runs of one device with the same versions count as one run; others are kept apart, and what differs is "
+        "printed. The order of the journals does not matter. Exits with 0, with 1 if --same-device refused, and with "
+        "4 if a journal cannot be read.",
     )
     merge.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="journal to write")

@@ -1,4 +1,4 @@
-"""``accelcheck pack``: journals with all that they were judged by, in one file that says whether it was altered. No torch."""
+"""``accelcheck pack``: writes journals and all inputs of their verdicts to one tamper-evident file. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     pack = commands.add_parser(
         "pack",
         help="put journals, ledgers and logs into one package that can be verified",
-        description="Writes journals, the ledgers that they were judged by, fingerprints, installed packages and given files into one "
-        "archive with the SHA-256 of each and a hash chain of all records. The same input gives the same bytes. `accelcheck verify` "
-        "reads it. Exits with 0, and with 4 if a file cannot be read, is missing, or is no journal.",
+        description="Writes journals, the ledgers that they were judged by, fingerprints, installed packages and "
+        "given files into one archive with the SHA-256 of each and a hash chain of all records. The same input gives "
+        "the same bytes. `accelcheck verify` reads it. Exits with 0, and with 4 if a file cannot be read, is missing, "
+        "or is no journal.",
     )
     pack.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="package to write")
@@ -28,7 +29,8 @@ def add(commands: Any) -> None:
         pack,
         "--ledger",
         "FILE",
-        "ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are found by hash",
+        "ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are "
+        "found by hash",
         type=Path,
     )
     add_many(pack, "--log", "FILE", "log to pack; repeatable", type=Path)
@@ -69,7 +71,10 @@ def _pack(given: argparse.Namespace) -> int:
     console.show(
         [
             *packed.notes,
-            f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, {len(packed.manifest.members)} members",
+            (
+                f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, "
+                f"{len(packed.manifest.members)} members"
+            ),
             *(f"  {member.size:>12,} B  {member.name}" for member in packed.manifest.members),
             f"SHA-256 of the manifest: {packed.digest}",
             signed,

@@ -1,4 +1,4 @@
-"""The parser of the command line: near misses are named, help has examples, and shells complete it. No torch."""
+"""Parser of the command line, with near misses, examples in the help, and shell completion. No torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
-"""Shells that `PrintCompletion` writes a script for."""
+"""Shells with a completion script."""
 SCHEMA = 1
-"""Version of what `--json` prints; each command adds its own fields."""
+"""Version of the output of `--json`; each command adds its own fields."""
 _MARGIN = 2
 """Columns that argparse leaves free at the right."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that names the nearest command or option, and exits with 4 for wrong usage, as pytest does.
+    """`argparse.ArgumentParser` that names the nearest command or option, and exits with 4 like pytest.
 
     Its subparsers are of this class too. `epilog` is printed as it is written; `description` is wrapped.
     """
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def format_help(self) -> str:
-        """As argparse, with the description wrapped and the epilog as it is."""
+        """Formats the help with the description wrapped and the epilog as it is."""
         kept = self.description
         if kept is not None:
             self.description = textwrap.fill(kept, shutil.get_terminal_size().columns - _MARGIN)
@@ -44,23 +44,23 @@ class Parser(argparse.ArgumentParser):
             self.description = kept
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with 4."""
+        """Prints the usage and the message, and exits with 4."""
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but a word that no command takes is an error here, where its options are known."""
-        found, rest = super().parse_known_args(args, namespace)
+        """Parses like argparse, but reports an unknown word here, where the options are known."""
+        parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition("=")[0]
             if name.startswith("-") and name != "--":
                 legal = sorted(option for option in self._option_string_actions if option.startswith("--"))
                 self.error(str(unknown("option", name, legal)))
             self.error(f"unexpected argument {word!r}; {self.prog} --help lists what it takes")
-        return found, rest
+        return parsed, rest
 
     def commands(self) -> Mapping[str, Parser]:
-        """The parsers of its commands, by name."""
+        """Parsers of its commands, by name."""
         return {
             name: command
             for action in self._actions
@@ -69,18 +69,18 @@ class Parser(argparse.ArgumentParser):
         }
 
     def all_commands(self) -> Iterator[Parser]:
-        """This parser and those of all commands below it."""
+        """Yields this parser and those of all commands below it."""
         yield self
         for command in self.commands().values():
             yield from command.all_commands()
 
     def complete_paths(self, files: Any, folders: Any) -> None:
-        """Have shells complete paths where an argument takes one: its metavar names a file or a folder."""
+        """Makes shells complete paths for arguments whose metavar names a file or a folder."""
         for parser in self.all_commands():
             for action in parser._actions:  # noqa: SLF001 - of our own class
                 name = str(action.metavar or "").partition(".")[0]
                 if name in _PATHS:
-                    setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - shtab's attribute
+                    setattr(action, "complete", folders if name == "FOLDER" else files)  # noqa: B010 - for shtab
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -95,7 +95,7 @@ _PATHS = frozenset({"FILE", "FOLDER", "JOURNAL", "PYTHON"})
 
 
 class PrintCompletion(argparse.Action):
-    """``--print-completion SHELL``: write the script that completes this command line, and exit."""
+    """Action of ``--print-completion SHELL``: prints the completion script of this command line, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -109,27 +109,22 @@ class PrintCompletion(argparse.Action):
 
 
 def examples(command: argparse.ArgumentParser, *lines: tuple[str, str]) -> None:
-    """Set the examples that the help of a command ends with.
-
-    Args:
-        command: Its parser.
-        *lines: A command line, and what it is for.
-    """
+    """Sets the examples at the end of a command's help: pairs of command line and purpose."""
     width = max(len(line) for line, _ in lines)
     command.epilog = "\n".join(["examples:", *(f"  {line:<{width}}  # {meaning}" for line, meaning in lines)])
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """Declare ``--json`` for a command that prints: `print_json` then takes the place of its tables."""
+    """Declares ``--json`` for a command that prints: `print_json` then replaces its tables."""
     command.add_argument("--json", action="store_true", help="print JSON, for programs, in place of tables")
 
 
 def print_json(kind: str, body: Mapping[str, Any]) -> None:
-    """Print one JSON object with its schema and kind.
+    """Prints one JSON object with its schema and kind.
 
     Args:
-        kind: Of what is printed: the command's name.
-        body: JSON-ready values. Numbers that are not finite become null, for which JSON has no words.
+        kind: Name of the command.
+        body: JSON-ready values. Numbers that are not finite, which JSON lacks, become null.
     """
     print(json.dumps({"schema": SCHEMA, "kind": kind, **_finite(body)}, indent=1, allow_nan=False))
 

@@ -1,4 +1,4 @@
-"""``accelcheck report``: files for people and programs from journals alone. No torch."""
+"""``accelcheck report``: writes files for people and programs from journals alone. No torch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FORMATS = {
     "ctrf": ("", "JSON of the Common Test Report Format"),
     "ocptv": ("", "JSON lines of OCP's test and validation format"),
 }
-"""The formats by their options, with the short option and the help."""
+"""Short option and help of each format, by long option."""
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     report = commands.add_parser(
         "report",
         help="an HTML page and other files from journals",
-        description="Makes reports from journals (--accel-journal). Journals of one device, such as those of shards, become one; "
-        "several devices stand beside each other. Runs nothing, and needs no torch and no device.",
+        description="Makes reports from journals (--accel-journal). Journals of one device, such as those of shards, "
+        "become one; several devices stand beside each other. Runs nothing, and needs no torch and no device.",
     )
     report.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, also merged ones")
     for name, (short, text) in FORMATS.items():

@@ -1,4 +1,4 @@
-"""``accelcheck run``: the suite on the devices of this machine, with a journal and a report, without knowing pytest."""
+"""``accelcheck run``: runs the suite on the devices of this machine, with a journal and a report."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume",
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     command = commands.add_parser(
         "run",
         help="run the suite on this machine's devices, with a journal and a report",
-        description="Runs the suite as `pytest --pyargs accelcheck.suite` does, on each device in turn: first every case with one "
-        "worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's exit code: 0 all right, 1 some "
-        "cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
+        description="Runs the suite as `pytest --pyargs accelcheck.suite` does, on each device in turn: first every "
+        "case with one worker a core (CPU) or a chip, then the timed cases alone on the machine. Exits with pytest's "
+        "exit code: 0 all right, 1 some cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
     )
     add_selection(command)
     command.add_argument(
@@ -51,7 +51,8 @@ def add(commands: Any) -> None:
         "--journal",
         type=Path,
         metavar="FILE",
-        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to FILE-speed",
+        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to "
+        "FILE-speed",
     )
     command.add_argument(
         "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
@@ -69,7 +70,7 @@ def add(commands: Any) -> None:
 
 
 def _level() -> int:
-    """The level that the environment names; 1 where it names none of them."""
+    """Returns the level that the environment names, else 1."""
     given = os.environ.get(LEVEL, "")
     return int(given) if given in set(map(str, LEVELS)) else 1
 
@@ -90,16 +91,16 @@ def _run(given: argparse.Namespace) -> int:
     stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
     planned = [_session(given, device, stamp) for device in devices]
     report = given.report or Path(f"accelcheck-{stamp}.html")
-    for path in (*(path for one in planned for path in _journals(given, one)), report):
+    for path in (*(path for device_session in planned for path in _journals(given, device_session)), report):
         if why := check_new(path):
             given.refuse(why)
     codes: list[int] = []
-    for one in planned:
-        codes += one.run(_start, lambda: None if given.no_speed else ())
+    for device_session in planned:
+        codes += device_session.run(_start, lambda: None if given.no_speed else ())
         if codes[-1] not in RAN:
             break
     code = verdict(codes)
-    _close({one.device: _journals(given, one) for one in planned}, report, code)
+    _close({device_session.device: _journals(given, device_session) for device_session in planned}, report, code)
     return code
 
 
@@ -110,13 +111,13 @@ def _session(given: argparse.Namespace, device: str, stamp: str) -> Session:
     own = [f"--technique={name}" for name in given.technique] + [f"--import={name}" for name in given.imports]
     chosen = [f"--accel-level={given.level}", *(word.replace("--", "--accel-", 1) for word in own)]
     more = ["--", *given.arguments] if given.arguments else []
-    # Without the second half the summary recommends the commands of pytest, one of which times.
+    # Without the second half the summary recommends commands of pytest, one of which times cases.
     command = "" if given.no_speed else shlex.join(["accelcheck", "run", f"--device={device}", *own, *more])
     return Session(device, journal, chosen, given.arguments, command)
 
 
-def _journals(given: argparse.Namespace, one: Session) -> tuple[Path, ...]:
-    return one.journals[:1] if given.no_speed else one.journals
+def _journals(given: argparse.Namespace, device_session: Session) -> tuple[Path, ...]:
+    return device_session.journals[:1] if given.no_speed else device_session.journals
 
 
 def _start(half: Half) -> int:
@@ -125,7 +126,7 @@ def _start(half: Half) -> int:
 
 
 def verdict(codes: Sequence[int]) -> int:
-    """One exit code for several runs: what ended a run early, or else red, or else green; 5 where none had a case."""
+    """Combines exit codes of runs: one that ended early, else red, else green; 5 if none had a case."""
     for code in codes:
         if code not in RAN:
             return code
@@ -135,7 +136,7 @@ def verdict(codes: Sequence[int]) -> int:
 
 
 def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> None:
-    """The last lines: the verdict of each device, given its journals, where everything is, and the exit code."""
+    """Prints the verdict of each device by its journals, the paths, and the exit code."""
     print()
     for device, journals in planned.items():
         written = [path for path in journals if path.exists()]
@@ -156,7 +157,7 @@ def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> No
 
 
 def _tally(journals: Sequence[Path]) -> str:
-    """The verdict of a device in words."""
+    """Describes the verdict of a device."""
     records: list[Record] = []
     for path in journals:
         try:
@@ -174,12 +175,16 @@ def _tally(journals: Sequence[Path]) -> str:
 
 
 def _qualified(journals: Sequence[Path]) -> list[str]:
-    """Whether the device of these journals qualifies, and why not, where the whole of a level was asked for."""
+    """Describes whether a device qualifies, and why not, if the whole of a level was asked for."""
     try:
-        found = [one for run in load(journals) if (one := whole(run)) is not None]
+        qualifications = [qualification for run in load(journals) if (qualification := whole(run)) is not None]
     except JournalError:
-        return []  # the tally says it
-    return [escaped(line) for one in found for line in (str(one), *(f"  {reason}" for reason in one.reasons))]
+        return []  # the tally reports it
+    return [
+        escaped(line)
+        for qualification in qualifications
+        for line in (str(qualification), *(f"  {reason}" for reason in qualification.reasons))
+    ]
 
 
 COMMANDS = (add,)

@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import PlantedRow, SeedResult
 
 SEEDS = 3
-"""Seeds on the CPU: what fits into 12 minutes on 2 cores."""
+"""Default number of seeds on the CPU: 12 minutes on 2 cores."""
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     runner = commands.add_parser(
         "selftest",
         help="plant every fault and every correct variant, and check that verdicts tell them apart",
-        description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants every correct "
-        "variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
+        description="Plants every fault of the catalogue in the matrix and prints which view catches it, and plants "
+        "every correct variant, which must pass. Exits with 1 if a fault survives or a correct variant fails.",
     )
     add_device(runner, "plant")
     runner.add_argument(
         "--seeds",
         type=positive,
         default=None,
-        help=f"number of seeds for each plant (default: {SEEDS} on the CPU; 1 on other devices, which compile or launch more slowly)",
+        help=f"number of seeds for each plant (default: {SEEDS} on the CPU; 1 on other devices, which compile or "
+        "launch more slowly)",
     )
     add_many(runner, "--fault", "GLOB", "faults and correct variants by name; repeatable (default: all)")
     runner.add_argument(
@@ -86,7 +87,7 @@ def _selftest(given: argparse.Namespace) -> int:
 
 
 def _run(device: str, rows: Sequence[PlantedRow], seeds: int, jobs: int) -> tuple[list[SeedResult], str]:
-    """The verdicts in the order of the rows, and why a process died; empty if none did."""
+    """Returns the verdicts in the order of the rows, and why a process died; empty if none did."""
     from accelcheck.selftest import runner
 
     outcomes: list[SeedResult] = []

@@ -1,7 +1,7 @@
-"""The way of a run on a device: every case is judged with workers, then timed cases alone on the machine, then all is reported.
+"""Halves of a run on a device: every case is judged with workers, then timed cases run alone on the machine.
 
-`accelcheck run`, `accelcheck check` and the sessions of noxfile.py go it, each with its own way to start pytest. Standard library only,
-because nox runs this without packages.
+`accelcheck run`, `accelcheck check` and the sessions of noxfile.py use it, each with its own way to start pytest.
+Standard library only, because nox runs this without packages.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 LEVEL, WORKERS = "ACCELCHECK_LEVEL", "ACCELCHECK_WORKERS"
-"""Variables that name the level and the number of workers."""
+"""Environment variables with the level and the number of workers."""
 SESSION = "ACCELCHECK_SESSION"
-"""Tells a run which command it is part of: its summary recommends that command for the next level."""
+"""Environment variable with the command that a run is part of: its summary recommends that for the next level."""
 FILES = ("--accel-journal", "--accel-profile", "--accel-resume", "--junit-xml", "--junitxml")
-"""Options for what a run writes: each half has its own."""
+"""Options of written files, which each half renames."""
 RAN = frozenset({0, 1, 5})
-"""Exit codes of pytest where it came to its end: all right, some cases are not, nothing could run."""
+"""Exit codes of a completed pytest run: passed, failures, nothing could run."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Half:
     """One run of pytest.
 
     Attributes:
-        journal: File that it writes.
+        journal: Journal file.
         words: Arguments of pytest.
         environ: Variables besides those of this process.
-        timed: Whether it times cases, alone on the machine.
+        timed: True if it times cases, alone on the machine.
     """
 
     journal: Path
@@ -48,11 +48,11 @@ class Session:
     """Both halves of a run on a device.
 
     Attributes:
-        device: Its name.
-        journal: File of the first half, unless `more` names another one; the second one writes beside it.
-        chosen: Options that select cases, for both.
-        more: Arguments that the user gives to pytest; they come last, so that they win.
-        command: The command that both are part of: their summary recommends it for the next level. Empty for none.
+        device: Name of the device.
+        journal: Journal of the first half, unless `more` names another one; the second half writes beside it.
+        chosen: Options that select cases, for both halves.
+        more: Arguments of the user for pytest; they come last, so that they win.
+        command: Value of `SESSION`; empty for none.
     """
 
     device: str
@@ -62,11 +62,11 @@ class Session:
     command: str = ""
 
     def run(self, start: Callable[[Half], int], timed: Callable[[], Sequence[str] | None] = lambda: ()) -> list[int]:
-        """Judge, then time unless the first half was cut off; the exit codes of pytest.
+        """Judges, then times unless the first half was cut off; returns the exit codes of pytest.
 
         Args:
-            start: Runs pytest, and gives its exit code.
-            timed: Gives further options for what is timed, when everything is judged; None to time nothing.
+            start: Function that runs pytest and returns its exit code.
+            timed: Function called after judging that returns further options of the second half; None to skip it.
         """
         codes = [start(self.judged())]
         if codes[0] in RAN and (chosen := timed()) is not None:
@@ -74,26 +74,26 @@ class Session:
         return codes
 
     def judged(self) -> Half:
-        """The first half."""
-        # A worker that dies fails the case that it ran; another one takes over the rest.
+        """Returns the first half."""
+        # A dying worker fails the case that it ran; another one takes over the rest.
         ahead = ("-n", workers(self.device), "--max-worker-restart=1000")
         words = ("--pyargs", "accelcheck.suite", *self._always(), *self.chosen, *self._option(), *ahead, *self.more)
         return Half(self.journals[0], words, self._environ())
 
     def timed(self, *chosen: str) -> Half:
-        """The second half, with files of its own and without workers; `chosen` are further options."""
+        """Returns the second half, with files of its own, without workers, and with further options."""
         renamed = map(_renamed, (*self.chosen, *self._option(), *chosen, *joined(self.more)))
         words = ("--pyargs", "accelcheck.suite.test_speed", *self._always(), *renamed, "-n", "0")
         return Half(self.journals[1], words, self._environ(), timed=True)
 
     @property
     def journals(self) -> tuple[Path, Path]:
-        """The files of both halves."""
+        """Journals of both halves."""
         first = self._named() or self.journal
         return first, beside(first)
 
     def _named(self) -> Path | None:
-        """The journal that the user names."""
+        """Returns the journal that the user names."""
         for word in reversed(joined(self.more)):
             option, _, path = word.partition("=")
             if option in {"--accel-journal", "--accel-resume"} and path:
@@ -104,7 +104,7 @@ class Session:
         return () if self._named() else (f"--accel-journal={self.journal}",)
 
     def _always(self) -> tuple[str, ...]:
-        # -rfE: not the reasons of every skip, so that the report of accelcheck comes last.
+        # -rfE: no reasons of skips, so that the report of accelcheck comes last.
         return (f"--accel-device={self.device}", "--accel-require", "-q", "-rfE")
 
     def _environ(self) -> dict[str, str]:
@@ -112,28 +112,28 @@ class Session:
 
 
 def report(journals: Iterable[Path], path: Path) -> list[str]:
-    """Arguments of Python that make an HTML report of journals."""
+    """Returns arguments of Python that make an HTML report of journals."""
     return ["-m", "accelcheck.cli", "report", *map(str, journals), f"--html={path}"]
 
 
 def beside(path: Path) -> Path:
-    """The file that the second half writes where the first one writes `path`."""
+    """Returns the second half's counterpart of a file of the first half."""
     return path.with_stem(f"{path.stem}-speed")
 
 
 def joined(words: Sequence[str]) -> list[str]:
-    """The words, each of `FILES` with its value in one."""
-    found: list[str] = []
+    """Joins each option of `FILES` with its value to one word."""
+    merged: list[str] = []
     for word in words:
-        if found and found[-1] in FILES:
-            found[-1] += f"={word}"
+        if merged and merged[-1] in FILES:
+            merged[-1] += f"={word}"
         else:
-            found.append(word)
-    return found
+            merged.append(word)
+    return merged
 
 
 def workers(device: str) -> str:
-    """Number of workers: one a chip, or one a core where the device is the processor."""
+    """Returns the number of workers: one a chip, or one a core if the device is the processor."""
     if os.environ.get(WORKERS):
         return os.environ[WORKERS]
     counts_of = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
@@ -142,7 +142,7 @@ def workers(device: str) -> str:
 
 
 def client(device: str) -> dict[str, str]:
-    """Variables that the device needs: torch_xla without a TPU computes with PJRT's CPU client, unless another is named."""
+    """Returns variables that the device needs: PJRT's CPU client for torch_xla without a TPU, unless one is named."""
     alone = device == "xla" and not hardware.tpu().count
     return {"PJRT_DEVICE": os.environ.get("PJRT_DEVICE", "CPU")} if alone else {}
 

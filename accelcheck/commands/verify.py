@@ -1,4 +1,4 @@
-"""``accelcheck verify``: whether a package is what was packed, and whether its runs qualify. Extracts nothing. No torch."""
+"""``accelcheck verify``: checks that a package is unaltered, and that its runs qualify. Extracts nothing. No torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Declares the command."""
     verify = commands.add_parser(
         "verify",
         help="check a package: what was altered or is missing, who signed it, whether it qualifies",
-        description="Checks every hash of a package, names the records that were altered, removed or put in, checks the signature, and says whether "
-        "the runs qualify at their level. Reads within bounds, and writes nothing. Exits with 0 if the package is as it was packed and qualifies, with 1 if not, and with 4 if it is no package.",
+        description="Checks every hash of a package, names the records that were altered, removed or put in, checks "
+        "the signature, and says whether the runs qualify at their level. Reads within bounds, and writes nothing. "
+        "Exits with 0 if the package is as it was packed and qualifies, with 1 if not, and with 4 if it is no package.",
     )
     verify.add_argument("package", type=Path, metavar="FILE", help="package, as accelcheck pack writes it")
     verify.add_argument("--key", type=Path, metavar="PUB", help="public key of minisign that must have signed it")
@@ -39,30 +40,30 @@ def _verify(given: argparse.Namespace) -> int:
     from accelcheck.report.package import archive, signing, verifying
 
     try:
-        found = verifying.verify(given.package, given.key)
+        verified = verifying.verify(given.package, given.key)
     except (archive.NotPackageError, signing.SigningError) as error:
         console.show([f"accelcheck: {error}"], sys.stderr)
         return USAGE
-    console.show(_lines(found))
-    return GREEN if found.intact and found.qualifies else RED
+    console.show(_lines(verified))
+    return GREEN if verified.intact and verified.qualifies else RED
 
 
-def _lines(found: Verified) -> Iterator[str]:
+def _lines(verified: Verified) -> Iterator[str]:
     from accelcheck.report.run import labels
 
-    state = "as it was packed" if found.intact else "ALTERED"
-    yield f"{found.path}: {state}; {found.members} members"
-    yield from (f"  {line}" for line in found.altered)
-    yield f"signature: {found.signature}"
-    yield f"SHA-256 of the manifest: {found.digest}"
-    yield from found.notes
-    for label, run, held in zip(labels(found.runs), found.runs, found.qualifications, strict=True):
+    state = "as it was packed" if verified.intact else "ALTERED"
+    yield f"{verified.path}: {state}; {verified.members} members"
+    yield from (f"  {line}" for line in verified.altered)
+    yield f"signature: {verified.signature}"
+    yield f"SHA-256 of the manifest: {verified.digest}"
+    yield from verified.notes
+    for label, run, held in zip(labels(verified.runs), verified.runs, verified.qualifications, strict=True):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts().items())
         yield f"{label}: {counts or 'no case'}"
         yield f"  {held}"
         yield from (f"    {reason}" for reason in held.reasons)
         yield from (f"  {remark}" for remark in run.remarks)
-    if not found.intact:
+    if not verified.intact:
         yield "What was altered proves nothing."
 
 

@@ -1,7 +1,4 @@
-"""Inputs of somebody's own model: drawn anew, and at other sizes.
-
-A kernel that is wrong for every batch that 8 does not divide is right at a batch of 8.
-"""
+"""Redraws and resizes inputs of a user-owned model: a kernel may be wrong only for batches not divisible by 8."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.problem import Problem
 
 SAMPLE, FEW = 1000, 2
-"""Of so many elements of an input, a mask has so few values."""
+"""Number of elements sampled from an input, and most distinct values of a mask among them."""
 AXES = 2
-"""Number of leading dimensions that are tried: the batch, and the length of a sequence."""
+"""Number of leading dimensions that are resized: batch and sequence length."""
 EXTENT = 3
-"""Most elements that are added: techniques that serve all sizes warm up with up to 2 more, here of n + 1."""
+"""Most elements that are added: techniques for all sizes warm up with up to 2 more than n + 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +31,9 @@ class OtherProblems:
     """Problems of one model at other sizes than its example's.
 
     Attributes:
-        problems: By a label that names the size, such as ``dimension 0 = 9``; the first one matters most.
-        growing: Dimensions of more than one element, on which compilers specialise, that may have some more.
-        refused: Reasons why dimensions keep their sizes; empty where all that were looked for vary.
+        problems: Problems by a label of the size, such as ``dimension 0 = 9``; the first one matters most.
+        growing: Dimensions of more than one element that may grow; compilers specialise on those of one.
+        refused: Reasons why tried dimensions keep their sizes.
     """
 
     problems: Mapping[str, Problem]
@@ -45,22 +42,22 @@ class OtherProblems:
 
 
 def found_sizes(problem: Problem, seed: int) -> OtherProblems:
-    """Sizes that a model accepts, of the dimensions that all its inputs share.
+    """Finds sizes that a model accepts, for the dimensions that all its inputs share.
 
-    Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has all dimensions
-    that vary at n + 1 or n - 1; in the second one the first dimension has one element. Rows beyond the last one repeat the first
-    ones, and floating-point inputs are shuffled, so that no row equals another. While a dimension is tried, the others have one
-    element where the model accepts that, which saves time.
+    Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has
+    all dimensions that vary at n + 1 or n - 1; in the second one the first dimension has one element. Added rows repeat
+    the first ones, and floating-point inputs are shuffled, so that no row equals another. While a dimension is tried,
+    the others have one element if the model accepts that, which saves time.
 
     Args:
-        problem: At the example's sizes.
-        seed: Decides the order of the shuffled elements.
+        problem: Problem at the example's sizes.
+        seed: Seed of the order of the shuffled elements.
     """
     shapes = [value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim()]
     shared = min(map(len, shapes), default=0)
     refused = [] if shared else ["inputs have no dimension"]
     present = {axis: {shape[axis] for shape in shapes} for axis in range(min(shared, AXES))}
-    sizes = {axis: next(iter(found)) for axis, found in present.items() if len(found) == 1}
+    sizes = {axis: next(iter(extents)) for axis, extents in present.items() if len(extents) == 1}
 
     def raised(changed: Mapping[int, int]) -> str:
         return _raised(resized(problem, changed, seed))
@@ -68,9 +65,9 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     ones = {axis: 1 for axis, size in sizes.items() if size > 1 and not raised({axis: 1})}
     new: dict[int, int] = {}
     growing: list[int] = []
-    for axis, found in present.items():
+    for axis, extents in present.items():
         if axis not in sizes:
-            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(found)))}")
+            refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(extents)))}")
             continue
         size = sizes[axis]
         if not (reason := raised({**ones, axis: size + 1})):
@@ -87,24 +84,24 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
 
 
 def grown(problem: Problem, axes: Iterable[int], extent: int, seed: int) -> Problem:
-    """The problem with some elements more in some dimensions of its inputs, and in those that its targets share with them."""
+    """Adds `extent` elements to dimensions of the inputs, and of targets of the same size there."""
     shape = next(value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim())
     return resized(problem, {axis: shape[axis] + extent for axis in axes}, seed)
 
 
 def redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
-    """A floating-point input with its elements in another order; masks and integers as they are."""
+    """Shuffles a floating-point input; returns masks and integers unchanged."""
     return shuffled(value, generator) if _free(value) else value
 
 
 def shuffled(value: Tensor, generator: torch.Generator) -> Tensor:
-    """A copy with the elements in another order."""
+    """Copies a tensor with its elements in another order."""
     order = torch.randperm(value.numel(), generator=generator)
     return value.detach().reshape(-1)[order].reshape(value.shape).clone()
 
 
 def _free(value: Tensor) -> bool:
-    """Whether elements may change places: not those of masks, which have few values or infinite ones."""
+    """Returns True if elements may change places: not in masks, which have few values or infinite ones."""
     return (
         is_inexact(value)
         and bool(value.isfinite().all())
@@ -118,7 +115,7 @@ def label(sizes: Mapping[int, int]) -> str:
 
 
 def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
-    """The problem with dimensions of its inputs at other sizes, and those of its targets that are as large as these."""
+    """Resizes dimensions of the inputs, and of targets of the same size there."""
     generator = torch.Generator().manual_seed(seed)
 
     def changed(value: Any) -> Any:
@@ -141,7 +138,7 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
 
 
 def named_sizes(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> OtherProblems:
-    """Sizes that the owner of a model gives, by the example inputs of each.
+    """Makes problems of the sizes that the user gives by example inputs.
 
     Raises:
         OwnModelError: The model raises with some of them.
@@ -161,7 +158,7 @@ def _untrained(problem: Problem) -> Problem:
 
 
 def _raised(problem: Problem) -> str:
-    """Returns what a copy of the model, or its loss, raises, in a line; empty where it runs."""
+    """Returns a line about an exception of a copy of the model or of its loss; empty if they run."""
     module = copy.deepcopy(problem.module).eval()
     inputs = (value.clone() if isinstance(value, Tensor) else value for value in problem.inputs)
     try:

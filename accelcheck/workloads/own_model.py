@@ -1,7 +1,7 @@
-"""Workloads from models of other people: any module or function with example inputs, in whatever structure it takes and gives them.
+"""Makes workloads from user-owned models: any module or function with example inputs, of any nesting.
 
-The model stays the caller's: each problem has a copy. Draw 0 has the caller's parameters and inputs; further draws shuffle the
-elements of each parameter and of each floating-point input, which keeps their sizes, ranges and distributions.
+Each problem has a copy of the model. Draw 0 has the caller's parameters and inputs; further draws shuffle the elements
+of each parameter and of each floating-point input, which keeps their sizes, ranges and distributions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accelcheck.workloads.own_task import Metric, OwnTask
 from accelcheck.workloads.problem import TRAITS, OtherSizes
 
 STEPS = 4
-"""Optimizer steps of a training, unless said."""
+"""Default number of optimizer steps of a training."""
 NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 """Pattern of a workload's name, which is part of case ids."""
 
@@ -49,28 +49,29 @@ def workload_of(
     estimators: Iterable[str] = (),
     traits: frozenset[str] | None = None,
 ) -> Workload:
-    """A workload from a model and example inputs.
+    """Makes a workload from a model and example inputs.
 
     Args:
-        model: A module, or a function of tensors; on the CPU, in FP32. It is copied for each problem, and never changed.
-        inputs: Its positional arguments: tensors, and whatever nests tensors and is registered with torch's pytree.
-        keywords: Its keyword arguments.
+        model: Module or function of tensors, on the CPU, in FP32. It is copied for each problem, and never changed.
+        inputs: Positional arguments: tensors, and nested structures of tensors that torch's pytree knows.
+        keywords: Keyword arguments.
         name: Part of case ids: small letters and digits, with points and dashes between.
-        loss: ``loss(output, target)`` returns a 0-D tensor, given what the model returns. With `optimizer`, for mode ``train``.
+        loss: Function ``loss(output, target)`` of the model's output that returns a 0-D tensor. With `optimizer`, for
+            mode ``train``.
         target: Second argument of `loss`.
-        batches: In place of `inputs`, `keywords` and `target`: pairs of input and target, such as a `DataLoader` gives, for one
-            optimizer step each, and from the first one again; at most `steps` are taken. An input is a tensor, a tuple of
-            arguments or a mapping of keyword arguments. What is a mapping itself is an input without a target.
-        optimizer: Makes an optimizer of a list of parameters.
+        batches: Pairs of input and target, as of a `DataLoader`, in place of `inputs`, `keywords` and `target`; one
+            optimizer step each, cyclically; at most `steps` are taken. An input is a tensor, a tuple of arguments or a
+            mapping of keyword arguments. A batch that is a mapping is an input without a target.
+        optimizer: Function that makes an optimizer of a list of parameters.
         steps: Number of optimizer steps.
-        sizes: Example inputs of other sizes, each a tuple as `inputs` or a mapping as `keywords`, at which outputs and gradients are
-            judged too; unless given, sizes that the model accepts: see `accelcheck.workloads.own_inputs.found_sizes`.
-        estimators: Names of the model's custom autograd functions whose gradients are meant to differ from finite differences, such as
-            a reversal of gradients. Where the function is flat, as rounding is, that is seen without its name.
-        traits: As `Workload.traits`; found by inspection unless given.
+        sizes: Example inputs of other sizes, each a tuple as `inputs` or a mapping as `keywords`, at which outputs and
+            gradients are judged too; by default sizes that `own_inputs.found_sizes` finds.
+        estimators: Names of custom autograd functions whose gradients are meant to differ from finite differences, such
+            as a reversal of gradients. Flat functions, such as rounding, need no name.
+        traits: Traits as of `Workload.traits`; found by inspection unless given.
 
     Raises:
-        OwnModelError: It cannot be checked: no tensor goes in or comes out, something is not on the CPU, a copy cannot be made.
+        OwnModelError: It has no tensor input or output, something is not on the CPU, or copying fails.
         UnknownNameError: A trait does not exist.
     """
     _check_words(name, traits)
@@ -126,7 +127,7 @@ def workload_of(
 
 
 def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors of each of the example inputs of other sizes.
+    """Yields the tensors of each of the example inputs of other sizes.
 
     Raises:
         OwnModelError: One is neither a tuple nor a mapping, or has other tensors than the first example.
@@ -134,7 +135,8 @@ def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tupl
     for number, example in enumerate(sizes):
         if not isinstance(example, (tuple, Mapping)):
             raise OwnModelError(
-                f"sizes[{number}]: expected a tuple of positional arguments or a mapping of keyword arguments, got {type(example).__name__}"
+                f"sizes[{number}]: expected a tuple of positional arguments or a mapping of keyword arguments, got "
+                f"{type(example).__name__}"
             )
         tensors = tuple(leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor))
         kinds, wanted = ([str(value.dtype) for value in values] for values in (tensors, first))
@@ -154,19 +156,19 @@ def task_of(
     name: str = "model",
     traits: frozenset[str] | None = None,
 ) -> OwnTask:
-    """A workload whose accuracy is compared, from a trained model and held-out data.
+    """Makes a workload for mode ``accuracy`` from a trained model, held-out data and a metric.
 
     Args:
-        model: As for `workload_of`.
+        model: Same as of `workload_of`.
         data: Pairs of input and target, as `batches` of `workload_of`; all of them are used.
-        metric: ``metric(output, target)`` returns a score for each sample of a batch, larger is better, ``(n,)``: bool for right and
-            wrong, else floating-point. Or one number for the batch: then no interval can be given.
-        max_drop: How much of the mean score a technique may cost.
-        name: As for `workload_of`.
-        traits: As for `workload_of`.
+        metric: Function ``metric(output, target)`` that returns a score for each sample of a batch, ``(n,)`` bool or
+            floating-point, larger is better; or one number for the batch, which gives no interval.
+        max_drop: Largest allowed drop of the mean score.
+        name: Same as of `workload_of`.
+        traits: Same as of `workload_of`.
 
     Raises:
-        OwnModelError, UnknownNameError: As for `workload_of`; or `max_drop` is no number from 0 to 1.
+        OwnModelError, UnknownNameError: See `workload_of`; also if `max_drop` is no number from 0 to 1.
     """
     _check_words(name, traits)
     if not 0.0 < max_drop <= 1.0:
@@ -198,7 +200,7 @@ def _check_words(name: str, traits: frozenset[str] | None) -> None:
 
 
 class Example(NamedTuple):
-    """What a model is called with once.
+    """Arguments of one call of a model, and its target.
 
     Attributes:
         inputs: Positional arguments.
@@ -214,11 +216,12 @@ class Example(NamedTuple):
 def _problem(
     model: Callable[..., Any], examples: Sequence[Example], *, always: bool = False
 ) -> tuple[Problem, Rebuilt | None]:
-    """The problem of a model without a loss, and what makes the model's results of the module's; `always` as for `_adapted`."""
+    """Returns the problem of a model without a loss, and the function from module outputs to model outputs."""
     first, *further = examples
     if not isinstance(first.inputs, tuple):
         raise OwnModelError(
-            f"inputs: expected a tuple of the positional arguments, got {type(first.inputs).__name__}; for one argument give (x,)"
+            f"inputs: expected a tuple of the positional arguments, got {type(first.inputs).__name__}; for one "
+            "argument give (x,)"
         )
     module, tensors, rebuilt, written = _adapted(model, first.inputs, first.keywords, always=always)
     batches = tuple(_batch(number, example, tensors, first.target) for number, example in enumerate(further, 1))
@@ -228,7 +231,7 @@ def _problem(
 
 
 def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
-    """Each batch, at most so many.
+    """Lists the batches, at most `most`.
 
     Raises:
         OwnModelError: There is none, or one is neither a pair nor a mapping.
@@ -242,8 +245,8 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
         if not pair and not isinstance(batch, Mapping):
             raise OwnModelError(
-                f"batch {number}: expected a pair of input and target, or a mapping of keyword arguments, got {type(batch).__name__}"
-                f"{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
+                f"batch {number}: expected a pair of input and target, or a mapping of keyword arguments, got "
+                f"{type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
             )
         taken, target = batch if pair else (batch, None)
         if target is not None and not isinstance(target, Tensor):
@@ -258,23 +261,23 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
 
 
 def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: Tensor | None) -> Batch:
-    """The tensors of a further batch.
+    """Returns the tensors of a further batch.
 
     Raises:
-        OwnModelError: They are not like those of the first one.
+        OwnModelError: Their dtypes or shapes differ from those of the first batch.
     """
     inputs, keywords, target = example
     tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
     own = [*tensors, *([] if target is None else [target])]
     other = [*first, *([] if first_target is None else [first_target])]
 
-    def kinds(found: Sequence[Tensor]) -> list[str]:
-        return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in found]
+    def kinds(given: Sequence[Tensor]) -> list[str]:
+        return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in given]
 
     if kinds(own) != kinds(other):
         raise OwnModelError(
-            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: leave out the last "
-            "batch where it is smaller, as drop_last=True of a DataLoader does"
+            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: "
+            "leave out the last batch where it is smaller, as drop_last=True of a DataLoader does"
         )
     return tensors, target
 
@@ -302,12 +305,12 @@ class OwnLoss:
 
 @dataclass(frozen=True)
 class Redrawn:
-    """Makes the problems of a model of other people: see the module.
+    """Makes the problems of a user-owned model, by draw.
 
     Attributes:
-        problem: The caller's, which is copied.
-        seed: Of draw 0.
-        growing: Dimensions to whose sizes the extent is added.
+        problem: Problem of the caller, which is copied.
+        seed: Seed of draw 0.
+        growing: Dimensions that grow by the extent.
     """
 
     problem: Problem
@@ -315,7 +318,7 @@ class Redrawn:
     growing: tuple[int, ...] = ()
 
     def __call__(self, generator: torch.Generator, extent: int) -> Problem:
-        """As `Workload.make`."""
+        """Makes a problem, as `Workload.make`."""
         problem = _copied(self.problem)
         if extent and self.growing:
             problem = own_inputs.grown(problem, self.growing, extent, self.seed)
@@ -364,9 +367,10 @@ class Adapted(nn.Module):
 def _adapted(
     model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], *, always: bool = False
 ) -> tuple[nn.Module, tuple[Any, ...], Rebuilt | None, frozenset[int]]:
-    """A module of the model, its flat inputs, what makes the model's results of the module's, and the places of inputs that it writes to.
+    """Returns a module of the model, its flat inputs, the function to model outputs, and indices of written inputs.
 
-    The model itself where it takes tensors by position and gives tensors, unless `always`; else an `Adapted` one.
+    The module is the model itself if that takes tensors by position and returns tensors, unless `always`; else an
+    `Adapted` one.
     """
     if not callable(model):
         raise OwnModelError(f"model: expected a module or a function, got {type(model).__name__}")
@@ -398,10 +402,10 @@ def _adapted(
 def _check_padding(
     model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], out: Sequence[Tensor]
 ) -> None:
-    """See that encoder layers give in evaluation mode what they give in training, and what compilers capture.
+    """Checks that the fast path of encoder layers agrees with their training mode, which compilers capture.
 
     Raises:
-        OwnModelError: They do not: some fast paths fill what is padded with zeros.
+        OwnModelError: The fast path fills padded positions with zeros.
     """
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
     nested = [
@@ -413,13 +417,14 @@ def _check_padding(
         plain = [tensor for _, tensor in tensors_of(model(*inputs, **keywords))]
     if not all(map(alike, plain, out)):
         raise OwnModelError(
-            f"{nested[0]}: nn.TransformerEncoder with enable_nested_tensor=True fills padded positions with zeros in evaluation mode, unlike in "
-            "training and where it is compiled, so that these cannot agree: give it enable_nested_tensor=False"
+            f"{nested[0]}: nn.TransformerEncoder with enable_nested_tensor=True fills padded positions with zeros in "
+            "evaluation mode, unlike in training and where it is compiled, so that these cannot agree: give it "
+            "enable_nested_tensor=False"
         )
 
 
 def _flat(out: Any) -> bool:
-    """Whether it is made of tensors and of the plain containers that every technique gives back as they are."""
+    """Returns True for tensors in plain containers, which every technique returns unchanged."""
     if type(out) is dict:
         return all(map(_flat, out.values()))
     return all(map(_flat, out)) if type(out) in {tuple, list} else isinstance(out, Tensor)
@@ -431,9 +436,10 @@ def _check_host(problem: Problem) -> None:
     named += [] if problem.target is None else [("target", problem.target)]
     for name, tensor in named:
         if tensor.device.type != "cpu" or tensor.dtype != (own := in_dtype(tensor, torch.float32)):
-            dtype, wanted = (str(one).removeprefix("torch.") for one in (tensor.dtype, own))
+            dtype, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, own))
             raise OwnModelError(
-                f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and casts copies"
+                f"{name}: expected it on the CPU in {wanted}, got {dtype} on {tensor.device}: accelcheck moves and "
+                "casts copies"
             )
 
 
@@ -442,8 +448,8 @@ def _duplicate(value: Any, what: str) -> Any:
         return copy.deepcopy(value)
     except Exception as error:
         raise OwnModelError(
-            f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out what copy.deepcopy "
-            "refuses, or give its class a `__deepcopy__`"
+            f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out "
+            "what copy.deepcopy refuses, or give its class a `__deepcopy__`"
         ) from error
 
 
@@ -454,7 +460,7 @@ def _copied(problem: Problem) -> Problem:
 
 
 def _dtypes(problem: Problem) -> frozenset[str]:
-    """All dtypes of cases, or FP32 alone where something is complex: half precision has no complex numbers."""
+    """Returns all dtypes of cases, or FP32 alone with complex tensors, which half precision lacks."""
     tensors = (*problem.module.parameters(), *problem.module.buffers(), *problem.inputs)
     return frozenset({"float32"} if any(tensor.is_complex() for tensor in tensors) else DTYPES)
 

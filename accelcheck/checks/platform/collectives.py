@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 RANKS = 2
-"""One each where only one device is visible."""
+"""Most ranks; one if only one device is visible."""
 PATIENCE = 120.0
-"""Seconds that the ranks may take."""
+"""Time limit of the ranks in seconds."""
 NO_BACKEND = "No backend type associated with device type"
-"""What torch says of tensors that no backend of the group takes (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
+"""Text of torch's error for tensors without a backend (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Start the ranks, and compare what each of them has in the end.
+    """Starts the ranks, and compares the results of each.
 
     Raises:
         ChildError: A rank failed, or took too long.
@@ -48,8 +48,8 @@ def verify(trial: Trial) -> Finding:
     """
     device = trial.device
     if not distributed.is_available():
-        said = f"torch {torch.__version__} is built without torch.distributed"
-        raise Unsupported(unsupported(Code.WRONG_VERSION, said))
+        reason = f"torch {torch.__version__} is built without torch.distributed"
+        raise Unsupported(unsupported(Code.WRONG_VERSION, reason))
     answer = library(device)
     if not answer.ok:
         raise Unsupported(answer)
@@ -61,8 +61,8 @@ def verify(trial: Trial) -> Finding:
     except ChildError as error:
         if NO_BACKEND not in str(error):
             raise
-        said = f"the backend that torch uses for {device.type} does not take its tensors: {text(error, MOST_TEXT)}"
-        raise Unsupported(unsupported(Code.NO_BACKEND, said.partition("\n")[0], tried=True)) from error
+        reason = f"the backend that torch uses for {device.type} does not take its tensors: {text(error, MOST_TEXT)}"
+        raise Unsupported(unsupported(Code.NO_BACKEND, reason.partition("\n")[0], tried=True)) from error
     faults, compared = [], 0
     total, rows = torch.stack(own).sum(0), torch.stack(own)
     for rank, report in enumerate(reports):
@@ -101,20 +101,20 @@ def _run(device: Device, own: Sequence[Tensor]) -> list[dict[str, Any]]:
         child = torchrun(options, "accelcheck.checks.platform.collectives:rank", [folder])
         try:
             names = [f"answer-{rank}" for rank in range(len(own))]
-            found = box.wait(names, PATIENCE, lambda: not child.running or bool(box.errors()))
-            if found is None:
+            reports = box.wait(names, PATIENCE, lambda: not child.running or bool(box.errors()))
+            if reports is None:
                 raised = "; ".join(f"rank {who} raised {brief}" for who, brief, _ in box.errors())
                 raise ChildError(raised or f"the ranks did not answer; torchrun's output:\n{child.last()}")
-            return found
+            return reports
         finally:
             child.end(GRACE)
 
 
 def rank(arguments: Sequence[str]) -> None:
-    """One rank's part; torchrun calls it.
+    """Runs one rank; torchrun calls it.
 
     Args:
-        arguments: The folder of the mailbox.
+        arguments: Folder of the mailbox.
     """
     box, number = Mailbox(Path(arguments[0])), int(os.environ["RANK"])
     try:
@@ -139,6 +139,6 @@ def rank(arguments: Sequence[str]) -> None:
         }
         distributed.barrier()
         box.put(f"answer-{number}", report)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the case reports it
+    except BaseException as error:  # noqa: BLE001 - the case reports it
         box.raised(number, error)
         os._exit(1)  # at once: a process group may wait for the others when it is destroyed

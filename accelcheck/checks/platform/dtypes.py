@@ -1,8 +1,8 @@
-"""Dtypes: tensors are made, copied, cast, added, multiplied and reduced, and held against exact arithmetic on the host.
+"""Checks of dtypes: making, copying, casting, adding, multiplying and reducing tensors equals exact arithmetic.
 
-Integers must be exact, also where they wrap around. A cast, sum or product of two floating-point numbers must be the correctly rounded
-one; a device may take subnormal numbers for 0. Sums and matrix products are of integers so small that every partial sum is exact, in
-whatever order and precision they are added up: their rounding is judged by the workloads ``matmul`` and ``reductions``.
+Integers must be exact, also where they wrap around. Casts, sums and products of two floating-point numbers must be
+correctly rounded; a device may flush subnormal numbers to 0. Longer sums and matrix products are of integers so small
+that every partial sum is exact in any order: their rounding is judged by the workloads ``matmul`` and ``reductions``.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from accelcheck.verify.number_formats import Format, Value
 
 SIDE = 16
-"""Rows, columns and terms of matrix products: what `torch._scaled_mm` takes."""
+"""Rows, columns and terms of matrix products, as `torch._scaled_mm` takes them."""
 TERMS = 64
-"""Of a sum."""
+"""Number of terms of a sum."""
 ZERO = Fraction(0)
 PREFIX = "dtype-"
-"""Of the names of their workloads."""
+"""Prefix of the names of dtype workloads."""
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 CASTS = "cast from float32", "cast to float32"
 NEEDED = ("made", "copied", *CASTS, "added", "multiplied", "summed")
 """Operations without which a device does not have a dtype."""
 NEEDED_OF_FLOAT8 = ("made", "copied", *CASTS)
-"""Of float8: torch itself has few others."""
+"""Needed operations of float8: torch itself has few others."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Try a dtype.
+    """Tries a dtype.
 
     Raises:
         Unsupported: The device refuses an operation without which it does not have the dtype.
@@ -68,9 +68,9 @@ def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:
     form = FORMATS[name]
     codes = [code & (1 << form.bits) - 1 for code in codes]
     _tried(tries, name, codes, _products)
-    # Where it is wrong it is there: its faults are told, not what it lacks.
-    if (said := absent(tries, NEEDED)) and not tries.faults:
-        raise refuse(name, tries.device, said)
+    # A dtype with faults exists: its faults are reported, not missing operations.
+    if (lacking := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, lacking)
 
 
 def _tried(
@@ -83,25 +83,25 @@ def _tried(
 
 
 def _float8(device: Device, codes: Sequence[int]) -> Finding:
-    """Both formats of torch; one is enough, and neither may be wrong."""
+    """Tries both float8 formats of torch: one is enough, and neither may be wrong."""
     both = []
     for name in FLOAT8:
         tries = Tries(device, name)
         both.append(tries)
         _tried(tries, name, codes, _scaled_products)
-    lacking = [said for tries in both if (said := absent(tries, NEEDED_OF_FLOAT8))]
-    found = Tries(device, "float8")
+    lacking = [reasons for tries in both if (reasons := absent(tries, NEEDED_OF_FLOAT8))]
+    together = Tries(device, "float8")
     for tries in both:
-        found.evidence += tries.evidence
-        found.faults += tries.faults
-        found.compared += tries.compared
-    if len(lacking) == len(FLOAT8) and not found.faults:
+        together.evidence += tries.evidence
+        together.faults += tries.faults
+        together.compared += tries.compared
+    if len(lacking) == len(FLOAT8) and not together.faults:
         raise refuse("float8", device, lacking[0])
-    return found.finding()
+    return together.finding()
 
 
 def _moves(tries: Tries, name: str, codes: Sequence[int]) -> None:
-    """Made on the device; copied there and back, and on it."""
+    """Makes tensors on the device; copies them there, back, and on it."""
     dtype: torch.dtype | None = getattr(torch, name, None)
     if dtype is None:
         tries.refused["made"] = f"torch {torch.__version__} has no torch.{name}"
@@ -118,13 +118,13 @@ def _casts(tries: Tries, name: str, codes: Sequence[int]) -> None:
     place, host = tries.device.torch_device(), of_patterns(codes, form, dtype)
     single = FORMATS["float32"]
     values = [form.decode(code) for code in codes]
-    # float32 itself is what a cast of float64 rounds to.
+    # float32 itself is also cast from float64, which rounds.
     for source in ("float32", *(["float64"] if name == "float32" else [])):
         given = _for_casting(form, values, FORMATS[source])
         numbers = torch.tensor([float(value) for value in given], dtype=getattr(torch, source))
         tries.attempt(
             f"cast from {source}",
-            lambda numbers=numbers: numbers.to(place).to(dtype),  # type: ignore[misc]  # mypy does not see the default's type
+            lambda numbers=numbers: numbers.to(place).to(dtype),  # type: ignore[misc]  # the default's type
             name,
             [_cast(value, form) for value in given],
         )
@@ -137,11 +137,11 @@ def _casts(tries: Tries, name: str, codes: Sequence[int]) -> None:
 
 
 def _for_casting(form: Format, values: Sequence[Value], source: Format) -> list[Fraction]:
-    """Numbers that the source has: of the format, between its neighbours, and halfway between them."""
+    """Returns source numbers to cast: values of the format, and points between and halfway between neighbours."""
     assert isinstance(source, FloatFormat)
     numbers = [value for value in values if isinstance(value, Fraction)]
     if isinstance(form, IntegerFormat):
-        # Beyond the range, or at its end, where float32 rounds out of it, a cast of a float is undefined.
+        # Casting floats beyond the range, or rounded out of it at its end, is undefined.
         kept = [value + part for value in numbers for part in (ZERO, Fraction(1, 4)) if abs(value) < 1 << form.bits - 2]
     elif form.precision > source.precision:
         kept = [rounded for value in numbers if isinstance(rounded := source.rounded(value), Fraction)]
@@ -164,51 +164,53 @@ def _cast(value: Value, form: Format) -> Accepted:
 def _accepted(
     form: FloatFormat, operands: Sequence[Value], exact: Callable[..., Fraction], of: FloatFormat | None = None
 ) -> Accepted:
-    """What an operation may give: the correctly rounded value, also if subnormal operands, or the result, were taken for 0.
+    """Lists the right results: correctly rounded, also with subnormal operands or results flushed to 0.
 
     Args:
-        form: Of the result.
-        operands: Not judged where one is an infinity or NaN, or where a format without infinities is exceeded: conventions differ.
-        exact: The operation on numbers.
-        of: Format of the operands, where another than `form`.
+        form: Format of the result.
+        operands: Operands; infinities, NaN and overflow of a format without infinities are not judged.
+        exact: Operation on exact numbers.
+        of: Format of the operands, if another than `form`.
     """
     own = form if of is None else of
     if not all(isinstance(operand, Fraction) for operand in operands):
         return (operands[0],) if len(operands) == 1 and form.infinite else ()
     flushed = ZERO
-    choices = [(one, flushed) if own.subnormal(one) or form.subnormal(one) else (one,) for one in operands]
-    found: dict[Value, None] = {}
+    choices = [
+        (operand, flushed) if own.subnormal(operand) or form.subnormal(operand) else (operand,) for operand in operands
+    ]
+    accepted: dict[Value, None] = {}
     for numbers in itertools.product(*choices):
         value = form.rounded(exact(*numbers))
-        found[value] = None
+        accepted[value] = None
         if form.subnormal(value) or abs(exact(*numbers)) < form.smallest:
-            found[flushed] = None
-    return () if "nan" in found else tuple(found)
+            accepted[flushed] = None
+    return () if "nan" in accepted else tuple(accepted)
 
 
 def _elementwise(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype = FORMATS[name], getattr(torch, name)
-    # Each with two others: their products and sums have all sizes, wrap around or overflow, and are odd and even.
+    # Each pairs with two others, so that sums and products have all sizes, overflow, and are odd and even.
     pairs = [(code, codes[(index + step) % len(codes)]) for step in (1, 10) for index, code in enumerate(codes)]
-    one, two = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
-    values = [(form.decode(a), form.decode(b)) for a, b in pairs]
+    a, b = (of_patterns([pair[side] for pair in pairs], form, dtype) for side in (0, 1))
+    values = [(form.decode(left), form.decode(right)) for left, right in pairs]
     place = tries.device.torch_device()
     for label, work in (("added", operator.add), ("multiplied", operator.mul)):
         expected = [_result(form, pair, work) for pair in values]
-        tries.attempt(label, lambda work=work: work(one.to(place), two.to(place)), name, expected)  # type: ignore[misc]  # mypy does not see the default's type
+        tries.attempt(label, lambda work=work: work(a.to(place), b.to(place)), name, expected)  # type: ignore[misc]
 
 
 def _result(form: Format, pair: tuple[Value, Value], work: Callable[..., Fraction]) -> Accepted:
     if isinstance(form, FloatFormat):
         return _accepted(form, pair, work)
-    one, two = pair
-    assert isinstance(one, Fraction)
-    assert isinstance(two, Fraction)
-    return (form.wrapped(int(work(one, two))),)
+    left, right = pair
+    assert isinstance(left, Fraction)
+    assert isinstance(right, Fraction)
+    return (form.wrapped(int(work(left, right))),)
 
 
 def _small(form: Format, codes: Sequence[int], count: int, most: int) -> list[int]:
-    """So many integers, none larger than `most`, that follow from the bit patterns."""
+    """Derives `count` integers of magnitude at most `most` from the bit patterns."""
     limit = min(most, form.highest) if isinstance(form, IntegerFormat) else most
     # A multiplicative hash spreads patterns that differ in high bits alone.
     return [(codes[i % len(codes)] * 2654435761 + i * 40503) % (2 * limit + 1) - limit for i in range(count)]
@@ -231,44 +233,44 @@ def _reductions(tries: Tries, name: str, codes: Sequence[int]) -> None:
 
 
 def _exactly(form: FloatFormat, number: int) -> Accepted:
-    """Of few bits, where partial sums are not exact in any order, nothing is owed."""
+    """Accepts any value for formats of few bits, whose partial sums are not exact in every order."""
     return (Fraction(number),) if form.precision > 7 else ()
 
 
 def _matrices(form: Format, codes: Sequence[int], most: int) -> tuple[list[int], list[int], list[int]]:
-    """Two square matrices, by rows, and their product."""
+    """Makes two square matrices, by rows, and their product."""
     numbers = _small(form, codes, 2 * SIDE * SIDE, most)
-    one, two = numbers[: SIDE * SIDE], numbers[SIDE * SIDE :]
+    left, right = numbers[: SIDE * SIDE], numbers[SIDE * SIDE :]
     product = [
-        sum(one[row * SIDE + k] * two[k * SIDE + column] for k in range(SIDE))
+        sum(left[row * SIDE + k] * right[k * SIDE + column] for k in range(SIDE))
         for row, column in itertools.product(range(SIDE), repeat=2)
     ]
-    return one, two, product
+    return left, right, product
 
 
 def _products(tries: Tries, name: str, codes: Sequence[int]) -> None:
     form, dtype, place = FORMATS[name], getattr(torch, name), tries.device.torch_device()
     whole = isinstance(form, IntegerFormat)
     most = form.highest if isinstance(form, IntegerFormat) else math.isqrt((1 << form.precision) // SIDE)
-    one, two, product = _matrices(form, codes, most)
+    left, right, product = _matrices(form, codes, most)
     made = torch.int64 if whole else torch.float64
-    a, b = (torch.tensor(numbers, dtype=made).reshape(SIDE, SIDE).to(dtype) for numbers in (one, two))
+    a, b = (torch.tensor(numbers, dtype=made).reshape(SIDE, SIDE).to(dtype) for numbers in (left, right))
     expected = [(form.wrapped(number) if isinstance(form, IntegerFormat) else Fraction(number),) for number in product]
     tries.attempt("matrix product", lambda: a.to(place) @ b.to(place), name, expected)
 
 
 def _scaled_products(tries: Tries, name: str, codes: Sequence[int]) -> None:
-    """Float8's own matrix product; e4m3fn alone, because chips multiply e5m2 with that only."""
+    """Tries float8's scaled matrix product, with e4m3fn alone: chips multiply e5m2 only with e4m3fn."""
     if name != "float8_e4m3fn":
         return
     place = tries.device.torch_device()
-    one, two, product = _matrices(FORMATS[name], codes, 3)
+    left, right, product = _matrices(FORMATS[name], codes, 3)
 
     def multiplied() -> Tensor:
-        a, b = (torch.tensor(m, dtype=torch.float32).reshape(SIDE, SIDE).to(torch.float8_e4m3fn) for m in (one, two))
+        a, b = (torch.tensor(m, dtype=torch.float32).reshape(SIDE, SIDE).to(torch.float8_e4m3fn) for m in (left, right))
         scale = torch.ones((), device=place)
         columns = b.t().contiguous().to(place).t()  # as the chips take it
-        found: Tensor = scaled_mm(a.to(place), columns, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
-        return found
+        output: Tensor = scaled_mm(a.to(place), columns, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
+        return output
 
     tries.attempt("scaled matrix product", multiplied, "float32", [(Fraction(number),) for number in product])

@@ -1,4 +1,4 @@
-"""A C++ extension: an operator that torch.utils.cpp_extension compiles, and that computes on the device by ATen's operators."""
+"""Check of C++ extensions: torch.utils.cpp_extension compiles an operator that computes on the device by ATen."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TORCH_LIBRARY({LIBRARY}, library) {{
   library.def("multiply_add(Tensor one, Tensor two) -> Tensor", &multiply_add);
 }}
 """
-"""Without torch/extension.h, which takes several times as long to compile, and is for Python modules."""
+"""Source without torch/extension.h, which is for Python modules and compiles several times as long."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Compile, load and call the operator.
+    """Compiles, loads and calls the operator.
 
     Raises:
         Unsupported: There is no compiler, or no ninja: `unavailable`.
@@ -49,8 +49,8 @@ def verify(trial: Trial) -> Finding:
         ("ninja", "pip install ninja"),
     ):
         if shutil.which(program) is None:
-            said = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
-            raise Unsupported(unavailable(Code.NO_PACKAGE, said, advice))
+            reason = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
+            raise Unsupported(unavailable(Code.NO_PACKAGE, reason, advice))
     if not hasattr(torch.ops, LIBRARY) or not hasattr(getattr(torch.ops, LIBRARY), "multiply_add"):
         with trial.clock("prepare"), tempfile.TemporaryDirectory(prefix="accelcheck-extension-") as folder:
             cpp_extension.load_inline(  # type: ignore[no-untyped-call]  # untyped in torch
@@ -62,11 +62,13 @@ def verify(trial: Trial) -> Finding:
                 no_implicit_headers=True,
             )
     tries = Tries(trial.device, "C++ operator")
-    one, two = (vector.to(trial.device.torch_device()) for vector in trial.problem(trial.case.seed).inputs)
-    pairs = zip(one.tolist(), two.tolist(), strict=True)
+    left, right = (vector.to(trial.device.torch_device()) for vector in trial.problem(trial.case.seed).inputs)
+    pairs = zip(left.tolist(), right.tolist(), strict=True)
     expected = [(Fraction(x) * Fraction(y) + Fraction(x),) for x, y in pairs]
     with OperatorLog(trial.device.type) as log:
-        tries.attempt("multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(one, two), "float32", expected)
+        tries.attempt(
+            "multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(left, right), "float32", expected
+        )
     inner = log.count(r"aten::(mul|add)")
     tries.evidence.append(Evidence("ATen operators that it dispatched >= 2", inner, engaged=inner >= 2))
     return tries.finding()

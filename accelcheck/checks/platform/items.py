@@ -21,15 +21,15 @@ ITEMS: Mapping[str, Callable[[Trial], Finding]] = MappingProxyType(
         "import-without-hardware": loading.without_hardware,
     }
 )
-"""By the name of the workload; dtypes and modes have many."""
+"""Function by the name of the workload, without the many dtypes and modes."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Try the item that the workload is.
+    """Tries the item that the workload names.
 
     Raises:
-        Unsupported: The platform does not have it, or this machine lacks what is needed to try it.
-        ValueError: The workload is no item.
+        Unsupported: The platform lacks it, or this machine cannot try it.
+        ValueError: The workload names no item.
     """
     name = trial.case.workload
     if name.startswith(dtypes.PREFIX):

@@ -1,4 +1,4 @@
-"""New processes that import torch: with the device, on which they compute, and where the device is hidden from them."""
+"""Checks of new processes that import torch: with the device visible, and with it hidden."""
 
 from __future__ import annotations
 
@@ -25,76 +25,56 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
 PATIENCE = 120.0
-"""Seconds that such a process may take."""
+"""Time limit of such a process in seconds."""
 
 
 def with_hardware(trial: Trial) -> Finding:
-    """Import torch, show its version, compute on the device.
+    """Imports torch in a new process, reads its version and computes on the device.
 
     Raises:
         Unsupported: A chip belongs to one process.
     """
     if not (answer := shareable(trial.device)).ok:
         raise Unsupported(answer)
-    found = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
-    return Finding(
-        [
-            Evidence(
-                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
-            ),
-            Evidence(
-                f"device that computes is {trial.device.type}",
-                str(found["on"]),
-                engaged=found["on"] == trial.device.type,
-            ),
-        ],
-        _wrong(found),
-        (),
-        2,
-    )
+    message = _said(trial.device, "accelcheck.checks.platform.loading:compute", {})
+    device = trial.device.type
+    where = Evidence(f"device that computes is {device}", str(message["on"]), engaged=message["on"] == device)
+    return _finding(message, where)
 
 
 def without_hardware(trial: Trial) -> Finding:
-    """Import torch with the device hidden by its vendor's mask, show that it is gone, compute on the CPU.
+    """Imports torch with the device hidden by its vendor's variable, counts devices, and computes on the CPU.
 
     Raises:
         Unsupported: The device is the host's CPU, or no variable that hides it is known.
     """
     device = trial.device
     if device.computes_on_host():
-        said = f"{device.name} computes on the host's CPU, which no machine is without"
-        raise Unsupported(unsupported(Code.NO_EFFECT, said))
+        reason = f"{device.name} computes on the host's CPU, which no machine is without"
+        raise Unsupported(unsupported(Code.NO_EFFECT, reason))
     variable = device.mask or mask_variable(device.name, os.environ)
     if not variable:
-        said = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
-        raise Unsupported(unsupported(Code.NO_FEATURE, said))
-    found = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
-    left = int(found["devices"])
-    return Finding(
-        [
-            Evidence(
-                "`import torch` ends, and torch says its version", str(found["torch"]), engaged=bool(found["torch"])
-            ),
-            Evidence(f"devices of {device.name} that are left with {variable} empty = 0", left, engaged=left == 0),
-        ],
-        _wrong(found),
-        (),
-        2,
-    )
+        reason = f"no environment variable is known that hides {device.name}: accelcheck cannot try it on this machine"
+        raise Unsupported(unsupported(Code.NO_FEATURE, reason))
+    message = _said(device, "accelcheck.checks.platform.loading:compute_hidden", {variable: ""})
+    left = int(message["devices"])
+    claim = f"devices of {device.name} that are left with {variable} empty = 0"
+    return _finding(message, Evidence(claim, left, engaged=left == 0))
 
 
-def _wrong(found: Message) -> list[Fault]:
-    expected, got = [2.0, 2.0], found["sum"]
-    if got == expected:
-        return []
-    return [Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))]
+def _finding(message: Message, where: Evidence) -> Finding:
+    version = str(message["torch"])
+    seen = Evidence("`import torch` ends, and torch says its version", version, engaged=bool(message["torch"]))
+    expected, got = [2.0, 2.0], message["sum"]
+    fault = Fault(FaultKind.VALUE, "1 + 1 in a new process", expected=str(expected), got=str(got))
+    return Finding([seen, where], [] if got == expected else [fault], (), 2)
 
 
 def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
-    """What a new process says.
+    """Runs a function in a new process and returns its message.
 
     Raises:
-        RuntimeError: It ended otherwise than by itself and with status 0; the message has its output.
+        RuntimeError: The process did not end by itself with status 0; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="accelcheck-loading-") as folder:
         Mailbox(Path(folder)).put("device", device)
@@ -107,19 +87,19 @@ def _said(device: Device, function: str, environ: Mapping[str, str]) -> Message:
 
 
 def compute(arguments: Sequence[str]) -> None:
-    """In the new process: import torch, and add on the device."""
+    """Imports torch and adds on the device, in the new process."""
     import torch
 
     imports.load()
     device: Device = Mailbox(Path(arguments[0])).take("device")
     device.open()
-    found = torch.ones(2, device=device.torch_device()) + 1
+    total = torch.ones(2, device=device.torch_device()) + 1
     device.synchronize()
-    say(torch=torch.__version__, on=found.device.type, sum=found.cpu().tolist())
+    say(torch=torch.__version__, on=total.device.type, sum=total.cpu().tolist())
 
 
 def compute_hidden(arguments: Sequence[str]) -> None:
-    """In the new process, where the device is hidden: import torch, count such devices, and add on the CPU."""
+    """Imports torch, counts the hidden devices and adds on the CPU, in the new process."""
     import torch
 
     imports.load()
@@ -130,7 +110,7 @@ def compute_hidden(arguments: Sequence[str]) -> None:
 
 
 def _of_xla() -> int:
-    """Number of chips that torch_xla sees; what it raises where it finds none is 0."""
+    """Counts the chips that torch_xla sees; 0 where it raises because it finds none."""
     from importlib import import_module
 
     try:

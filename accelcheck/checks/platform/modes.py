@@ -1,4 +1,4 @@
-"""Eager and graph mode, inference and training: judged by the FP64 oracle, then timed beside eager on the host's CPU."""
+"""Check of eager and graph mode: judged by the FP64 oracle, then timed beside eager on the host's CPU."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
 
 COMPILERS = ("compile-static", "compile-openxla")
-"""Techniques that are a graph mode, the first choice first."""
+"""Graph-mode techniques, in order of preference."""
 WORK = {"inference": Mode.FORWARD, "training": Mode.TRAIN}
 
 
 def verify(trial: Trial) -> Finding:
-    """Judge a mode, and if it is right, time it.
-
-    A device that is slower than the host's CPU is right all the same: the time is a measurement.
+    """Judges a mode, and times it if it is right; slower than the host's CPU is no fault.
 
     Raises:
-        Unsupported: The device has no graph mode, or lacks what compiles for it.
+        Unsupported: The device has no graph mode, or its compiler is missing.
     """
     mode, _, work = trial.case.workload.partition("-")
     technique = Eager() if mode == "eager" else _compiler(trial)
     own = _as(trial, technique, WORK[work])
     try:
-        found = numerics.verify(own, (FIRST,))
-        if found.wrong or found.undecided:
-            return found
+        finding = numerics.verify(own, (FIRST,))
+        if finding.wrong or finding.undecided:
+            return finding
         used = Evidence("computed by", technique.name, engaged=True)
-        return replace(found, evidence=[*found.evidence, used], measurements=_beside_host(own))
+        return replace(finding, evidence=[*finding.evidence, used], measurements=_beside_host(own))
     finally:
         technique.finish()
 
@@ -53,12 +51,12 @@ def _as(trial: Trial, technique: Technique, mode: Mode) -> Trial:
 
 
 def _compiler(trial: Trial) -> Technique:
-    """The first that runs on the device.
+    """Returns the first graph-mode technique that runs on the device.
 
     Raises:
-        Unsupported: None does; with the first one's reason that something can be done about, or the first.
+        Unsupported: None runs; the reason is the first one with an action, or the first.
     """
-    known = {one.name: one for one in discover("accelcheck.techniques.compilation", "TECHNIQUES")}
+    known = {compiler.name: compiler for compiler in discover("accelcheck.techniques.compilation", "TECHNIQUES")}
     answers = []
     for name in COMPILERS:
         technique: Technique = known[name]
@@ -70,7 +68,7 @@ def _compiler(trial: Trial) -> Technique:
 
 
 def _beside_host(own: Trial) -> list[Measurement]:
-    """The device's time as a part of the host CPU's."""
+    """Measures the device's time as a part of the host CPU's."""
     if own.device.has("host"):
         return [Measurement(HOST_RATIO, 1.0, "x", 1.0, 1.0, "the device is the host's CPU")]
     host = devices()["cpu"]
@@ -79,11 +77,11 @@ def _beside_host(own: Trial) -> list[Measurement]:
     beside = replace(beside, case=replace(beside.case, device=host.name))
     try:
         with own.clock("measure"), own.device.strict_float32(), undisturbed():
-            found = _timed(beside, own)
+            comparison = _timed(beside, own)
     except ClockError as error:
         return [Measurement(HOST_RATIO, None, "x", reason=str(error))]
-    said = f"{found.answer}, {found.pairs} pairs, beside FP32 eager on the host's CPU"
-    return [Measurement(HOST_RATIO, found.ratio, "x", found.low, found.high, said)]
+    reason = f"{comparison.answer}, {comparison.pairs} pairs, beside FP32 eager on the host's CPU"
+    return [Measurement(HOST_RATIO, comparison.ratio, "x", comparison.low, comparison.high, reason)]
 
 
 def _timed(host: Trial, own: Trial) -> Comparison:

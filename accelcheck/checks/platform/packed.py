@@ -1,4 +1,4 @@
-"""Dtypes of 4 bits: two numbers a byte. torch has no operations for them, so that they are simulated in tensors that the device has."""
+"""Checks of 4-bit dtypes, two numbers a byte, simulated by other dtypes: torch has no operations for them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from accelcheck.checks.platform.tries import Tries
 
 NATIVE = {"int4": "int4", "float4": "float4_e2m1fn_x2"}
-"""torch's own dtypes: they hold bytes, and have next to no operations."""
+"""Dtypes of torch itself, which hold bytes and have next to no operations."""
 FORMAT = {"int4": "int4", "float4": "float4_e2m1fn"}
 NEEDED = ("copied", "unpacked", "packed", "added", "multiplied", "summed", "matrix product")
 SIDE = 16
 _BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Halfway between neighbours of float4's 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+"""Midpoints between neighbours of float4's 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
 
 
 def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
-    """Try a dtype of 4 bits.
+    """Tries a dtype of 4 bits.
 
     Raises:
         Unsupported: The device lacks an operation that the simulation needs.
@@ -39,7 +39,7 @@ def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
     held = [low | high << 4 for low, high in pairs]
     host = torch.tensor(held, dtype=torch.uint8)
     native: torch.dtype | None = getattr(torch, NATIVE[name], None)
-    if native is not None:  # for information: the simulation is what must be right
+    if native is not None:  # for information: only the simulation is judged
         tries.bits(f"copied as torch.{NATIVE[name]}", lambda: host.view(native).to(place), NATIVE[name], held)
     tries.note("simulated", "two numbers a byte, in uint8; arithmetic in float32")
     tries.bits("copied", lambda: host.to(place), "uint8", held)
@@ -52,17 +52,17 @@ def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
         for label, work in (("added", torch.add), ("multiplied", torch.mul)):
             _pairwise(tries, name, label, host, [(x, y) for (x,), (y,) in zip(low, high, strict=True)], work)
         _reduced(tries, name, host, [value for (value,) in low])
-    if (said := absent(tries, NEEDED)) and not tries.faults:
-        raise refuse(name, tries.device, said)
+    if (lacking := absent(tries, NEEDED)) and not tries.faults:
+        raise refuse(name, tries.device, lacking)
 
 
 def _doubled(name: str, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    # Float4's pattern of -0 is the only one that its value does not give back.
+    # Only float4's pattern of -0 does not follow from its value.
     return [(0 if low == 8 and name == "float4" else low) * 17 for low, _ in pairs]
 
 
 def _unpacked(name: str, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Both halves of each byte, as FP32."""
+    """Unpacks both halves of each byte to FP32."""
     byte = held.to(torch.float32)  # not by bits: some backends have no shifts
     low, high = _low_part(byte, 16), torch.floor(byte * 0.0625)
     if name == "float4":
@@ -72,12 +72,12 @@ def _unpacked(name: str, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _low_part(number: Tensor, power: int) -> Tensor:
-    """What is left of a number below a power of two, exactly, by operators that every backend has."""
+    """Computes a number modulo a power of two, exactly, by operators that every backend has."""
     return number - power * torch.floor(number * (1 / power))
 
 
 def _float4(number: Tensor) -> Tensor:
-    """1 sign bit, 2 of the exponent, 1 of the fraction."""
+    """Decodes 1 sign bit, 2 exponent bits and 1 fraction bit."""
     sign = 1 - 2 * (number >= 8).to(torch.float32)
     size = _low_part(number, 8)
     exponent, fraction = torch.floor(size * 0.5), _low_part(size, 2)
@@ -87,9 +87,9 @@ def _float4(number: Tensor) -> Tensor:
 
 
 def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
-    """Bytes of two tensors of FP32 numbers: int4 wraps around, float4 rounds to the nearest, ties to even, and saturates."""
-    one, two = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
-    return (one + 16 * two).to(torch.uint8)
+    """Packs two FP32 tensors to bytes: int4 wraps around, float4 rounds to nearest, ties to even, and saturates."""
+    low_code, high_code = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
+    return (low_code + 16 * high_code).to(torch.uint8)
 
 
 def _int4_code(number: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ def _pairwise(
 ) -> None:
     form = FORMATS[FORMAT[name]]
     expected = []
-    for one, two in values:
-        assert isinstance(one, Fraction)
-        assert isinstance(two, Fraction)
-        exact = one + two if label == "added" else one * two
+    for left, right in values:
+        assert isinstance(left, Fraction)
+        assert isinstance(right, Fraction)
+        exact = left + right if label == "added" else left * right
         if isinstance(form, IntegerFormat):
             expected.append((form.wrapped(int(exact)),))
         else:
@@ -127,14 +127,14 @@ def _pairwise(
 
     def computed() -> Tensor:
         low, high = _unpacked(name, host.to(tries.device.torch_device()))
-        found = work(low, high)
-        return _unpacked(name, _packed(name, found, found))[0]
+        result = work(low, high)
+        return _unpacked(name, _packed(name, result, result))[0]
 
     tries.attempt(label, computed, "float32", expected)
 
 
 def _reduced(tries: Tries, name: str, host: Tensor, values: Sequence[Fraction | str]) -> None:
-    """The low halves as numbers of a 16 by 16 matrix: their sum, and the matrix times itself. FP32 has all of it exactly."""
+    """Tries the sum of the low halves and the square of their 16 x 16 matrix; FP32 is exact for both."""
     numbers = [Fraction(value) for value in values]
     tries.attempt("summed", lambda: _low(tries, name, host).sum(), "float32", [(sum(numbers, Fraction(0)),)])
     product = [

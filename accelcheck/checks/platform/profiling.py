@@ -1,4 +1,4 @@
-"""torch.profiler: it names the operators that a run calls and, on an accelerator, shows what the device did and for how long."""
+"""Check of torch.profiler: it names the operators of a run and, on an accelerator, shows timed device events."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from accelcheck.devices.torch_names import DeviceType
 from accelcheck.techniques.base import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from accelcheck.checks.trial import Trial
 
 LAYERS = 3
-"""Linear layers of the workload: as many ``aten::addmm`` or ``aten::linear`` are called."""
+"""Number of the workload's linear layers, each a call of ``aten::addmm`` or ``aten::linear``."""
 
 
 def verify(trial: Trial) -> Finding:
-    """Profile a forward pass.
+    """Profiles a forward pass.
 
     Raises:
         Unsupported: The profiler shows nothing of the device.
     """
     device, program = trial.device, trial.program(trial.case.seed)
     program.module.eval()
-    plain = program.run(Mode.FORWARD)["out"].cpu()  # also for what the first call sets up
+    plain = program.run(Mode.FORWARD)["out"].cpu()  # also sets up whatever a first call does
     activities = sorted(supported_activities(), key=str)  # type: ignore[no-untyped-call]  # untyped in torch
     with profile(activities=activities) as profiled, torch.no_grad():
         out = program.module(*program.inputs)
@@ -45,24 +43,14 @@ def verify(trial: Trial) -> Finding:
     most = max((sum(event.name() == name for event in named) for name in ("aten::linear", "aten::addmm")), default=0)
     seen = Evidence(f"linear layers that it names >= {LAYERS}", most, engaged=most >= LAYERS)
     listed = ", ".join(str(activity).rpartition(".")[2] for activity in activities)
-    if device.has("host"):
-        times = _lasting(named)
-        spent = Evidence("operators with a duration >= 1", times, engaged=times >= 1)
-        return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())
-    own = [event for event in events if event.device_type() != DeviceType.CPU]
-    if not own:
+    claim, timed = "operators with a duration >= 1", named
+    if not device.has("host"):
+        claim = f"events on {device.name} with a duration >= 1"
+        timed = [event for event in events if event.device_type() != DeviceType.CPU]
+    if not timed and not device.has("host"):
         extra = "" if set(activities) - {ProfilerActivity.CPU} else "; torch has no activity besides CPU here"
-        raise Unsupported(
-            unsupported(
-                Code.NO_FEATURE,
-                f"torch.profiler shows operators, and nothing of what {device.name} does{extra}",
-                tried=True,
-            )
-        )
-    lasting = _lasting(own)
-    spent = Evidence(f"events on {device.name} with a duration >= 1", lasting, engaged=lasting >= 1)
+        reason = f"torch.profiler shows operators, and nothing of what {device.name} does{extra}"
+        raise Unsupported(unsupported(Code.NO_FEATURE, reason, tried=True))
+    lasting = sum(event.duration_ns() > 0 for event in timed)
+    spent = Evidence(claim, lasting, engaged=lasting >= 1)
     return Finding([seen, spent, Evidence("activities", listed, engaged=True)], faults, (), plain.numel())
-
-
-def _lasting(events: Iterable[Any]) -> int:
-    return sum(event.duration_ns() > 0 for event in events)

@@ -1,4 +1,4 @@
-"""Operations that are tried on a device one by one: each is right, wrong, or not there."""
+"""Tries operations on a device one by one: each is right, wrong, or absent."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 
 REFUSAL = re.compile(
     r"\bnot (yet |currently )?(been )?(implemented|supported|available)|unsupported|un(known|recognized) dtype"
-    r"|(n't|cannot|only|not) (be )?(support|convert)|only (be )?supported|could not run|no kernel|unimplemented|invalid dtype|has no attribute",
+    r"|(n't|cannot|only|not) (be )?(support|convert)|only (be )?supported|could not run|no kernel|unimplemented"
+    r"|invalid dtype|has no attribute",
     re.IGNORECASE,
 )
-"""What exceptions say of an operation that a backend does not have. Any other exception is a fault: see `Tries.attempt`."""
+"""Pattern of exception texts about an operation that a backend lacks. Other exceptions are errors: `Tries.attempt`."""
 MOST_TEXT = 160
-"""Characters of an exception that evidence quotes."""
+"""Longest exception text that evidence quotes, in characters."""
 
 Accepted = tuple["Value", ...]
-"""Values of an element that are right; empty where it is not judged."""
+"""Right values of an element; empty if it is not judged."""
 
 
 @dataclass
 class Tries:
-    """The operations of one item.
+    """Tried operations of one item.
 
     Attributes:
-        device: Opened device on which they run.
+            device: Opened device on which they run.
         label: First word of each operation's name, such as ``int8``.
         evidence, faults, compared: The same as in `Finding`.
         refused: Messages of the device, by operations that it does not have.
-        right: Operations that gave the right values.
+            right: Operations that gave the right values.
     """
 
     device: Device
@@ -59,16 +60,16 @@ class Tries:
     right: list[str] = field(default_factory=list)
 
     def attempt(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[Accepted]) -> bool:
-        """Try an operation, and compare its values.
+        """Tries an operation, and compares its values; an absent operation is no fault.
 
         Args:
-            name: Of the operation.
-            work: Gives the result, on the device.
-            dtype: That the result must have.
-            expected: Of each element, in order.
+            name: Name of the operation.
+            work: Function that returns the result, on the device.
+            dtype: Expected dtype of the result.
+            expected: Right values of each element, in order.
 
         Returns:
-            Whether it is right. An operation that is not there is none of the faults.
+            True if it is right.
         """
         read = self._read(name, work, dtype)
         if read is None:
@@ -87,7 +88,7 @@ class Tries:
         )
 
     def bits(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[int]) -> bool:
-        """As `attempt`, with bit patterns instead of values: only NaN may have any."""
+        """Tries an operation and compares bit patterns: only NaN may have any."""
         read = self._read(name, work, dtype)
         if read is None:
             return False
@@ -105,26 +106,26 @@ class Tries:
         )
 
     def finding(self) -> Finding:
-        """The outcome."""
+        """Returns the outcome."""
         return Finding(self.evidence, self.faults, (), self.compared)
 
     def note(self, claim: str, observed: str | int) -> None:
-        """Say something that decides nothing."""
+        """Adds an observation that decides nothing."""
         self.evidence.append(Evidence(f"{self.label}: {claim}", observed, engaged=True))
 
     def _read(self, name: str, work: Callable[[], Tensor], dtype: str) -> tuple[list[int], list[Value]] | None:
-        """Bit patterns and values of a result; None where there is none, which has been noted."""
+        """Returns bit patterns and values of a result; None where there is none, which is recorded."""
         self.device.reset_fallbacks()
         try:
             result = work()
             self.device.synchronize()
             host = result.cpu()
         except Exception as error:
-            said = f"{type(error).__name__}: {text(error)}".partition("\n")[0][:MOST_TEXT]
+            reason = f"{type(error).__name__}: {text(error)}".partition("\n")[0][:MOST_TEXT]
             if not isinstance(error, NotImplementedError | TypeError) and not REFUSAL.search(text(error)):
                 error.add_note(f"{self.label} {name}")
                 raise
-            self._absent(name, said)
+            self._absent(name, reason)
             return None
         if fallen := self.device.fallbacks():
             self._absent(name, f"ran on the CPU: {', '.join(sorted(fallen))}")
@@ -139,17 +140,17 @@ class Tries:
         form = FORMATS.get(dtype)
         return codes, [Fraction(code) if form is None else form.decode(code) for code in codes]
 
-    def _absent(self, name: str, said: str) -> None:
-        self.refused[name] = said
-        self.note(name, f"not there: {said}")
+    def _absent(self, name: str, reason: str) -> None:
+        self.refused[name] = reason
+        self.note(name, f"not there: {reason}")
 
     def _misshapen(self, name: str, part: str, expected: str, got: str) -> bool:
         return self._wrong(name, Fault(FaultKind.METADATA, f"{self.label} {name}", part, "", expected, got))
 
     def _wrong(self, name: str, fault: Fault) -> bool:
         self.faults.append(fault)
-        said = f"wrong {fault.view or fault.kind}: {fault.got}"
-        self.evidence.append(Evidence(f"{self.label}: {name}", said, engaged=True))
+        reason = f"wrong {fault.view or fault.kind}: {fault.got}"
+        self.evidence.append(Evidence(f"{self.label}: {name}", reason, engaged=True))
         return False
 
     def _compared(
@@ -170,25 +171,25 @@ class Tries:
 
 
 def absent(tries: Tries, needed: Sequence[str]) -> list[str]:
-    """What the device said to operations that are needed and that it does not have."""
+    """Lists needed operations that the device lacks, with the reasons."""
     return [f"{name}: {tries.refused[name]}" for name in needed if name in tries.refused]
 
 
-def refuse(label: str, device: Device, said: Sequence[str]) -> Unsupported:
-    """The answer for a dtype that is not there."""
-    more = f"; and {len(said) - 1} more operations" if len(said) > 1 else ""
-    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {said[0]}{more}", tried=True))
+def refuse(label: str, device: Device, reasons: Sequence[str]) -> Unsupported:
+    """Makes the answer for an absent dtype."""
+    more = f"; and {len(reasons) - 1} more operations" if len(reasons) > 1 else ""
+    return Unsupported(unsupported(Code.NO_DTYPE, f"{device.name} has no {label}: {reasons[0]}{more}", tried=True))
 
 
 def patterns(host: Tensor) -> list[int]:
-    """The bit pattern of each element of a tensor on the CPU, read from its bytes: no operation of torch is asked."""
+    """Reads the bit pattern of each element of a CPU tensor from its bytes, without operations of torch."""
     width = host.element_size()
     data = bytes(host.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return [int.from_bytes(data[start : start + width], "little") for start in range(0, len(data), width)]
 
 
 def of_patterns(codes: Sequence[int], form: Format, dtype: torch.dtype) -> Tensor:
-    """A tensor on the CPU with these bit patterns."""
+    """Makes a CPU tensor of bit patterns."""
     width = form.bits // 8
     data = bytearray(b"".join((code & (1 << form.bits) - 1).to_bytes(width, "little") for code in codes))
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
