@@ -139,7 +139,7 @@ class _Run:
 
     Args:
         trial: The case.
-            draw: First draw that the program is prepared for.
+        draw: First draw that the program is prepared for.
     """
 
     def __init__(self, trial: Trial, draw: Draw = FIRST) -> None:

@@ -44,11 +44,11 @@ class Tries:
     """Tried operations of one item.
 
     Attributes:
-            device: Opened device on which they run.
+        device: Opened device on which they run.
         label: First word of each operation's name, such as ``int8``.
         evidence, faults, compared: The same as in `Finding`.
         refused: Messages of the device, by operations that it does not have.
-            right: Operations that gave the right values.
+        right: Operations that gave the right values.
     """
 
     device: Device
