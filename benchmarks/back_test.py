@@ -1,21 +1,20 @@
-"""Back-tests accelcheck: of real silent bugs, how many does the suite find by itself, and how many a user's file?
+"""Back-tests accelcheck: counts real silent bugs that the suite finds by itself, and that a user's file finds.
 
-    python benchmarks/back_test.py --json=found.json                    # 66 programs: half an hour of two cores
-    python benchmarks/back_test.py --journal=level4.jsonl               # and which cases of a run of the suite are red because of them
+    python benchmarks/back_test.py --json=found.json         # 66 programs: half an hour of two cores
+    python benchmarks/back_test.py --journal=level4.jsonl    # and the cases of a suite run that are red because of them
     python benchmarks/back_test.py --stored=found.json --journal=level4.jsonl
     python benchmarks/back_test.py pytorch_191308 openvino_35838
 
-The programs stand in `back_test_programs.py`. For each of them the table says
+The table has three columns for each program of `back_test_programs.py`:
 
-- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or
-  against a right one, without accelcheck;
-- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is
-  fail, and pass under eager, unless the bug is eager's;
-- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype,
-  strides, shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is
-  printed to be read.
+- installed: whether the installed packages have the bug, by comparison with eager or a right result, without
+  accelcheck;
+- user's file: the verdict on the program as a user's own model; caught means fail, with a pass under eager unless the
+  bug is eager's;
+- suite: the first case of the journals, by level, that is red because of the operator and by the same symptom (dtype,
+  strides, shape or numbers). Another fault with both counts too, so each fault is printed for review.
 
-Each program runs in processes of its own: some end their process.
+Each program runs in its own processes, because some crash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`; named after issues.
+"""Programs of silent bugs from public issue trackers, one per root cause and named after the issue, for `back_test.py`.
 
-All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO
-2026.4.1 or torchao on a CPU. Reported from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has
-these: `accelcheck` takes no others.
+Each gives a wrong result without an error with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO 2026.4.1 or
+torchao on a CPU; reported from 2024 to 2026. Inputs are float32 where the bug shows with them, since `accelcheck` takes
+no others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs one program of `back_test_programs.py` in this process, and writes the outcome as JSON.
+"""Runs one program of `back_test_programs.py` in this process and writes its result as JSON, for `back_test.py`.
 
-python benchmarks/back_test_runs.py PROGRAM plainly|judged ANSWER.json
+    python benchmarks/back_test_runs.py PROGRAM plainly|judged ANSWER.json
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Plants each numeric fault of one operator, has `accelcheck explain` explain it, and counts what it names.
+"""Plants each numeric fault of one operator, has `accelcheck explain` explain it, and counts the operators named.
 
     python benchmarks/explain_faults.py
     python benchmarks/explain_faults.py --fault 'split-k-*' --dtype float32 --scripts 5
 
-A fault counts as one of an operator where its plant replaces kernels: which ones it changed is seen while it runs, so
-that no list says what must be named. Faults of the functions that a technique puts in place of an operator
-(`FUNCTIONS`) are counted by themselves: each of their operators is right, and the operator of eager that they replace
-must be named. No operator of a correct variant may be named. Each script is run alone in a fresh process with the plant
-imported, and must exit with 1. Exits with 1 where less than 95 % of the operators are named, where an operator of a
-variant is, or where a script does not fail.
+A fault belongs to an operator where its plant replaces kernels; the kernels it changed are observed, not listed. Faults
+in functions that a technique puts in place of an operator (`FUNCTIONS`) are counted separately: their own operators are
+right, and the operator of eager that they replace must be named. No operator of a correct variant may be named. Each
+script must exit with 1 in a fresh process with the plant imported. The exit status is 1 where less than 95 % of the
+operators are named, an operator of a variant is named, or a script does not fail.
 """
 
 from __future__ import annotations

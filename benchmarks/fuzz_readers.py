@@ -1,10 +1,8 @@
-"""Feeds every reader of strangers' files with mutated files, and counts what comes of them.
+"""Feeds every reader of untrusted files with mutated files, and counts the outcomes.
 
-``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused
-with its own error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer
-than a second.
-
-`READERS` is the table: a new reader is one more entry.
+``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader of `READERS` the files that it read or refused
+with its own error, and the longest time of one file. The exit status is 1 where a reader raised anything else or took
+longer than a second.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Makes the table from sessions of speed_gates.py. Defines repetitions, counts and the promises that are kept.
+"""Makes the table of gates from sessions of speed_gates.py, and decides which promises are kept.
 
 * A gate with a saved run compares a session with the one before it: each session is saved once and checked once.
   Sessions of different machines or conditions are never compared with each other; their repetitions are added up.
-* Gate 1 has one repetition a session and cell.
-* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: no process is in two repetitions.
-  Printed beside it is the share in random draws of 10 and 3 processes of all sessions, which do share processes.
-* Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it
-  has an answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
+* Gate 1 has one repetition per session and cell.
+* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: repetitions share no process.
+  Random draws of 10 and 3 processes of all sessions, which do share processes, are printed beside it.
+* Gate 3 takes the pairs of processes in turns, A and B, in order, until it has an answer or 34 pairs; the next
+  repetition takes the pairs that follow. Pairs left over at the end are dropped.
 
-A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is
-false.
+A change is found where the answer is `slower`; with nothing planted, any answer but `same` and `undecided` is false.
 """
 
 from __future__ import annotations

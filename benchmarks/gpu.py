@@ -1,13 +1,13 @@
-"""Runs the first half hour on a GPU: steps in order, each with a share of the time; results are kept.
+"""Runs the first checks of a GPU within half an hour: each step has a share of the time and keeps its results.
 
     PYTHONPATH=. python benchmarks/gpu.py --out results            # all steps, 30 minutes
     PYTHONPATH=. python benchmarks/gpu.py --out "$OUT" --minutes 9 --steps list level1 selftest
 
-Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck
-imports. A step that fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files
-in one folder: a journal of each run of the suite, the figures of the commands, `log.txt` with all output, and
-`summary.json`, which is also printed: what was found, what is left, and the command that goes on there. Exit status 1
-where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
+Installs and fetches nothing: it needs torch, pytest, pytest-xdist, pytest-benchmark and accelcheck's dependencies. A
+step that fails, hangs or takes too long is stopped, and the next one begins. One folder gets at most seven files: a
+journal of each suite run, the figures of the commands, `log.txt` with all output, and `summary.json`, also printed,
+with the findings, the steps left, and the command to continue. Exit status 1 where a step is not done or a verdict is
+bad. See docs/gpu.md.
 """
 
 from __future__ import annotations

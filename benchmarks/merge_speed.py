@@ -1,8 +1,8 @@
 """Measures time and memory of `accelcheck merge` for 200 journals of 2,000 records; exits with 1 above the limits.
 
-The records are those of a stored journal, with their own sizes, one journal a shard.
-
     python benchmarks/merge_speed.py [--journals 200] [--records 2000] [--folder FOLDER]
+
+Each journal is a shard with records of a stored journal, in their own sizes.
 """
 
 from __future__ import annotations

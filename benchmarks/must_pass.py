@@ -1,8 +1,8 @@
 """Makes the must-pass lists, for regenerate.py.
 
-A list has what the devices of its class declare to support and what no shipped ledger expects to fail. Journals of
-whole runs on a device of a class take out what they found `unsupported` by trying, add what is new and passed, and say
-how many elements are compared. A changed list gets the next version.
+A list holds the cases that the devices of its class declare to support and that no shipped ledger expects to fail.
+Journals of whole runs on such a device remove cases found `unsupported` by trying, add new ones that passed, and give
+the number of compared elements. A changed list gets the next version.
 """
 
 from __future__ import annotations

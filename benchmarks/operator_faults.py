@@ -1,17 +1,17 @@
-"""Plants faults in random single operators, and counts those that bundles and families of operators catch.
+"""Plants random faults in single operators, from a seed, and counts those that bundles and families of operators catch.
 
     python benchmarks/operator_faults.py --count=120 --seed=1        # about 5 s a fault on one core
     python benchmarks/operator_faults.py --json=baselines/cpu/operator_faults.json
 
-Each fault is one of an operator of ATen that some bundle or family reaches, in eager, and of one kind:
+Each fault is in one ATen operator that a bundle or family reaches, in eager, and of one kind:
 
 - value: results of a binade are 1/1024 too large
-- size: the last element of a row is 0 where the row's length leaves a rest beside vectors of 8, from some length on
-- stride: an operand that is not contiguous is read as if it were
+- size: the last element of a row is 0 where the row's length has a given remainder modulo 8, from some length on
+- stride: a non-contiguous operand is read as if it were contiguous
 - option: an option is ignored: the operator takes the default of its schema
 - integer: integers of more than 8 bits saturate at 127
 
-Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught`
+Operator, kind, binade, remainder, length and option are drawn; no workload was written for a fault. A fault is `caught`
 where a case fails, and `not reached` where no call met its condition.
 """
 

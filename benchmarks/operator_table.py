@@ -1,11 +1,12 @@
-"""Stores what journals say of each operator of torch under each technique: baselines/DEVICE/operators.json.
+"""Stores the result of each operator of torch under each technique, from journals: baselines/DEVICE/operators.json.
 
-    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl
+    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' \
+        --accel-journal=ops.jsonl -n 2
     python benchmarks/operator_table.py ops.jsonl     # prints counts by technique, and stores the table
 
 A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``,
-``wrong`` with what was found, or ``refused`` with what the technique raised; an operator that no journal has is ``not
-tried``, with the reason where it is left out.
+``wrong`` with the fault, or ``refused`` with the exception; an operator in no journal is ``not tried``, with the reason
+if left out.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Compares the FP64 oracle of each operator with second opinions, and stores differences: baselines/cpu/oracle.json.
+"""Asks for a second opinion on the FP64 oracle of each operator of torch: baselines/cpu/oracle.json.
 
     python benchmarks/oracle_opinions.py          # half an hour; prints counts and differences
     python benchmarks/oracle_opinions.py erf sum  # some operators, nothing stored
 
-The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know
-better: the reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the
-FP64 kernel along a random direction for its derivatives, where the differences to both sides agree. Both see the
-samples of the suite, with special values and other sizes too. The script fails where an operator differs for a reason
-that `REASONS` does not have.
+The oracle runs torch's own FP64 kernels and formulas; an error there makes every verdict wrong. Two independent sources
+check it: the NumPy or SciPy reference in torch's description of an operator, and, for derivatives, finite differences
+of the FP64 kernel along a random direction, where both one-sided differences agree. Both see the samples of the suite,
+special values and other sizes included. The script fails where an operator differs for a reason that `REASONS` lacks.
 """
 
 from __future__ import annotations

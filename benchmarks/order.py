@@ -1,9 +1,9 @@
-"""Checks that cases leave each other's figures alone: random pairs in either order, and each case by itself.
-
-Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the
-same, bit for bit; each process computes its own references.
+"""Checks that cases do not change each other's figures: random pairs in either order, and each case alone.
 
     python benchmarks/order.py [--pairs 100] [--level 1] [--seed 0] [--jobs 2]
+
+Some cases have a technique that leaves global state changed. Records must be equal bit for bit, but for times; each
+order runs in its own process, which computes its own references.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Measures time and memory of checks of a vision model: 25 million parameters, five techniques, forward and training.
+"""Measures time and memory to check a vision model of 25 million parameters, five techniques, forward and training.
 
-    pip install transformers                                            # the model's source; no weights are downloaded
-    python benchmarks/own_model_size.py                                 # on an otherwise idle machine; 3 min with 2 cores
-    python benchmarks/own_model_size.py --effort=full                   # the same without regard to size: more than half an hour
+    pip install transformers                                # the model's source; no weights are downloaded
+    python benchmarks/own_model_size.py                     # on an otherwise idle machine; 3 min with 2 cores
+    python benchmarks/own_model_size.py --effort=full       # without regard to size: more than half an hour
     python benchmarks/own_model_size.py --technique=eager --mode=forward
 
-Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the
-proportional set sizes (PSS, /proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s:
-pages that processes share count once. The time is that of the wall; beside it stands the processors' time of all these
-processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all cases
-together take longer than the limit, or the peak is above it.
+Cases run as in the suite: oracle in a clean process, technique in this one. Memory is the sum of the proportional set
+sizes (PSS, /proc/PID/smaps_rollup) of this process and its descendants, sampled every 0.25 s: shared pages count once.
+Wall time stands beside the CPU time of these processes, which other load does not change. The exit status is 1 where a
+case does not pass, or the time of all cases or the peak is above its limit.
 """
 
 from __future__ import annotations

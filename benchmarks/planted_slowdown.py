@@ -1,7 +1,7 @@
-"""pytest plugin that slows cases by a known part of their time. For timing processes of baseline_checks.py only.
+"""pytest plugin that makes cases slower by a known part of their time, in timing processes of baseline_checks.py.
 
-After each call of a candidate it waits for a part of the time that the call took. For devices whose calls return when
-they are done.
+After each call of a candidate it waits for a part of the call's time. For devices whose calls return when they are
+done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Four CPU workloads, and an operation that makes each of them slower by a known part. Used by speed_gates.py.
+"""Four CPU workloads, and an operation that makes each slower by a known part, for speed_gates.py.
 
 The planted operation is the inverse error function of a few thousand elements: about 7 ns each, hardly any memory, and
-a time proportional to their number. `calibrated` finds how many elements make 3, 5 or 10 %, from blocks of the workload
-with and without the operation, in turns. The table shows the slowdowns that were measured in the sessions themselves.
+a time proportional to their number. `calibrated` finds the number for 3, 5 or 10 % from blocks with and without it, in
+turns. The table shows the slowdowns measured in the sessions themselves.
 """
 
 from __future__ import annotations

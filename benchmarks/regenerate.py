@@ -1,11 +1,11 @@
 """Writes every file that is derived from the source and from stored results: ``nox -s regenerate``.
 
-    python benchmarks/regenerate.py                   # write what is stale; about 20 s, and more for a workload without ceilings
-    python benchmarks/regenerate.py --check           # name what is stale; exit status 1 where anything is
-    python benchmarks/regenerate.py cuda.jsonl        # with the journal of a whole run, which confirms a must-pass list
+    python benchmarks/regenerate.py             # write stale files; about 20 s, more for a workload without ceilings
+    python benchmarks/regenerate.py --check     # name stale files; exit status 1 where there is one
+    python benchmarks/regenerate.py cuda.jsonl  # with the journal of a whole run, which confirms a must-pass list
 
-`derived` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command,
-and is not written here. A must-pass list takes up a case only after a run has passed it.
+`derived` has the writer of each file. `MEASURED` lists the files that need another machine or many minutes, with their
+commands; they are not written here. A must-pass list takes up a case only after a run has passed it.
 """
 
 from __future__ import annotations

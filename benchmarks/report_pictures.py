@@ -1,7 +1,6 @@
-"""Makes the pictures of docs/report.md in chromium: a report of stored journals and planted faults, and a check's page.
+"""Takes the pictures of docs/report.md with chromium, of a report and of the page of a check: ``nox -s browser``.
 
-The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes
-to show.
+The report shows stored journals, and planted faults: techniques of tests/plugin_harness.py, each wrong in one way.
 """
 
 from __future__ import annotations

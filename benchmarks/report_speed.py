@@ -1,12 +1,11 @@
 """Measures the cost of an HTML report of many cases: seconds, bytes, and the browser's first paint.
 
-20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored
-record under another workload and device, with its figures times a random factor, so that no two are the same. One in 40
-fails.
+Each of 20,000 synthetic records is a stored one under another workload and device, its figures times a random factor,
+so that no two are the same. One in 40 fails.
 
-``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made
-by one thread), 8 MiB, or 2 s to the first paint. The paint is not measured where there is no chromium or no selenium
-(dependency group ``browser``), and the script says so.
+``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (of its one
+thread), 8 MiB, or 2 s to the first paint. Without chromium or selenium (dependency group ``browser``) it says that the
+paint is not measured.
 """
 
 from __future__ import annotations

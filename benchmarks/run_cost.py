@@ -1,9 +1,9 @@
-"""Measures the cost of a run's safety: journal records with their sync, and cases in a process of their own.
+"""Measures the cost of a run's safety: a journal record with its sync, and cases in a process of their own.
 
 ``python benchmarks/run_cost.py [--records N] [--pairs N] [--technique GLOB ...]``
 
-A record may take 200 us, and a process of their own may add 2 % to the time of level 1. Runs of both kinds alternate,
-and the middle ratio of the pairs counts; a machine with other load than this tells nothing.
+A record may take 200 us, and separate processes may add 2 % to the time of level 1. Runs of both kinds alternate, and
+the median ratio of the pairs counts; under other load the result means nothing.
 
 Exit status: 0 within these limits, 1 above one of them.
 """

@@ -1,7 +1,6 @@
-"""Compares two journals of a selection: verdicts, figures, evidence and compared elements must be equal.
+"""Compares two journals of one selection: verdict, figures, evidence and compared elements of each case must be equal.
 
-Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal
-alone.
+Ignores times, memory and the wording of reasons. Exits with 1 where a case differs or is in one journal alone.
 
     python benchmarks/same_records.py BEFORE.jsonl AFTER.jsonl
 """

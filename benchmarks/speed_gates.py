@@ -1,17 +1,16 @@
-"""Measures detections and false alarms of accelcheck's gates, pytest-benchmark and torch.utils.benchmark.
+"""Measures detection and false alarms of accelcheck's gates, pytest-benchmark's and torch.utils.benchmark's.
 
-    python benchmarks/speed_gates.py                      # 32 sessions quiet and 32 with a busy neighbour, about 3 min each
-    python benchmarks/speed_gates.py --sessions 4 --json part.jsonl        # some of them; another run adds further ones
-    python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl       # only the table of stored sessions; 10 s
+    python benchmarks/speed_gates.py                      # 32 quiet and 32 busy sessions, about 3 min each
+    python benchmarks/speed_gates.py --sessions 4 --json part.jsonl    # some of them; another run adds further ones
+    python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl    # table of stored sessions; 10 s
     python benchmarks/speed_gates.py --quick              # a few minutes in all, to see that it works; decides nothing
 
 Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once
-with every gate, each tool in a process of its own; 13 short processes are the samples of gate 2, and 5 pairs of them,
-which run in turns, those of gate 3. A gate that reads a saved run reads that of the session before. Which processes
-make a repetition, and what is counted, is in gate_table.py, which also has the limits: the exit status is 1 where one
-is not met.
+with every gate, each tool in its own process; 13 short processes are the samples of gate 2, and 5 pairs of them in
+turns those of gate 3. A gate with a saved run reads that of the session before. gate_table.py defines repetitions,
+counts and limits: the exit status is 1 where one is not met.
 
-Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks and not
+Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks but not
 every call.
 """
 

@@ -4,9 +4,8 @@
     python benchmarks/torch_operators.py --parts edges strided
     python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
 
-Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in
-float32. An operator that has none is left out, with the reason. `accelcheck.workloads.torch_operators` makes a workload
-of each other one.
+Computes the float32 eager reference of each operator in torch's own description (OpInfo). An operator without one is
+left out, with the reason; `accelcheck.workloads.torch_operators` makes a workload of each other one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Plants each fault of the example device in it, runs a fitting part of the suite, and writes what the report says.
+"""Plants each fault of the example device, runs a fitting part of the suite, and writes the report's findings.
 
     python benchmarks/vendor_faults.py > docs/vendor_faults.md
 
-Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The
-first case that is not right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the
-operator is not named that it is in.
+Needs `examples/vendor-device` installed. Names of faults as arguments select rows. `accelcheck explain` gets the first
+case that is not right. Exits with 1 where a fault is missed, or the explanation names none of its operators.
 """
 
 from __future__ import annotations
