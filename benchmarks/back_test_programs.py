@@ -41,12 +41,10 @@ class Bug:
     Attributes:
         function: The program: a function of tensors, or a module.
         inputs: Its positional arguments.
-        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd``
-            maps over columns.
+        technique: Technique with the wrong result, or ``func-jvp``, which ``func-jacfwd`` maps over columns.
         backward: True where its gradients are wrong, and not its results.
-        right: Gives the right result where eager's is not right; None where eager's is.
-        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a
-            derivative.
+        right: Function that gives the right result; None where eager's is right.
+        operators: Faulty operators, in OpInfo's spelling; empty for a combination or a second derivative.
         labels: Regular expression of whole paths of faults, for what the families of accelcheck call.
         workloads: Regular expression of the names of the workloads with these paths.
         note: Why no case of the suite finds it, where none does.
@@ -1063,7 +1061,7 @@ def pytorch_153358() -> Bug:
     """Dequantization of int32 levels overflows where the zero point is subtracted."""
     levels = torch.tensor([2147483647, 0, -2147483648], dtype=torch.int32)
     return Bug(
-        lambda x: torch.dequantize(torch._make_per_tensor_quantized_tensor(x, 1e-9, -2147483648)),  # noqa: SLF001 - no public name
+        lambda x: torch.dequantize(torch._make_per_tensor_quantized_tensor(x, 1e-9, -2147483648)),  # noqa: SLF001
         (levels,),
         "eager",
         right=((levels.double() + 2147483648) * 1e-9).float,

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     Line = dict[str, Any]
 
 DETECTABLE = 1.5
-"""Times the smallest slowdown that is stated as found: what is planted."""
+"""Planted slowdown, as a multiple of the smallest one stated as detectable."""
 EVERY = 5
-"""In each check a slowdown is planted in one case of so many."""
+"""Cases per planted slowdown, in each check."""
 NAMED = 0.95
-"""Part of what is planted that must be named."""
+"""Least share of planted slowdowns that must be named."""
 
 
 def command(device: str, level: int) -> list[str]:
@@ -124,7 +124,7 @@ def _case(case: str, level: int) -> Case:
 
 
 def planted(lines: Sequence[Line]) -> dict[str, float]:
-    """By case, the part to plant next: from what the checks without any stated, in the middle."""
+    """The part to plant next, by case: from the median size stated by checks without planted slowdowns."""
     stated: dict[str, list[float]] = {}
     for line in lines:
         for case, held in changes(line).items() if not line["parts"] else ():

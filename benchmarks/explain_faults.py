@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import PlantedRow
 
 SLOW = 20.0
-"""Times the case that an explanation may take."""
+"""Longest explanation, as a multiple of the case's time."""
 LEAST = 0.95
-"""Part of the faults whose operator must be named."""
+"""Least share of the faults whose operator must be named."""
 ATTENTION = "_scaled_dot_product_"
 FUNCTIONS = {
     "causal-*": ATTENTION,
@@ -64,7 +64,7 @@ FUNCTIONS = {
     "norm-*": "native_layer_norm",
     "padding-counted*": "avg_pool2d",
 }
-"""Faults of functions, and how the name of the operator begins whose work they do."""
+"""Patterns of faults in functions, with the beginning of the name of the operator that they replace."""
 NO_NUMBERS = frozenset({"operator-on-the-cpu"})
 """Plants by kernels whose numbers are right."""
 
@@ -80,11 +80,11 @@ class Count:
     not_named: int = 0
     wrongly: int = 0
     missed: int = 0
-    """Cases that the verdict itself passes with this seed: there is nothing to explain."""
+    """Cases that pass with this seed, without anything to explain."""
 
     @property
     def part(self) -> float:
-        """Part that is named, of those that fail."""
+        """Named share of the faults that fail."""
         return self.named / max(1, self.named + self.not_named + self.wrongly)
 
 
@@ -105,7 +105,7 @@ class Acted:
 
 
 def install(name: str, strength: float) -> None:
-    """Leave a fault's kernels in place in this process: what its script imports."""
+    """Leave a fault's kernels in place in this process, for the script that imports this module."""
     program = Program(nn.Identity(), ())
     seen: list[Any] = []
 
@@ -165,7 +165,7 @@ class Counting:
     """Plants, explains and counts.
 
     Args:
-        folder: For references and scripts.
+        folder: Folder of references and scripts.
         scripts: Most scripts that are run alone.
     """
 

@@ -86,7 +86,7 @@ def held(values: Any, random: Any) -> bool:
 
 
 def of_own(view: str, stick: Yardstick, read: Sequence[Reading], count: int, random: Any) -> Any:
-    """The same for a view that is held against the samples' own errors."""
+    """Ratios as in `of_view`, of a view that is held against the samples' own errors."""
     ratios = []
     for _ in range(TRIALS):
         chosen = random.choice(len(read), count + 1, replace=False)

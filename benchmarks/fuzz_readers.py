@@ -46,8 +46,8 @@ class Reader:
 
     Attributes:
         seed: A valid file.
-        read: Reads a file with this content, for which it may write into this empty folder.
-        error: Class of what it raises for a file that is not valid.
+        read: Function that reads a file with this content and may write into this empty folder.
+        error: Class of its exceptions for an invalid file.
     """
 
     seed: bytes
@@ -233,7 +233,7 @@ VALUES: tuple[bytes, ...] = (
 """Replacements of a value."""
 _VALUE = re.compile(rb"(?<=[=:] )[^\n]+?(?=,?\n)")
 MOST_CHANGES = 4
-"""Changes of one file."""
+"""Most changes of one file."""
 
 
 def mutated(seed: bytes, draw: Draw) -> bytes:
@@ -281,7 +281,7 @@ def main() -> int:
     """Feed all readers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="files for each reader (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the mutations (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")
     parser.add_argument("--reader", choices=sorted(READERS), action="append", help="only this one (repeatable)")
     given = parser.parse_args()
     bad = 0
@@ -295,7 +295,8 @@ def main() -> int:
             slowest = max(slowest, seconds)
         bad += outcomes["raised"] + (slowest > MOST_SECONDS)
         print(
-            f"{name:<20}{given.count:>8}{outcomes['read']:>8}{outcomes['refused']:>9}{outcomes['raised']:>8}{slowest:>8.2f} s"
+            f"{name:<20}{given.count:>8}{outcomes['read']:>8}{outcomes['refused']:>9}"
+            f"{outcomes['raised']:>8}{slowest:>8.2f} s"
         )
     return int(bad > 0)
 

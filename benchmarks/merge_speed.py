@@ -22,9 +22,9 @@ STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 
 
 def write(folder: Path, journals: int, records: int) -> list[Path]:
-    """Journals of shards of one device: each case is in one of them."""
+    """Write the journals of one device's shards: each case is in one of them."""
     header, *stored = STORED.read_text(encoding="utf-8").splitlines()
-    cases = [first for line in stored if (first := json.loads(line))["kind"] == "case"]
+    cases = [record for line in stored if (record := json.loads(line))["kind"] == "case"]
     paths = []
     for number in range(1, journals + 1):
         path = folder / f"{number}.jsonl"

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 KINDS = ("value", "size", "stride", "option", "integer")
 LENGTHS = (1, 8, 64, 256, 1024)
 MOST_LABELS = 24
-"""Calls of an operator in a workload that are run."""
+"""Calls that are run, per operator and workload."""
 NO_FAULTS = frozenset("detach clone alias _to_copy copy_ lift_fresh empty_like empty".split())
 """Operators that accelcheck itself calls around a workload."""
 
@@ -74,10 +74,10 @@ class Fault:
     """A wrong operator.
 
     Attributes:
-        operator: Its overload.
+        operator: Overload of the operator.
         kind: One of `KINDS`.
         binade: Binade of the results that are too large.
-        rest: Remainder of a row's length beside vectors of 8.
+        rest: Remainder of a row's length modulo 8.
         length: Least length of a row.
         option: Place of the option among the arguments of the schema.
         hits: Calls that met the condition.
@@ -92,10 +92,11 @@ class Fault:
     hits: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
+        schema = self.operator._schema  # noqa: SLF001
         detail = {
             "value": f"of [2^{self.binade}, 2^{self.binade + 1})",
             "size": f"rows of 8 n + {self.rest}, from {self.length} on",
-            "option": self.operator._schema.arguments[self.option].name if self.kind == "option" else "",  # noqa: SLF001
+            "option": schema.arguments[self.option].name if self.kind == "option" else "",
         }.get(self.kind, "")
         return f"{self.operator} {self.kind} {detail}".strip()
 
@@ -229,7 +230,7 @@ def drawn(generator: random.Random, operators: Mapping[str, Any]) -> Fault:
 
 
 def caught(fault: Fault, labels: Mapping[str, Sequence[str]], matrix: Matrix) -> tuple[str, int, str]:
-    """The first case that fails because of a fault, its level, and its first fault; empty texts where none does."""
+    """The first case that fails because of a fault, its level and first fault; empty texts where none does."""
     technique = WrongOperator(fault)
     ordered = sorted(labels, key=lambda name: (matrix.workloads[name].levels.get("eager", 2), name))
     for name in ordered:

@@ -39,7 +39,7 @@ LONGEST = 200
 """Characters of a cell's text that are kept."""
 
 Cells = dict[str, str]
-"""Text by operator: empty where it is right, what is wrong or refused elsewhere."""
+"""Fault or refusal by operator; empty where it is right."""
 
 
 def records(paths: Iterable[Path]) -> Iterator[Record]:
@@ -53,18 +53,18 @@ def records(paths: Iterable[Path]) -> Iterator[Record]:
 
 
 def operator_of(fault: Fault, workload: Workload) -> str:
-    """The operator whose result, or whose input's gradient, a fault is about; empty where it says neither."""
+    """The operator whose result or input's gradient is at fault; empty where neither is."""
     label = part_of(Calls(template(**_operators(workload)).calls), fault.path)
     return label.split()[0] if label else ""
 
 
 def _operators(workload: Workload) -> dict[str, Any]:
-    keywords: dict[str, Any] = getattr(workload.make, "keywords")  # noqa: B009 - of a partial, which a maker need not be
+    keywords: dict[str, Any] = getattr(workload.make, "keywords")  # noqa: B009 - of a partial
     return keywords
 
 
 def cells(found: Iterable[Record], workloads: Mapping[str, Workload]) -> dict[str, tuple[set[str], Cells, Cells]]:
-    """The tried, the wrong and the refused operators, by technique; of the last two with what is said of them."""
+    """The tried, wrong and refused operators by technique, the last two with the reason."""
     table: dict[str, tuple[set[str], Cells, Cells]] = defaultdict(lambda: (set(), {}, {}))
     for record in found:
         tried, wrong, refused = table[record.case.technique]

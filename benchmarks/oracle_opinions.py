@@ -77,7 +77,7 @@ REASONS: dict[str, str] = {
         for name in "bartlett blackman cosine exponential general_cosine hamming hann nuttall".split()
     },
 }
-"""Why an operator differs."""
+"""Reasons why operators differ."""
 
 
 def filled(call: SampleCall, tensors: Sequence[Tensor]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -129,7 +129,7 @@ def by_differences(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> st
     places = [leaf.place for leaf in call.leaves if isinstance(leaf, Hole) and tensors[leaf.place].is_floating_point()]
     if not call.smooth or not places or sum(tensors[place].numel() for place in places) > LARGEST:
         return "-"
-    # OpInfo's wrapper makes of any matrix one of the structure that the operator assumes.
+    # OpInfo's wrapper gives any matrix the structure that the operator assumes.
     whole = replace(call, function=partial(info.gradcheck_wrapper, info.op))
     generator = torch.Generator().manual_seed(stable_seed(call.label))
     point = [tensors[place].clone().requires_grad_() for place in places]
@@ -153,7 +153,7 @@ def by_differences(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> st
         outs = run(point)
         if any(out.dtype != torch.float64 for out in outs):
             return "-"  # a cast, whose rounding is larger than the step
-        # An output without a derivative counts for nothing: torch says that it has none.
+        # Outputs without a derivative do not count.
         weights = [torch.randn(out.shape, generator=generator, dtype=torch.float64) * out.requires_grad for out in outs]
         roots = [(out, weight) for out, weight in zip(outs, weights, strict=True) if out.requires_grad]
         gradients = torch.autograd.grad(

@@ -94,7 +94,7 @@ class Watch:
 
 
 def _pss(pid: int) -> int:
-    """In bytes; 0 of a process that has ended."""
+    """Proportional set size in bytes; 0 of a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -148,10 +148,10 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--effort", default=EFFORTS[0], choices=EFFORTS, help="as --accel-effort (default: auto)")
+    parser.add_argument("--effort", default=EFFORTS[0], choices=EFFORTS, help="same as --accel-effort (default: auto)")
     parser.add_argument("--technique", action="append", help=f"repeatable (default: {', '.join(TECHNIQUES)})")
     parser.add_argument("--mode", action="append", choices=[str(mode) for mode in MODES], help="repeatable")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all together (default: 180)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit for all cases together (default: 180)")
     parser.add_argument("--bytes", type=float, default=BYTES, help="limit of the peak (default: 3e9)")
     given = parser.parse_args()
     own = workload()

@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 START_LIMIT = 1.1
-"""Times the CPU time of a pytest run without the plugin."""
+"""Limit, as a multiple of the CPU time of a pytest run without the plugin."""
 COLLECT_LIMIT = 1.2
-"""Times the CPU time of plain parametrize, without that of a single case."""
+"""Limit, as a multiple of the CPU time of plain parametrize, each less that of a single case."""
 
 PLAIN = """
 import pytest
 cases = range({number})
-@pytest.mark.parametrize("case", cases, ids=[f"zz-{{i // 100:03}}/zz-{{i % 100:03}}/cpu/float32/forward" for i in cases])
+ids = [f"zz-{{i // 100:03}}/zz-{{i % 100:03}}/cpu/float32/forward" for i in cases]
+@pytest.mark.parametrize("case", cases, ids=ids)
 def test_case(case): pass
 """
 CASES = """
@@ -102,7 +103,7 @@ def least(folder: Path, rounds: int, *sides: tuple[str, ...]) -> list[Spent]:
 
 
 def write(folder: Path, techniques: int, workloads: int) -> None:
-    """Test files with so many cases: plain parametrize, and registered ones."""
+    """Write test files with so many cases: plain parametrize, and registered ones."""
     number = techniques * workloads
     register = REGISTER.format(techniques=techniques, workloads=workloads)
     for kind, test, conftest in (("plain", PLAIN.format(number=number), ""), ("cases", CASES, register)):

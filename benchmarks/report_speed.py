@@ -36,7 +36,7 @@ MOST_SECONDS = 10.0
 MOST_BYTES = 8 << 20
 MOST_PAINT = 2.0
 FAILING = 40
-"""One case in so many fails."""
+"""Cases per failing case."""
 
 
 def journals(folder: Path, count: int) -> list[Path]:
@@ -83,7 +83,8 @@ def _varied(record: dict[str, Any], device: str, copy: int, chance: random.Rando
         "figures": figures,
         "seconds": {phase: spent * chance.uniform(0.5, 1.5) for phase, spent in record["seconds"].items()},
         "measurements": [
-            {**measurement, **{name: float(measurement[name]) * chance.uniform(0.9, 1.1) for name in ("value", "low", "high") if measurement[name] is not None}}
+            {**measurement, **{name: float(measurement[name]) * chance.uniform(0.9, 1.1)
+                               for name in ("value", "low", "high") if measurement[name] is not None}}
             for measurement in record["measurements"]
         ],
         "times": [spent * chance.uniform(0.9, 1.1) for spent in record["times"]],

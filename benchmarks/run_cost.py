@@ -23,9 +23,9 @@ from accelcheck.core.journal import Journal
 from accelcheck.core.journal_reading import read
 
 MOST_RECORD = 200e-6
-"""Seconds."""
+"""Limit of a record, in seconds."""
 MOST_SUPERVISION = 1.02
-"""Time of a run, divided by that of the same run with all cases in the process of their worker."""
+"""Limit of a run's time, as a multiple of that with all cases in their worker's process."""
 STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 
 

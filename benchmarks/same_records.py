@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
 
 SHOWN = 40
-"""Differences that are printed; all are counted."""
+"""Most differences printed; all are counted."""
 
 
 def facts(record: Record) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def differences(before: dict[str, Record], after: dict[str, Record]) -> Iterator
             continue
         first, second = facts(before[name]), facts(after[name])
         for key in sorted(first.keys() | second.keys()):
-            # NaN differs from itself: texts compare as people do.
+            # NaN differs from itself, its text does not.
             if repr(first.get(key)) != repr(second.get(key)):
                 yield name, key, f"{first.get(key)!r} -> {second.get(key)!r}"
 

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 SECONDS = 1.0
 """Seconds that pytest-benchmark and torch.utils.benchmark measure a cell: the default of the first."""
 CALIBRATIONS = 5
-"""Processes that say how much is to be planted; the median counts."""
+"""Calibrating processes; their median counts."""
 ROUNDS = 300
 """Rounds of blocks of a calibration."""
 SAMPLED = 80
-"""Rounds of a process that is a sample: 80 blocks of each of five times, half a second a workload."""
+"""Rounds of a sampling process: 80 blocks of each of five times, half a second a workload."""
 TURNS = 10
 """Blocks into which these are divided where two such processes run in turns."""
 SILENCE = 300.0
@@ -78,7 +78,7 @@ def test_speed(benchmark, name, per_cent):
 
 
 def calibrate(job: dict[str, Any]) -> dict[str, Any]:
-    """Calibrates the elements that make each workload slower by each part."""
+    """The planted elements by workload and slowdown."""
     calibrated = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
     return {
         name: {str(per_cent): count for per_cent, count in elements.items()}
@@ -107,7 +107,7 @@ def tools(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def gate_1(base: planted_work.Call, candidate: planted_work.Call) -> dict[str, Any]:
-    """The answer, and how long it took with everything that belongs to a check."""
+    """The answer of gate 1, and the seconds of the whole check."""
     start = time.perf_counter()
     with undisturbed():
         first, second = timed([base, candidate])
@@ -145,7 +145,7 @@ def sample(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def half(job: dict[str, Any]) -> dict[str, Any]:
-    """The same, in turns with another process, and told as a process of a duet does."""
+    """Measure like `sample`, in turns with another process; report as a side of a duet."""
     turns = duet_process.Turns()
     for name in some_order(job):
         processes.say(done=name, found=sampled(job, name, turns.hand_over))
@@ -227,7 +227,7 @@ def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def neighbour(seed: int) -> Iterator[None]:
-    """A busy one."""
+    """A busy neighbour for the time of the context."""
     job = json.dumps({"seed": seed, "threads": 1, "parent": os.getpid()})
     process = subprocess.Popen([sys.executable, str(Path(__file__)), "--role", "burn", "--job", job])
     try:
@@ -238,7 +238,7 @@ def neighbour(seed: int) -> Iterator[None]:
 
 
 def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The statistics that a saved run of the plugin holds of each cell."""
+    """The statistics of each cell in a saved run of pytest-benchmark."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_speed.py").write_text(TEST.format(folder=str(Path(__file__).parent)))
@@ -266,7 +266,7 @@ def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def session(
     calibration: dict[str, Any], condition: str, seed: int, processes: int, pairs: int, seconds: float
 ) -> dict[str, Any]:
-    """Every cell once."""
+    """Measure every cell once."""
     job = {**calibration, "seed": seed, "seconds": seconds, "sampled": SAMPLED}
     start = time.perf_counter()
     with neighbour(seed) if condition == "busy" else contextlib.nullcontext():
@@ -332,7 +332,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--condition", action="append", choices=gate_table.CONDITIONS, help="default: both, in turns")
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
     parser.add_argument("--seed", type=int, default=None, help="default: the clock's")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--json", type=Path, default=Path("speed_gates.jsonl"), help="results are added to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these files, and measure nothing")
     parser.add_argument("--quick", action="store_true", help="two short sessions of each condition")

@@ -82,9 +82,8 @@ FAULTS = frozenset(
         ("gain", 0.01, "mlp"),
     }
 )
-"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as
-hidden, below its documented detectability, are counted in a column of their own. All of the others change the output
-of random inputs, so that rules are compared and not inputs."""
+"""19 faults by name, strength and workload, in every dtype of the catalogue. All but the cells declared hidden, which
+have their own column, change the output of random inputs, so that rules are compared and not inputs."""
 INT8 = "correct-int8-anywhere-7"
 CORRECT = frozenset(
     {
@@ -104,10 +103,10 @@ class Output:
     """One tensor of an output, and what rules compare it with.
 
     Attributes:
-        got: The candidate's.
+        got: Candidate's tensor.
         eager: Eager's, in the storage dtype.
-        wide: FP32 for half precision, FP64 for FP32.
-        exact: FP64.
+        wide: Eager's in FP32 for half precision, in FP64 for FP32.
+        exact: Eager's in FP64.
     """
 
     got: Tensor
@@ -283,7 +282,7 @@ def ours_alone(trial: Trial, got: Result) -> bool:
 def group(rows: list[PlantedRow], seed: int, folder: str) -> list[Trialled]:
     """Rows of one workload and dtype with one seed: they share oracles."""
     torch.set_num_threads(1)
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # warns of every small cosine
     bench = runner.bench(devices()["cpu"], Matrix.load(), Store(Path(folder)))
     return [done for row in rows if (done := attempt(row, seed, bench)) is not None]
 
@@ -323,7 +322,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
 
 
 def table(rules: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The shares as a Markdown table."""
     lines = [
         "| rule | faults caught | with hidden cells | correct kernels failed | the same without int8 |",
         "|---|---:|---:|---:|---:|",

@@ -51,7 +51,7 @@ PATH = "out"
 
 
 def reference(exponent: int) -> tuple[Tensor, Reference]:
-    """A candidate of ``2**exponent`` elements that is the truth rounded to FP32, and what it is judged by."""
+    """A candidate of ``2**exponent`` elements that is the truth rounded to FP32, and its reference."""
     columns = min(WIDTH, 2 ** (exponent // 2))
     generator = torch.Generator().manual_seed(exponent)
     truth = torch.randn(2**exponent // columns, columns, generator=generator).double()
@@ -131,12 +131,12 @@ def timed(exponent: int, threads: int, count: int) -> dict[str, Any]:
     result = {PATH: candidate}
     torch.set_num_threads(threads)
     for _ in range(2):
-        judgement = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
-        ratios = [ours / theirs for ours, theirs in judgement]
+        pairs = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
+        ratios = [ours / theirs for ours, theirs in pairs]
         low, high = interval(ratios)
         if low <= 1.0:
             break
-    ours, theirs = (statistics.median(times) for times in zip(*judgement, strict=True))
+    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     return {
         "exponent": exponent,
         "threads": threads,
@@ -176,7 +176,7 @@ def main() -> int:
     for exponent in options.memory:
         candidate, expected = reference(exponent)
         result = {PATH: candidate}
-        weights.append({"exponent": exponent, "bytes": peak(lambda: judge(result, expected))})  # noqa: B023 - called before the loop goes on
+        weights.append({"exponent": exponent, "bytes": peak(lambda: judge(result, expected))})  # noqa: B023
         print(f"| 2^{exponent} | {weights[-1]['bytes'] / 2**20:.2f} MiB |", flush=True)
     if options.json:
         stored = {"torch": torch.__version__, "processors": os.cpu_count(), "times": times, "memory": weights}
