@@ -208,10 +208,10 @@ def table(found: Sequence[Row]) -> str:
 
 PAGE = """# Faults of a device, and what the report says of each
 
-The device of [examples/vendor-device](../examples/vendor-device/README.md) can be told to have a fault of its hardware: \
-`ACME_FAULT=NAME`, or `NAME:COUNT`.
-`python benchmarks/vendor_faults.py > docs/vendor_faults.md` plants each of them, runs a few cases of level 1 or 2, explains \
-the first that is not right, and writes
+The device of [examples/vendor-device](../examples/vendor-device/README.md) can be told to have a fault of its \
+hardware: `ACME_FAULT=NAME`, or `NAME:COUNT`.
+`python benchmarks/vendor_faults.py > docs/vendor_faults.md` plants each of them, runs a few cases of level 1 or 2, \
+explains the first that is not right, and writes
 this page. Without a fault the same cases pass.
 
 {table}
