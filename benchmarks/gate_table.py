@@ -212,17 +212,11 @@ def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int
 
 
 def groups(sessions: Sequence[Session]) -> Iterator[list[Session]]:
-    """Groups sessions that may be compared: of one machine and condition."""
-    for calibration, condition in itertools.product(
-        dict.fromkeys(session["calibration"] for session in sessions), CONDITIONS
-    ):
-        chosen = [
-            session
-            for session in sessions
-            if (session["calibration"], session["condition"]) == (calibration, condition)
-        ]
-        if chosen:
-            yield chosen
+    """Sessions that may be compared, in groups of one machine and condition."""
+    calibrations = dict.fromkeys(session["calibration"] for session in sessions)
+    for key in itertools.product(calibrations, CONDITIONS):
+        if group := [session for session in sessions if (session["calibration"], session["condition"]) == key]:
+            yield group
 
 
 def consecutive(sessions: Sequence[Session]) -> Iterator[tuple[Session, Session]]:

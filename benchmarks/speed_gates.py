@@ -58,9 +58,9 @@ ROUNDS = 300
 SAMPLED = 80
 """Rounds of a sampling process: 80 blocks of each of five times, half a second a workload."""
 TURNS = 10
-"""Blocks into which these are divided where two such processes run in turns."""
+"""Parts of these rounds, between which two processes of a pair hand over to each other."""
 SILENCE = 300.0
-"""Seconds after which such a process counts as hanging."""
+"""Seconds after which a silent process of a pair counts as hanging."""
 TEST = """
 import os, sys, json
 sys.path.insert(0, {folder!r})
@@ -304,13 +304,9 @@ def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -
         if line["kind"] == "calibration" and all(line[key] == value for key, value in here.items()):
             return line
     print(f"calibrating in {CALIBRATIONS} processes", flush=True)
-    calibrations = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
+    runs = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
     elements = {
-        name: {
-            str(p): round(statistics.median(calibration[name][str(p)] for calibration in calibrations))
-            for p in SLOWDOWNS
-        }
-        for name in names
+        name: {str(p): round(statistics.median(run[name][str(p)] for run in runs)) for p in SLOWDOWNS} for name in names
     }
     known = {"kind": "calibration", **here, "elements": elements}
     known["id"] = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=6).hexdigest()
