@@ -176,7 +176,6 @@ def _spread(parts: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Store, check, plant, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", type=int, default=1, help="of the suite (default 1)")
     parser.add_argument("--checks", type=int, default=20, help="with nothing planted (default 20)")

@@ -139,7 +139,6 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
 
 
 def main() -> int:
-    """Print the table."""
     generator, random = torch.Generator().manual_seed(0), np.random.default_rng(0)
     print(f"| view | tensor | {' | '.join(f'first, {count}' for count in COUNTS)} | all |")
     print(f"|---|---|{'---:|' * (len(COUNTS) + 1)}")

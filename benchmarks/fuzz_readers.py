@@ -213,7 +213,6 @@ def fed(reader: Reader, content: bytes) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Feed all readers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="files for each reader (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")

@@ -240,7 +240,6 @@ def summary(given: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [plan.name for plan in PLANS]
     cores = len(os.sched_getaffinity(0))

@@ -180,8 +180,7 @@ def main() -> int:
     wrong = [record.case.id for record, *_ in result if not record.verdict.green]
     print(
         f"{len(result)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), "
-        f"processors busy for {busy:.0f} s, "
-        f"peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
+        f"processors busy for {busy:.0f} s, peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
     )
     return int(bool(wrong) or not result or seconds > given.seconds or peak > given.bytes)
 

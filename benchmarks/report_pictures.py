@@ -139,10 +139,7 @@ def _taken(
     shown.get("about:blank")
     shown.get(f"{report.as_uri()}{address}")
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script("return document.documentElement.dataset.ready"))
-    find = (
-        "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); "
-        "if (found) found.scrollIntoView();"
-    )
+    find = "[...document.querySelectorAll('h3')].find((title) => title.textContent === arguments[0])?.scrollIntoView()"
     shown.execute_script(f"document.activeElement.blur(); {find}", heading)
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script(
         "return [...document.querySelectorAll('main:not([hidden]) .plot')].every("

@@ -50,7 +50,6 @@ def differences(before: dict[str, Record], after: dict[str, Record]) -> Iterator
 
 
 def main() -> int:
-    """Compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

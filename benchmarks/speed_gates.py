@@ -322,7 +322,6 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=32, help="sessions of each condition to add (default 32)")
     parser.add_argument("--condition", action="append", choices=gate_table.CONDITIONS, help="default: both, in turns")

@@ -346,7 +346,6 @@ def wrong(trials: list[Trialled], name: str) -> list[str]:
 
 
 def main() -> int:
-    """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", choices=("page", "all"), default="page", help="the 19 and 5 of the page, or all")
     parser.add_argument("--seeds", type=int, default=12, help="seeds of parameters and inputs (default 12)")
