@@ -1,21 +1,20 @@
-"""Back-tests accelcheck: of real silent bugs, how many does the suite find by itself, and how many a user's file?
+"""Back-tests accelcheck: counts real silent bugs that the suite finds by itself, and that a user's file finds.
 
-    python benchmarks/back_test.py --json=found.json                    # 66 programs: half an hour of two cores
-    python benchmarks/back_test.py --journal=level4.jsonl               # and which cases of a run of the suite are red because of them
+    python benchmarks/back_test.py --json=found.json         # 66 programs: half an hour of two cores
+    python benchmarks/back_test.py --journal=level4.jsonl    # and the cases of a suite run that are red because of them
     python benchmarks/back_test.py --stored=found.json --journal=level4.jsonl
     python benchmarks/back_test.py pytorch_191308 openvino_35838
 
-The programs stand in `back_test_programs.py`. For each of them the table says
+The table has three columns for each program of `back_test_programs.py`:
 
-- installed: whether the packages that are installed have the bug. The technique's result is held against eager's, or
-  against a right one, without accelcheck;
-- user's file: whether accelcheck catches it where somebody gives it the program as their own model: the verdict is
-  fail, and pass under eager, unless the bug is eager's;
-- suite: the first case of the journals, by level, that is red because of the operator, and by the same symptom: dtype,
-  strides, shape or numbers. Another fault of the same operator with that symptom counts too, so that each fault is
-  printed to be read.
+- installed: whether the installed packages have the bug, by comparison with eager or a right result, without
+  accelcheck;
+- user's file: the verdict on the program as a user's own model; caught means fail, with a pass under eager unless the
+  bug is eager's;
+- suite: the first case of the journals, by level, that is red because of the operator and by the same symptom (dtype,
+  strides, shape or numbers). Another fault with both counts too, so each fault is printed for review.
 
-Each program runs in processes of its own: some end their process.
+Each program runs in its own processes, because some crash.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Seen:
     Attributes:
         id: The case.
         level: Its level.
-        seconds: It took, all phases together.
+        seconds: Seconds of all its phases together.
         fault: The fault that names the operator, in one line.
     """
 
@@ -99,15 +98,15 @@ class Row:
 
     Attributes:
         name: Name of its program.
-        technique: Under which it is wrong.
+        technique: Technique under which it is wrong.
         blamed: Its operators, or the sentence that describes it.
         present: True where the installed packages have it; None where that could not be seen.
         said: The difference, or why it could not be seen.
-        verdict: Accelcheck's, where the program is a user's own model; ``not applicable`` where that is no case.
+        verdict: Verdict on the program as a user's own model; ``not applicable`` where that is no case.
         caught: True where this verdict says that the result is wrong.
         why: The first line of its reason.
         seen: The case of the suite; None where there is none.
-        note: Why none, as far as that is known.
+        note: Reason why there is none, as far as known.
         searched: True where the journals have cases of such a technique; None without journals.
         faults: The first ones of the verdict on a user's file.
     """
@@ -127,7 +126,7 @@ class Row:
 
     @property
     def found(self) -> str:
-        """By what it is found: ``suite``, ``user's file`` or ``nothing``."""
+        """The finder: ``suite``, ``user's file`` or ``nothing``."""
         return "suite" if self.seen else USER if self.caught else "nothing"
 
     def cells(self) -> list[str]:
@@ -247,9 +246,9 @@ def child(name: str, question: str, folder: Path) -> dict[str, Any]:
     Args:
         name: Name of the program.
         question: One of `back_test_runs.QUESTIONS`.
-        folder: For what inductor compiles, which is then nobody else's.
+        folder: Private cache folder of inductor.
     """
-    # Without inductor's own pool of processes, which would outlive one that is killed.
+    # One compile thread: inductor's pool of processes would outlive a killed one.
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     answer = folder / f"{name}-{question}.json"
     try:
@@ -320,7 +319,7 @@ def versions() -> dict[str, str]:
 
 
 def stored(path: Path) -> dict[str, Row]:
-    """The rows of a file that ``--json`` wrote, by name, without what journals said.
+    """The rows of a ``--json`` file, by name, without the findings in journals.
 
     Raises:
         ValueError: It is no such file.
@@ -336,9 +335,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print the table and the counts; 1 where it could not be seen whether the installed packages have a bug."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help="names of programs (default: all)")
-    parser.add_argument("--journal", type=Path, action="append", default=[], help="of a run of the suite; repeatable")
+    parser.add_argument(
+        "--journal", type=Path, action="append", default=[], help="journal of a run of the suite; repeatable"
+    )
     parser.add_argument("--json", type=Path, help="file to write everything to")
-    parser.add_argument("--stored", type=Path, help="file of --json: programs that are in it do not run again")
+    parser.add_argument("--stored", type=Path, help="file of --json, whose programs do not run again")
     given = parser.parse_args(words)
     known = programs()
     for name in given.programs:
@@ -353,7 +354,7 @@ def main(words: Sequence[str] | None = None) -> int:
             bug = known[name]()
             row = Row(name, bug.technique, ", ".join(bug.operators) or summary(name), bug.note)
             if name in before:
-                # What the program says of itself may have been mended since.
+                # The program's description may have changed since.
                 row = replace(before[name], technique=row.technique, blamed=row.blamed, note=row.note)
             else:
                 tried(name, row, Path(folder))
@@ -362,7 +363,7 @@ def main(words: Sequence[str] | None = None) -> int:
             rows.append(row)
             print(f"| {' | '.join(row.cells())} |", flush=True)
             if given.json:
-                # After each row: a run that is ended keeps what it has found.
+                # After each row, so that an interrupted run keeps its rows.
                 facts = {"versions": versions(), "counts": counts(rows), "bugs": [asdict(row) for row in rows]}
                 given.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"\n{counted(counts(rows))}")

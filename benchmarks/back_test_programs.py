@@ -1,8 +1,8 @@
-"""Programs of silent bugs from public issue trackers, one for each root cause, for `back_test.py`; named after issues.
+"""Programs of silent bugs from public issue trackers, one per root cause and named after the issue, for `back_test.py`.
 
-All of them give a wrong result, and say nothing, with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO
-2026.4.1 or torchao on a CPU. Reported from 2024 to 2026. Where a program shows the bug with float32 inputs too, it has
-these: `accelcheck` takes no others.
+Each gives a wrong result without an error with torch 2.13.0, onnxscript 0.7.2, onnxruntime 1.32.0, OpenVINO 2026.4.1 or
+torchao on a CPU; reported from 2024 to 2026. Inputs are float32 where the bug shows with them, since `accelcheck` takes
+no others.
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ class Bug:
     Attributes:
         function: The program: a function of tensors, or a module.
         inputs: Its positional arguments.
-        technique: Under which its result is wrong: a technique of accelcheck, or ``func-jvp``, which ``func-jacfwd``
-            maps over columns.
+        technique: Technique with the wrong result, or ``func-jvp``, which ``func-jacfwd`` maps over columns.
         backward: True where its gradients are wrong, and not its results.
-        right: Gives the right result where eager's is not right; None where eager's is.
-        operators: To blame, as OpInfo spells them; empty where it takes several together, or a derivative of a
-            derivative.
+        right: Function that gives the right result; None where eager's is right.
+        operators: Faulty operators, in OpInfo's spelling; empty for a combination or a second derivative.
         labels: Regular expression of whole paths of faults, for what the families of accelcheck call.
         workloads: Regular expression of the names of the workloads with these paths.
         note: Why no case of the suite finds it, where none does.
@@ -1063,7 +1061,7 @@ def pytorch_153358() -> Bug:
     """Dequantization of int32 levels overflows where the zero point is subtracted."""
     levels = torch.tensor([2147483647, 0, -2147483648], dtype=torch.int32)
     return Bug(
-        lambda x: torch.dequantize(torch._make_per_tensor_quantized_tensor(x, 1e-9, -2147483648)),  # noqa: SLF001 - no public name
+        lambda x: torch.dequantize(torch._make_per_tensor_quantized_tensor(x, 1e-9, -2147483648)),  # noqa: SLF001
         (levels,),
         "eager",
         right=((levels.double() + 2147483648) * 1e-9).float,

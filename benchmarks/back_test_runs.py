@@ -1,4 +1,4 @@
-"""Runs one program of `back_test_programs.py` in this process, and writes the outcome as JSON.
+"""Runs one program of `back_test_programs.py` in this process and writes its result as JSON, for `back_test.py`.
 
 python benchmarks/back_test_runs.py PROGRAM plainly|judged ANSWER.json
 """
@@ -43,7 +43,7 @@ RELATIVE: Mapping[torch.dtype, float] = {torch.bfloat16: 4e-2, torch.float16: 1e
 """Part of a number by which two results may differ, by dtype, and `ELSE` in others: bugs are larger."""
 ELSE = 1e-4
 LOOSE = 4e-2
-"""The same of quantized results."""
+"""The same part for quantized results."""
 ABSOLUTE = 1e-6
 """Part of the largest number by which any may differ."""
 STEP = 1e-6
@@ -128,7 +128,7 @@ def quantized(bug: Bug) -> list[Tensor]:
 
 
 def derivative(bug: Bug, transform: str) -> list[Tensor]:
-    """In float64, as `differences` is."""
+    """The derivative in float64, like that of `differences`."""
     (x,) = (x.double() for x in bug.inputs)
     if transform == "jvp":
         return tensors(torch.func.jvp(bug.function, (x,), (torch.ones_like(x),))[1])
@@ -216,7 +216,7 @@ def plainly(name: str) -> dict[str, Any]:
         right, got = eager(bug), CANDIDATES[bug.technique](bug)
     except Exception as error:  # noqa: BLE001 - a package that is absent, or refuses the program now, is an answer
         return {"present": None, "said": f"{type(error).__name__}: {error}"[:REASON]}
-    # What eager gives has its inputs behind it, which most techniques leave out.
+    # Eager's result ends with the inputs, which most techniques leave out.
     right = right[: len(got)]
     got = got[: len(right)]
     strides, loose = bug.technique.startswith("compile"), bug.technique.startswith("int8")

@@ -1,15 +1,15 @@
-"""Counts checks against a stored baseline that report a regression: with nothing changed, and with planted slowdowns.
+"""Counts false alarms and detected planted slowdowns in checks against a stored baseline.
 
-    python benchmarks/baseline_checks.py                        # level 1: stores a baseline, 20 checks, 20 with slowdowns: 1 h
+    python benchmarks/baseline_checks.py                        # level 1: baseline, 20 checks, 20 with slowdowns: 1 h
     python benchmarks/baseline_checks.py --level 2 --planted 0  # a baseline and 20 checks of level 2: 3 h
     python benchmarks/baseline_checks.py --table                # only the table
 
-A check is what `--accel-baseline=check` does before it judges: three processes time each case that has a baseline, ten
-more processes the cases that these report as slower, and the mean is compared with the stored one. A slowdown of 1.5
-times the smallest that earlier checks stated as detectable is planted in every fifth case, in each check in other cases
-(planted_slowdown.py). Baselines that are stored, and checks that the folder holds for the same device and level, are
-not measured again. All checks use one baseline, so they are not independent of each other. The exit status is 1 where a
-regression is reported with nothing changed, or too few planted ones are.
+A check repeats the measurement of `--accel-baseline=check`: three processes time each case that has a baseline, ten
+more time the cases reported as slower, and the mean is compared with the stored one. Each check with slowdowns plants
+1.5 times the smallest one that earlier checks stated as detectable, in another fifth of the cases
+(planted_slowdown.py). Stored baselines, and checks in the folder of the same device and level, are not measured again.
+All checks share one baseline, so they are not independent. The exit status is 1 where an unchanged case is reported, or
+too few planted slowdowns are.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     Line = dict[str, Any]
 
 DETECTABLE = 1.5
-"""Times the smallest slowdown that is stated as found: what is planted."""
+"""Planted slowdown, as a multiple of the smallest one stated as detectable."""
 EVERY = 5
-"""In each check a slowdown is planted in one case of so many."""
+"""Cases per planted slowdown, in each check."""
 NAMED = 0.95
-"""Part of what is planted that must be named."""
+"""Least share of planted slowdowns that must be named."""
 
 
 def command(device: str, level: int) -> list[str]:
@@ -124,7 +124,7 @@ def _case(case: str, level: int) -> Case:
 
 
 def planted(lines: Sequence[Line]) -> dict[str, float]:
-    """By case, the part to plant next: from what the checks without any stated, in the middle."""
+    """The part to plant next, by case: from the median size stated by checks without planted slowdowns."""
     stated: dict[str, list[float]] = {}
     for line in lines:
         for case, held in changes(line).items() if not line["parts"] else ():
@@ -176,7 +176,6 @@ def _spread(parts: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Store, check, plant, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", type=int, default=1, help="of the suite (default 1)")
     parser.add_argument("--checks", type=int, default=20, help="with nothing planted (default 20)")

@@ -2,7 +2,7 @@
 
     python benchmarks/budget_ceilings.py                       # level 2 on the CPU; 8 minutes on one core
     python benchmarks/budget_ceilings.py --workload cnn mlp    # some workloads alone
-    python benchmarks/budget_ceilings.py --raise               # where budgets have to be larger: say why in CHANGELOG.md
+    python benchmarks/budget_ceilings.py --raise               # where budgets must be larger: say why in CHANGELOG.md
     python benchmarks/budget_ceilings.py --seeds 20            # the first draw of other seeds; nothing is stored
 
 Computes the oracle, the rounding samples and eager for every draw of every case of level 2, and nothing else: no

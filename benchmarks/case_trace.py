@@ -1,4 +1,4 @@
-"""The life of one case as a trace: every function of accelcheck that runs, by process, in the order of its first call.
+"""Traces the life of one case: every function of accelcheck that runs, by process, in the order of its first call.
 
     python benchmarks/case_trace.py                       # counts of eager/mlp/cpu/float32/forward
     python benchmarks/case_trace.py --calls CASE          # each function too
@@ -6,14 +6,12 @@
 Runs the suite with this case alone, and counts in three parts:
 
 * before: pytest's process until the case begins: options, devices, registry, collection;
-* case: from there until pytest has its report, in pytest's process and in those that are forked for it, which begin
-  within that time;
+* case: until pytest has its report, in pytest's process and the forks that begin meanwhile;
 * after: the rest of pytest's process: summary.
 
-Whatever runs while a module is imported (its body, decorators, what registers techniques) is counted apart, as imports.
-Counted are functions that are written in files of accelcheck: comprehensions and lambdas belong to theirs, what a
-library generates, such as `__init__` of a dataclass, to none. Processes that are started as programs of their own, such
-as those that probe devices, are not followed.
+Calls during an import (a module's body, decorators, registration) are counted separately, as imports. Only functions
+written in files of accelcheck count: comprehensions and lambdas as part of theirs, generated code such as a dataclass's
+`__init__` not at all. Processes started as separate programs, such as device probes, are not followed.
 """
 
 from __future__ import annotations

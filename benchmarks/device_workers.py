@@ -1,15 +1,14 @@
-"""Measures the gain of a worker on each of several devices: ``python benchmarks/device_workers.py``, with torch_xla.
+"""Measures the speed-up of one worker per device: ``python benchmarks/device_workers.py``, with torch_xla.
 
-Runs a level of the suite on the four devices that PJRT's CPU client makes with ``CPU_NUM_DEVICES=4``, once with one
-worker and once with several, each pinned to a device of its own. Prints the seconds of both and their ratio, and checks
-that every case has the same verdict.
+Runs a level of the suite on the four devices of PJRT's CPU client (``CPU_NUM_DEVICES=4``), once with one worker and
+once with several, each pinned to its own device. Prints the seconds of both and their ratio, and checks that all
+verdicts agree.
 
-On 2 cores it cannot reach `RATIO`: level 2 took 932 s with one worker and 689 s with two (1.35 times as fast, 2,741
-cases), because one worker alone keeps 1.7 cores busy: XLA's compiler and client compute with threads of their own. Two
-processes of torch on the CPU scale 1.9 times on the same machine.
+Two cores cannot reach `RATIO`: level 2 took 932 s with one worker and 689 s with two (1.35 times as fast, 2,741 cases),
+because one worker already keeps 1.7 cores busy with the threads of XLA's compiler and client. Two processes of torch on
+the CPU scale 1.9 times on the same machine.
 
-Exit status: 0, or 1 where the ratio is below `RATIO` or a verdict differs; 2 where the machine is too busy to tell, by
-its load average.
+Exit status: 0; 1 where the ratio is below `RATIO` or a verdict differs; 2 where the load average is too high to tell.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Plants each numeric fault of one operator, has `accelcheck explain` explain it, and counts what it names.
+"""Plants each numeric fault of one operator, has `accelcheck explain` explain it, and counts the operators named.
 
     python benchmarks/explain_faults.py
     python benchmarks/explain_faults.py --fault 'split-k-*' --dtype float32 --scripts 5
 
-A fault counts as one of an operator where its plant replaces kernels: which ones it changed is seen while it runs, so
-that no list says what must be named. Faults of the functions that a technique puts in place of an operator
-(`FUNCTIONS`) are counted by themselves: each of their operators is right, and the operator of eager that they replace
-must be named. No operator of a correct variant may be named. Each script is run alone in a fresh process with the plant
-imported, and must exit with 1. Exits with 1 where less than 95 % of the operators are named, where an operator of a
-variant is, or where a script does not fail.
+A fault belongs to an operator where its plant replaces kernels; the kernels it changed are observed, not listed. Faults
+in functions that a technique puts in place of an operator (`FUNCTIONS`) are counted separately: their own operators are
+right, and the operator of eager that they replace must be named. No operator of a correct variant may be named. Each
+script must exit with 1 in a fresh process with the plant imported. The exit status is 1 where less than 95 % of the
+operators are named, an operator of a variant is named, or a script does not fail.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ if TYPE_CHECKING:
     from accelcheck.selftest.runner import PlantedRow
 
 SLOW = 20.0
-"""Times the case that an explanation may take."""
+"""Longest explanation, as a multiple of the case's time."""
 LEAST = 0.95
-"""Part of the faults whose operator must be named."""
+"""Least share of the faults whose operator must be named."""
 ATTENTION = "_scaled_dot_product_"
 FUNCTIONS = {
     "causal-*": ATTENTION,
@@ -65,7 +64,7 @@ FUNCTIONS = {
     "norm-*": "native_layer_norm",
     "padding-counted*": "avg_pool2d",
 }
-"""Faults of functions, and how the name of the operator begins whose work they do."""
+"""Patterns of faults in functions, with the beginning of the name of the operator that they replace."""
 NO_NUMBERS = frozenset({"operator-on-the-cpu"})
 """Plants by kernels whose numbers are right."""
 
@@ -81,11 +80,11 @@ class Count:
     not_named: int = 0
     wrongly: int = 0
     missed: int = 0
-    """Cases that the verdict itself passes with this seed: there is nothing to explain."""
+    """Cases that pass with this seed, without anything to explain."""
 
     @property
     def part(self) -> float:
-        """Part that is named, of those that fail."""
+        """Named share of the faults that fail."""
         return self.named / max(1, self.named + self.not_named + self.wrongly)
 
 
@@ -106,7 +105,7 @@ class Acted:
 
 
 def install(name: str, strength: float) -> None:
-    """Leave a fault's kernels in place in this process: what its script imports."""
+    """Leave a fault's kernels in place in this process, for the script that imports this module."""
     program = Program(nn.Identity(), ())
     seen: list[Any] = []
 
@@ -166,7 +165,7 @@ class Counting:
     """Plants, explains and counts.
 
     Args:
-        folder: For references and scripts.
+        folder: Folder of references and scripts.
         scripts: Most scripts that are run alone.
     """
 

@@ -1,13 +1,12 @@
-"""Estimates by simulation how often each rule fails a correct result: ``python benchmarks/false_alarms.py``, 1 min.
+"""Simulates how often each rule fails a correct result: ``python benchmarks/false_alarms.py``, about a minute.
 
-A correct result and the samples have errors of the same distribution here: independent, uniform within a unit roundoff
-of bfloat16. Each view is read by the code that judges cases. `first` is the probability that a view exceeds its budget
-from so many samples, so that a closer look is taken; `all` that it still does after all looks, which fails the case.
-Where fewer than `COUNTED` of the drawn results exceed, the probability is that of a normal distribution: of the
-logarithm of measured / allowed for norms, of the ratio itself for single numbers. In closer looks single numbers are
-held to the quantile of Student's t for `few.RARE`, which is then their probability; the script sees that a quantile for
-1 in 1,000 holds. The last line adds up a case of `TENSORS` tensors and `DRAWS` draws. Its exit status is 1 where that
-is above `LIMIT`.
+The errors of the correct result and of the samples have one distribution: independent, uniform within a unit roundoff
+of bfloat16. The code that judges cases reads each view. `first` is the probability that a view exceeds its budget from
+so many samples, which prompts a closer look; `all`, that it still does after all looks, which fails the case. Where
+fewer than `COUNTED` of the drawn results exceed, a normal distribution gives the probability: of log(measured /
+allowed) for norms, of the ratio for single numbers. Closer looks hold single numbers to the quantile of Student's t for
+`few.RARE`, which is then their probability; the script checks this for 1 in 1,000. The last line adds up a case of
+`TENSORS` tensors and `DRAWS` draws. The exit status is 1 where that is above `LIMIT`.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def held(values: Any, random: Any) -> bool:
 
 
 def of_own(view: str, stick: Yardstick, read: Sequence[Reading], count: int, random: Any) -> Any:
-    """The same for a view that is held against the samples' own errors."""
+    """Ratios as in `of_view`, of a view that is held against the samples' own errors."""
     ratios = []
     for _ in range(TRIALS):
         chosen = random.choice(len(read), count + 1, replace=False)
@@ -140,7 +139,6 @@ def table(name: str, shape: tuple[int, ...], generator: torch.Generator, random:
 
 
 def main() -> int:
-    """Print the table."""
     generator, random = torch.Generator().manual_seed(0), np.random.default_rng(0)
     print(f"| view | tensor | {' | '.join(f'first, {count}' for count in COUNTS)} | all |")
     print(f"|---|---|{'---:|' * (len(COUNTS) + 1)}")

@@ -1,11 +1,11 @@
-"""Does `accelcheck verify` see what was altered in a package, whatever was altered, and never crash?
-
-Each of 1,000 mutations is tried on an unsigned package and on a signed one whose key is given: flipped bits, cut and
-swapped parts, members put in, twice or gone, links, other kinds of archives, edited records with and without recomputed
-hashes. Every signed package whose bytes changed must be found; of the unsigned ones all but those whose hashes were all
-computed anew, which only a signature shows.
+"""Checks that `accelcheck verify` detects altered packages and never crashes, on 1,000 mutations.
 
     python benchmarks/fuzz_package.py [--count 1000] [--seed 0]
+
+Each mutation is tried on an unsigned package and on a signed one with its key: flipped bits, cut and swapped parts,
+inserted, doubled or removed members, links, other archive formats, edited records with and without recomputed hashes.
+Every altered signed package must be found, and every unsigned one but those with all hashes recomputed, which only a
+signature shows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ JOURNAL = "journals/001.jsonl"
 
 @dataclass(frozen=True)
 class Package:
-    """The bytes of a package, its members, and what makes it anew."""
+    """A package: its bytes, its members, and the folder with its key."""
 
     raw: bytes
     members: dict[str, bytes]
@@ -63,7 +63,7 @@ class Package:
         return made.getvalue()
 
     def renewed(self, members: dict[str, bytes], *, chained: bool = True) -> bytes:
-        """A package with these members, with all hashes computed anew as whoever has no key can do it."""
+        """A package with these members and all hashes recomputed, which takes no key."""
         members = dict(members)
         listed = manifest.decode(self.members[manifest.NAME])
         journals = []
@@ -166,7 +166,7 @@ def foreign(package: Package, draw: random.Random) -> bytes:
 
 
 def bomb(package: Package, draw: random.Random) -> bytes:
-    """Compressed: as a whole, or a little that would be 64 MiB."""
+    """A compressed archive: the whole package, or a bomb of 64 MiB."""
     much = bytes(1 << 26)
     content = draw.choice((package.raw, much))
     if draw.random() < 0.3:
@@ -180,7 +180,7 @@ def bomb(package: Package, draw: random.Random) -> bytes:
 
 
 def listed_otherwise(package: Package, draw: random.Random) -> bytes:
-    """A manifest that is no manifest."""
+    """A package with an invalid manifest and its right digest."""
     raw = package.members[manifest.NAME]
     made = draw.choice(
         (
@@ -237,12 +237,12 @@ def edited(package: Package, draw: random.Random) -> bytes:
 
 
 def edited_and_hashed(package: Package, draw: random.Random) -> bytes:
-    """With the manifest computed anew, and the chain as it was."""
+    """An edited journal with a recomputed manifest and the old chain."""
     return package.renewed(edited_lines(package, draw), chained=False)
 
 
 def recomputed(package: Package, draw: random.Random) -> bytes:
-    """With everything computed anew. Of the unsigned package only what no longer is a journal can be found."""
+    """An edited journal with everything recomputed: unsigned, only an invalid journal can be found."""
     lines = _lines(package)
     number = draw.randrange(1, len(lines) - 1)
     if draw.random() < 0.5:
@@ -253,7 +253,7 @@ def recomputed(package: Package, draw: random.Random) -> bytes:
 
 
 def unsigned(package: Package, draw: random.Random) -> bytes:
-    """Its signature is gone, or is of another manifest. The package without one gets one."""
+    """A package whose signature is gone; an unsigned one gets the signature of another manifest."""
     raw = package.members[manifest.NAME]
     members = {key: value for key, value in package.members.items() if key != manifest.SIGNATURE}
     if manifest.SIGNATURE in package.members:
@@ -280,7 +280,7 @@ def packages(folder: Path) -> tuple[Package, Package]:
     (folder / "public.key").write_bytes(bytes(pair.public_key) + b"\n")
     journal = folder / "journal.jsonl"
     header, *kept = STORED.read_bytes().splitlines(keepends=True)
-    # The list and the ledgers of today: a package holds those that its runs name.
+    # Today's list and ledgers, since a package holds those that its runs name.
     ledgers = [
         {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in shipped(("cpu",))
     ]

@@ -1,10 +1,8 @@
-"""Feeds every reader of strangers' files with mutated files, and counts what comes of them.
+"""Feeds every reader of untrusted files with mutated files, and counts the outcomes.
 
-``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader how many files it read, how many it refused
-with its own error, the longest time of one file, and exits with 1 where a reader raised anything else or took longer
-than a second.
-
-`READERS` is the table: a new reader is one more entry.
+``python benchmarks/fuzz_readers.py --count 1000`` prints for each reader of `READERS` the files that it read or refused
+with its own error, and the longest time of one file. The exit status is 1 where a reader raised anything else or took
+longer than a second.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ class Reader:
 
     Attributes:
         seed: A valid file.
-        read: Reads a file with this content, for which it may write into this empty folder.
-        error: Class of what it raises for a file that is not valid.
+        read: Function that reads a file with this content and may write into this empty folder.
+        error: Class of its exceptions for an invalid file.
     """
 
     seed: bytes
@@ -151,91 +149,26 @@ READERS: Mapping[str, Reader] = {
 }
 
 PIECES: tuple[bytes, ...] = (
-    b"",
-    b"\x00",
-    b"\xff",
-    b"\x1b[2J",
-    b"\r",
-    b"\n",
-    b'"',
-    b"'''",
-    b"\\",
-    b"\\ud800",
-    "\u202e".encode(),
-    b"nan",
-    b"-inf",
-    b"1e999",
-    b"-0",
-    b"true",
-    b"null",
-    b"NaN",
-    b"9" * 5000,
-    b"0x" + b"f" * 5000,
-    b"1" * 400,
-    b"[" * 100_000,
-    b"{a=" * 20_000,
-    b'{"a":' * 100_000,
-    b"a." * 100_000 + b"a = 1\n",
-    b"[" + b"a." * 100_000 + b"a]\n",
-    b"[[entry]]\n" * 1000,
-    b"[[[",
-    b"= ",
-    b"2026-13-45",
-    b"2026-01-01T00:00:00Z",
-    b"(a+)+$",
-    b"((((((((a{900}){900}",
-    b"(?=x)",
-    b"x" * 100_000,
-    b"# " * 10_000,
-    b"schema = 1\n",
-    b"schema = 2\n",
-    b"schema = 3\n",
-    b'"schema": 1,',
+    *(b"", b"\x00", b"\xff", b"\x1b[2J", b"\r", b"\n", b'"', b"'''", b"\\", b"\\ud800", "\u202e".encode(), b"nan"),
+    *(b"-inf", b"1e999", b"-0", b"true", b"null", b"NaN", b"9" * 5000, b"0x" + b"f" * 5000, b"1" * 400),
+    *(b"[" * 100_000, b"{a=" * 20_000, b'{"a":' * 100_000, b"a." * 100_000 + b"a = 1\n"),
+    *(b"[" + b"a." * 100_000 + b"a]\n", b"[[entry]]\n" * 1000, b"[[[", b"= ", b"2026-13-45", b"2026-01-01T00:00:00Z"),
+    *(b"(a+)+$", b"((((((((a{900}){900}", b"(?=x)", b"x" * 100_000, b"# " * 10_000, b"schema = 1\n", b"schema = 2\n"),
+    *(b"schema = 3\n", b'"schema": 1,'),
 )
 """Pieces put into a file, on which other readers have broken."""
 VALUES: tuple[bytes, ...] = (
-    b'""',
-    b'" "',
-    b'"\\u001b[2J\\u202e"',
-    b'"' + b"x" * 100_000 + b'"',
-    b'"(a+)+$"',
-    b'"(?=x)"',
-    b'"("',
-    b'"2.9"',
-    b'"' + b"9" * 5000 + b'.1"',
-    b'"https://x"',
-    b"0",
-    b"-1",
-    b"2",
-    b"1e999",
-    b"-1e-999",
-    b"9" * 400,
-    b"9" * 5000,
-    b"0x" + b"f" * 5000,
-    b"nan",
-    b"NaN",
-    b"inf",
-    b"Infinity",
-    b"true",
-    b"null",
-    b"[]",
-    b"[[]]",
-    b'["x"]',
-    b"[1]",
-    b"{}",
-    b"{a = 1}",
-    b'{"a": 1}',
-    b"[" * 100_000 + b"]" * 100_000,
-    b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    b"{a=" * 20_000 + b"1" + b"}" * 20_000,
-    b"{" + b"a." * 100_000 + b"a = 1}",
-    b"1999-01-01",
+    *(b'""', b'" "', b'"\\u001b[2J\\u202e"', b'"' + b"x" * 100_000 + b'"', b'"(a+)+$"', b'"(?=x)"', b'"("', b'"2.9"'),
+    *(b'"' + b"9" * 5000 + b'.1"', b'"https://x"', b"0", b"-1", b"2", b"1e999", b"-1e-999", b"9" * 400, b"9" * 5000),
+    *(b"0x" + b"f" * 5000, b"nan", b"NaN", b"inf", b"Infinity", b"true", b"null", b"[]", b"[[]]", b'["x"]', b"[1]"),
+    *(b"{}", b"{a = 1}", b'{"a": 1}', b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    *(b"{a=" * 20_000 + b"1" + b"}" * 20_000, b"{" + b"a." * 100_000 + b"a = 1}", b"1999-01-01"),
     b"0001-01-01T00:00:00",
 )
 """Replacements of a value."""
 _VALUE = re.compile(rb"(?<=[=:] )[^\n]+?(?=,?\n)")
 MOST_CHANGES = 4
-"""Changes of one file."""
+"""Most changes of one file."""
 
 
 def mutated(seed: bytes, draw: Draw) -> bytes:
@@ -280,10 +213,9 @@ def fed(reader: Reader, content: bytes) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Feed all readers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="files for each reader (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the mutations (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")
     parser.add_argument("--reader", choices=sorted(READERS), action="append", help="only this one (repeatable)")
     given = parser.parse_args()
     bad = 0
@@ -297,7 +229,8 @@ def main() -> int:
             slowest = max(slowest, seconds)
         bad += outcomes["raised"] + (slowest > MOST_SECONDS)
         print(
-            f"{name:<20}{given.count:>8}{outcomes['read']:>8}{outcomes['refused']:>9}{outcomes['raised']:>8}{slowest:>8.2f} s"
+            f"{name:<20}{given.count:>8}{outcomes['read']:>8}{outcomes['refused']:>9}"
+            f"{outcomes['raised']:>8}{slowest:>8.2f} s"
         )
     return int(bad > 0)
 

@@ -1,15 +1,14 @@
-"""Makes the table from sessions of speed_gates.py. Defines repetitions, counts and the promises that are kept.
+"""Makes the table of gates from sessions of speed_gates.py, and decides which promises are kept.
 
 * A gate with a saved run compares a session with the one before it: each session is saved once and checked once.
   Sessions of different machines or conditions are never compared with each other; their repetitions are added up.
-* Gate 1 has one repetition a session and cell.
-* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: no process is in two repetitions.
-  Printed beside it is the share in random draws of 10 and 3 processes of all sessions, which do share processes.
-* Gate 3 takes the pairs of processes that ran in turns, one as A and one as B, in the order in which they ran, until it
-  has an answer or 34 pairs; the next repetition takes the pairs that follow. What is left over at the end is dropped.
+* Gate 1 has one repetition per session and cell.
+* Gate 2 compares processes 11 to 13 of a session with the first 10 of the one before: repetitions share no process.
+  Random draws of 10 and 3 processes of all sessions, which do share processes, are printed beside it.
+* Gate 3 takes the pairs of processes in turns, A and B, in order, until it has an answer or 34 pairs; the next
+  repetition takes the pairs that follow. Pairs left over at the end are dropped.
 
-A change is found where the answer is `slower`; where nothing was planted, any answer but `same` and `undecided` is
-false.
+A change is found where the answer is `slower`; with nothing planted, any answer but `same` and `undecided` is false.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ STORED, CHECKED = regression.STORED, regression.CHECKED
 PROCESSES, PAIRS = STORED + CHECKED, 5
 """Processes of a session that make a repetition of gate 2, and the fewest pairs that one of gate 3 takes."""
 ENOUGH = 80
-"""Repetitions of a cell from which on a criterion is decided."""
+"""Fewest repetitions of a cell that decide a criterion."""
 CHANCE = 0.05
-"""Probability, were a promise just kept, of counts that are called a breach of it."""
+"""Significance level: probability of such counts under a kept promise, below which it counts as broken."""
 DRAWS = 2000
 WRONG = {"faster", "slower"}
 """Answers that are false where nothing changed."""
@@ -53,7 +52,7 @@ HEADER = "| gate | a check takes | " + " | ".join(f"{what}, {c}" for c in CONDIT
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """All lines of all files. They are this script's own; a line that was cut short is an error that names it."""
+    """All lines of all files; exits with an error that names a line that was cut short."""
     lines = []
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -66,11 +65,11 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 @dataclass
 class Tally:
-    """One gate: by condition and slowdown, how many repetitions there were, and in how many it gave alarm.
+    """Repetitions and alarms of one gate, by condition and slowdown.
 
     Attributes:
         name: Name in the table.
-        asked, alarms: By condition and column of `COUNTS`; what is stated apart (its own size) has a column of its own.
+        asked, alarms: Counts by condition and column: those of `COUNTS`, and those of gate 2's stated sizes.
         seconds: Seconds of each check.
         cost: Cost of a check, where it is not told in seconds.
     """
@@ -98,7 +97,7 @@ def column(per_cent: int) -> str:
 
 
 def saved_runs(sessions: Sequence[Session]) -> Iterator[Tally]:
-    """The two tools that compare with a saved time."""
+    """Tallies of the two tools that compare with a saved time."""
     rule = parse_compare_fail(f"mean:{LIMIT}%")  # type: ignore[no-untyped-call]  # the plugin has no annotations
     theirs = Tally(f"pytest-benchmark, mean against a saved run, {LIMIT} %")
     timer = Tally(f"torch.utils.benchmark, median against a saved run, {LIMIT} %")
@@ -117,7 +116,7 @@ def saved_runs(sessions: Sequence[Session]) -> Iterator[Tally]:
 
 
 def gate_1(sessions: Sequence[Session], kind: str, name: str) -> Tally:
-    """In one process; `kind` says whose tensors the candidate had."""
+    """Tally of gate 1, in one process; `kind` is ``shared`` or ``own``, for the candidate's tensors."""
     tally = Tally(name)
     for session in sessions:
         for workload, per_cent in cells(session):
@@ -132,9 +131,9 @@ def gate_1(sessions: Sequence[Session], kind: str, name: str) -> Tally:
 
 
 def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
-    """Against a stored baseline; and the smallest changes that it says it can find, by workload.
+    """Tally of gate 2, and the smallest changes that it states, by workload.
 
-    What the last processes of a session name is named if its first ones say so too, as `Gate.time` has it.
+    The last processes of a session must name a change, and its first ones confirm it, as in `Gate.time`.
     """
     tally = Tally("gate 2: ratios of processes against stored ones", cost=f"{CHECKED} processes, and {STORED} more")
     sizes: dict[str, list[float]] = defaultdict(list)
@@ -160,7 +159,7 @@ def gate_2(sessions: Sequence[Session]) -> tuple[Tally, dict[str, list[float]]]:
 
 
 def held(stored: Sequence[Any], checked: Sequence[Any], name: str, per_cent: int, cases: int) -> regression.Change:
-    """Ratios of processes with a slowdown against those without."""
+    """The change of processes with a slowdown against those without."""
     base = regression.Sample.of([process[name]["0"]["ratio"] for process in stored])
     return regression.change(
         base, regression.Sample.of([process[name][str(per_cent)]["ratio"] for process in checked]), cases
@@ -186,7 +185,7 @@ def resampled(group: Sequence[Session]) -> str:
 
 
 def gate_3(sessions: Sequence[Session]) -> Tally:
-    """Pairs of processes that ran in turns."""
+    """Tally of gate 3, from pairs of processes that ran in turns."""
     tally = Tally("gate 3: pairs of processes in turns")
     used = []
     for those in groups(sessions):
@@ -201,7 +200,7 @@ def gate_3(sessions: Sequence[Session]) -> Tally:
 
 
 def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int) -> Iterator[duet.Duet]:
-    """One after the other, each of the pairs that the one before it has left."""
+    """Consecutive duets, each of the pairs that the one before it left."""
     ratios: list[float] = []
     for a, b in pairs:
         ratios.append(b[name][str(per_cent)]["seconds"] / a[name]["0"]["seconds"])
@@ -213,17 +212,11 @@ def duets(pairs: Sequence[tuple[Any, Any]], name: str, per_cent: int, cases: int
 
 
 def groups(sessions: Sequence[Session]) -> Iterator[list[Session]]:
-    """Groups sessions that may be compared: of one machine and condition."""
-    for calibration, condition in itertools.product(
-        dict.fromkeys(session["calibration"] for session in sessions), CONDITIONS
-    ):
-        chosen = [
-            session
-            for session in sessions
-            if (session["calibration"], session["condition"]) == (calibration, condition)
-        ]
-        if chosen:
-            yield chosen
+    """Sessions that may be compared, in groups of one machine and condition."""
+    calibrations = dict.fromkeys(session["calibration"] for session in sessions)
+    for key in itertools.product(calibrations, CONDITIONS):
+        if group := [session for session in sessions if (session["calibration"], session["condition"]) == key]:
+            yield group
 
 
 def consecutive(sessions: Sequence[Session]) -> Iterator[tuple[Session, Session]]:
@@ -370,7 +363,7 @@ class Criterion:
             return "too few"
         if self.at_least <= self.alarms / self.asked <= self.at_most:
             return "met"
-        # So many or more: of alarms, or of changes that were missed. Each repetition errs as often as it is allowed to.
+        # Probability of so many alarms or misses, or more, at the allowed rate.
         beyond, allowed = (
             (self.asked - self.alarms, 1 - self.at_least) if self.at_least else (self.alarms, self.at_most)
         )

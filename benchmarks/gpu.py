@@ -1,13 +1,13 @@
-"""Runs the first half hour on a GPU: steps in order, each with a share of the time; results are kept.
+"""Runs the first checks of a GPU within half an hour: each step has a share of the time and keeps its results.
 
     PYTHONPATH=. python benchmarks/gpu.py --out results            # all steps, 30 minutes
     PYTHONPATH=. python benchmarks/gpu.py --out "$OUT" --minutes 9 --steps list level1 selftest
 
-Nothing is installed, and nothing is fetched: it needs torch, pytest, pytest-xdist, pytest-benchmark and what accelcheck
-imports. A step that fails, hangs or takes too long is stopped, and the next one begins. Results are at most seven files
-in one folder: a journal of each run of the suite, the figures of the commands, `log.txt` with all output, and
-`summary.json`, which is also printed: what was found, what is left, and the command that goes on there. Exit status 1
-where a step is not done or a verdict is bad. docs/gpu.md says how to read it.
+Installs and fetches nothing: it needs torch, pytest, pytest-xdist, pytest-benchmark and accelcheck's dependencies. A
+step that fails, hangs or takes too long is stopped, and the next one begins. One folder gets at most seven files: a
+journal of each suite run, the figures of the commands, `log.txt` with all output, and `summary.json`, also printed,
+with the findings, the steps left, and the command to continue. Exit status 1 where a step is not done or a verdict is
+bad. See docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ PLUGIN = "accelcheck.plugin.hooks"
 GRACE = 20.0
 """Seconds that a step has, after an interrupt, to write its report before it is killed."""
 LEAST = 30.0
-"""Fewer seconds are not worth the start of a step."""
+"""Fewest seconds worth the start of a step."""
 SLICES = ("[ab]*", "[cd]*", "[e-h]*", "[i-m]*", "[n-r]*", "s*", "[t-z]*")
-"""Faults of `accelcheck selftest` in parts, because a table is printed at the end of a part."""
+"""Faults of `accelcheck selftest` in parts, because it prints its table only at the end."""
 LARGE = 8 << 20
 """Bytes from which on a journal is compressed."""
 SHOWN = 40
@@ -56,7 +56,7 @@ class Plan:
     Attributes:
         name: Its name on the command line.
         share: Share of the time, in parts.
-        words: ``words(given)`` gives the arguments of Python, for each process that the step runs.
+        words: Function of the command line that gives Python's arguments for each process of the step.
         journal: True where it writes a journal of its name.
     """
 
@@ -72,8 +72,7 @@ class Outcome:
 
     Attributes:
         name: Its name.
-        state: ``done``, ``stopped`` (its time was over), ``failed`` (an exit status that it should not have) or ``not
-            begun``.
+        state: ``done``, ``stopped`` (out of time), ``failed`` (exit status other than 0 or 1) or ``not begun``.
         seconds: Seconds that it ran.
         statuses: Exit statuses of its processes; negative numbers are signals.
         verdicts: Cases by verdict.
@@ -112,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [Outcome(plan.name) for plan in left]
     with (given.out / "log.txt").open("ab") as log:
         for number, plan in enumerate(left):
-            # What a step does not use falls to the later ones.
+            # Later steps share the time that a step leaves.
             shares = sum(other.share for other in left[number:])
             budget = (ends - time.monotonic()) * plan.share / shares
             if budget >= LEAST * min(1.0, given.minutes / 10):
@@ -151,7 +150,7 @@ def process(words: Sequence[str], limit: float, log: Any) -> tuple[int, bool]:
     """Run Python; return its exit status, and whether it had to be stopped, first by an interrupt."""
     environ = dict(os.environ)
     if not installed():
-        # Without an installation nothing tells pytest of the plugin.
+        # Not installed: pytest has no entry point of the plugin.
         environ["PYTEST_ADDOPTS"] = f"{environ.get('PYTEST_ADDOPTS', '')} -p {PLUGIN}".strip()
     with subprocess.Popen(
         [sys.executable, *words],
@@ -159,7 +158,7 @@ def process(words: Sequence[str], limit: float, log: Any) -> tuple[int, bool]:
         stderr=subprocess.STDOUT,
         env=environ,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no other thread; `nohup` ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - under `nohup`
     ) as child:
         try:
             status = child.wait(limit)
@@ -241,7 +240,6 @@ def summary(given: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [plan.name for plan in PLANS]
     cores = len(os.sched_getaffinity(0))
@@ -259,7 +257,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def suite(level: int, name: str, *, timed: bool = False) -> Callable[[argparse.Namespace], list[list[str]]]:
-    """A run of the suite; `timed`, of its timed cases alone, which have the machine for themselves."""
+    """A run of the suite; with `timed`, of the timed cases alone, on an otherwise idle machine."""
 
     def words(given: argparse.Namespace) -> list[list[str]]:
         tests = ["accelcheck.suite.test_speed"] if timed else ["accelcheck.suite"]

@@ -1,8 +1,8 @@
-"""The largest fault that each entry of accelcheck's ledgers covers, beside the `at-most` that the entry has.
+"""Measures the largest fault that each entry of accelcheck's ledgers covers, beside the entry's `at-most`.
 
-Runs every case that the ledgers of a device name, judges all its draws, and prints for each entry how many cases showed
-it, the largest size seen, and the entry's limit; then each line that no entry finds. Renew limits with it after a new
-torch or new budgets:
+Runs every case that the ledgers of a device name and judges all its draws. Prints for each entry the number of cases
+that showed it, the largest size and the limit; then each fault without an entry. Renews limits after a new torch or new
+budgets:
 
     python benchmarks/ledger_sizes.py cpu
     PJRT_DEVICE=CPU python benchmarks/ledger_sizes.py xla --cases 'eager/*'

@@ -1,8 +1,8 @@
 """Measures time and memory of `accelcheck merge` for 200 journals of 2,000 records; exits with 1 above the limits.
 
-The records are those of a stored journal, with their own sizes, one journal a shard.
-
     python benchmarks/merge_speed.py [--journals 200] [--records 2000] [--folder FOLDER]
+
+Each journal is a shard with records of a stored journal, in their own sizes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 
 
 def write(folder: Path, journals: int, records: int) -> list[Path]:
-    """Journals of shards of one device: each case is in one of them."""
+    """Write the journals of one device's shards: each case is in one of them."""
     header, *stored = STORED.read_text(encoding="utf-8").splitlines()
-    cases = [first for line in stored if (first := json.loads(line))["kind"] == "case"]
+    cases = [record for line in stored if (record := json.loads(line))["kind"] == "case"]
     paths = []
     for number in range(1, journals + 1):
         path = folder / f"{number}.jsonl"

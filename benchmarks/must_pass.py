@@ -1,8 +1,8 @@
 """Makes the must-pass lists, for regenerate.py.
 
-A list has what the devices of its class declare to support and what no shipped ledger expects to fail. Journals of
-whole runs on a device of a class take out what they found `unsupported` by trying, add what is new and passed, and say
-how many elements are compared. A changed list gets the next version.
+A list holds the cases that the devices of its class declare to support and that no shipped ledger expects to fail.
+Journals of whole runs on such a device remove cases found `unsupported` by trying, add new ones that passed, and give
+the number of compared elements. A changed list gets the next version.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 TARGET = Path(must_pass.__file__).with_name(FOLDER)
 JUDGED = [mode for mode in Mode if mode not in ALONE and mode is not Mode.PLATFORM]
-"""Platform items give points of an assessment, which has a table of its own."""
+"""Modes of the lists: platform items have a table of their own, in an assessment."""
 LACKING = {kind: frozenset({Code.NO_PACKAGE, Code.WRONG_BUILD}) for kind in ("cuda", "rocm")}
-"""Answers that come from the torch at hand, where that of the class's own session has Triton and NCCL."""
+"""Answers about the installed torch, ignored because the class's own session has Triton and NCCL."""
 
 
 @dataclass
@@ -40,10 +40,9 @@ class Seen:
     """Results of the whole runs of a class.
 
     Attributes:
-        level: The highest that was run.
-        refused: Cases that did not run: not supported, found by trying, or without a package that the session of the
-            class installs.
-        elements: Compared, by key.
+        level: Highest level that was run.
+        refused: Cases that did not run: unsupported, found by trying, or without a package of the class's session.
+        elements: Compared elements, by key.
         passed: Cases that passed; for `OTHERS`, on any device without a list of its own.
     """
 
@@ -84,7 +83,7 @@ def found(kind: str, runs: Sequence[DeviceRun]) -> Seen:
 
 def required(kind: str, device: Device, matrix: Matrix, seen: Seen, old: MustPass | None) -> dict[str, int]:
     """The levels of the cases, by key: those of the old list, and others that a run has passed."""
-    # What fails on some chips is required all the same: a chip on which it fails does not have all of the list.
+    # Required although it fails on some chips: such a chip does not pass the whole list.
     ledger = replace(Ledger.load(shipped((kind,))), chips={kind: "one that no entry names"})
     candidates = seen.passed | (set(old.levels) if old else set())
     return {
@@ -106,7 +105,7 @@ def declared(kind: str, device: Device, matrix: Matrix, case: Case) -> bool:
         answers = [needs, technique.capability(device)]
     except (RuntimeError, AssertionError, ImportError):  # only the device itself can tell
         return False
-    # What was found by trying is of the chip at hand.
+    # Answers found by trying hold for the chip at hand only.
     return all((answer.ok and not answer.tried) or answer.code in LACKING.get(kind, ()) for answer in answers)
 
 

@@ -1,17 +1,17 @@
-"""Plants faults in random single operators, and counts those that bundles and families of operators catch.
+"""Plants random faults in single operators, from a seed, and counts those that bundles and families of operators catch.
 
     python benchmarks/operator_faults.py --count=120 --seed=1        # about 5 s a fault on one core
     python benchmarks/operator_faults.py --json=baselines/cpu/operator_faults.json
 
-Each fault is one of an operator of ATen that some bundle or family reaches, in eager, and of one kind:
+Each fault is in one ATen operator that a bundle or family reaches, in eager, and of one kind:
 
 - value: results of a binade are 1/1024 too large
-- size: the last element of a row is 0 where the row's length leaves a rest beside vectors of 8, from some length on
-- stride: an operand that is not contiguous is read as if it were
+- size: the last element of a row is 0 where the row's length has a given remainder modulo 8, from some length on
+- stride: a non-contiguous operand is read as if it were contiguous
 - option: an option is ignored: the operator takes the default of its schema
 - integer: integers of more than 8 bits saturate at 127
 
-Operator, kind, binade, rest, length and option are drawn; no workload was written for one of them. A fault is `caught`
+Operator, kind, binade, remainder, length and option are drawn; no workload was written for a fault. A fault is `caught`
 where a case fails, and `not reached` where no call met its condition.
 """
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 KINDS = ("value", "size", "stride", "option", "integer")
 LENGTHS = (1, 8, 64, 256, 1024)
 MOST_LABELS = 24
-"""Calls of an operator in a workload that are run."""
+"""Calls that are run, per operator and workload."""
 NO_FAULTS = frozenset("detach clone alias _to_copy copy_ lift_fresh empty_like empty".split())
 """Operators that accelcheck itself calls around a workload."""
 
@@ -74,10 +74,10 @@ class Fault:
     """A wrong operator.
 
     Attributes:
-        operator: Its overload.
+        operator: Overload of the operator.
         kind: One of `KINDS`.
         binade: Binade of the results that are too large.
-        rest: Remainder of a row's length beside vectors of 8.
+        rest: Remainder of a row's length modulo 8.
         length: Least length of a row.
         option: Place of the option among the arguments of the schema.
         hits: Calls that met the condition.
@@ -92,10 +92,11 @@ class Fault:
     hits: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
+        schema = self.operator._schema  # noqa: SLF001
         detail = {
             "value": f"of [2^{self.binade}, 2^{self.binade + 1})",
             "size": f"rows of 8 n + {self.rest}, from {self.length} on",
-            "option": self.operator._schema.arguments[self.option].name if self.kind == "option" else "",  # noqa: SLF001
+            "option": schema.arguments[self.option].name if self.kind == "option" else "",
         }.get(self.kind, "")
         return f"{self.operator} {self.kind} {detail}".strip()
 
@@ -229,7 +230,7 @@ def drawn(generator: random.Random, operators: Mapping[str, Any]) -> Fault:
 
 
 def caught(fault: Fault, labels: Mapping[str, Sequence[str]], matrix: Matrix) -> tuple[str, int, str]:
-    """The first case that fails because of a fault, its level, and its first fault; empty texts where none does."""
+    """The first case that fails because of a fault, its level and first fault; empty texts where none does."""
     technique = WrongOperator(fault)
     ordered = sorted(labels, key=lambda name: (matrix.workloads[name].levels.get("eager", 2), name))
     for name in ordered:

@@ -1,11 +1,12 @@
-"""Stores what journals say of each operator of torch under each technique: baselines/DEVICE/operators.json.
+"""Stores the result of each operator of torch under each technique, from journals: baselines/DEVICE/operators.json.
 
-    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' --accel-journal=ops.jsonl
+    pytest --pyargs accelcheck.suite --accel-device=cpu --accel-level=3 --accel-workload='ops-*' \
+        --accel-journal=ops.jsonl -n 2
     python benchmarks/operator_table.py ops.jsonl     # prints counts by technique, and stores the table
 
 A row is an operator of `accelcheck/workloads/torch_operators.json`, a column a technique. A cell is ``right``,
-``wrong`` with what was found, or ``refused`` with what the technique raised; an operator that no journal has is ``not
-tried``, with the reason where it is left out.
+``wrong`` with the fault, or ``refused`` with the exception; an operator in no journal is ``not tried``, with the reason
+if left out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LONGEST = 200
 """Characters of a cell's text that are kept."""
 
 Cells = dict[str, str]
-"""Text by operator: empty where it is right, what is wrong or refused elsewhere."""
+"""Fault or refusal by operator; empty where it is right."""
 
 
 def records(paths: Iterable[Path]) -> Iterator[Record]:
@@ -52,18 +53,18 @@ def records(paths: Iterable[Path]) -> Iterator[Record]:
 
 
 def operator_of(fault: Fault, workload: Workload) -> str:
-    """The operator whose result, or whose input's gradient, a fault is about; empty where it says neither."""
+    """The operator whose result or input's gradient is at fault; empty where neither is."""
     label = part_of(Calls(template(**_operators(workload)).calls), fault.path)
     return label.split()[0] if label else ""
 
 
 def _operators(workload: Workload) -> dict[str, Any]:
-    keywords: dict[str, Any] = getattr(workload.make, "keywords")  # noqa: B009 - of a partial, which a maker need not be
+    keywords: dict[str, Any] = getattr(workload.make, "keywords")  # noqa: B009 - of a partial
     return keywords
 
 
 def cells(found: Iterable[Record], workloads: Mapping[str, Workload]) -> dict[str, tuple[set[str], Cells, Cells]]:
-    """The tried, the wrong and the refused operators, by technique; of the last two with what is said of them."""
+    """The tried, wrong and refused operators by technique, the last two with the reason."""
     table: dict[str, tuple[set[str], Cells, Cells]] = defaultdict(lambda: (set(), {}, {}))
     for record in found:
         tried, wrong, refused = table[record.case.technique]

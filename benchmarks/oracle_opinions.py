@@ -1,13 +1,12 @@
-"""Compares the FP64 oracle of each operator with second opinions, and stores differences: baselines/cpu/oracle.json.
+"""Asks for a second opinion on the FP64 oracle of each operator of torch: baselines/cpu/oracle.json.
 
     python benchmarks/oracle_opinions.py          # half an hour; prints counts and differences
     python benchmarks/oracle_opinions.py erf sum  # some operators, nothing stored
 
-The oracle runs torch's own FP64 kernels and formulas: where these are wrong, so is every verdict. Two others know
-better: the reference in NumPy or SciPy that torch's description names for an operator, and finite differences of the
-FP64 kernel along a random direction for its derivatives, where the differences to both sides agree. Both see the
-samples of the suite, with special values and other sizes too. The script fails where an operator differs for a reason
-that `REASONS` does not have.
+The oracle runs torch's own FP64 kernels and formulas; an error there makes every verdict wrong. Two independent sources
+check it: the NumPy or SciPy reference in torch's description of an operator, and, for derivatives, finite differences
+of the FP64 kernel along a random direction, where both one-sided differences agree. Both see the samples of the suite,
+special values and other sizes included. The script fails where an operator differs for a reason that `REASONS` lacks.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ REASONS: dict[str, str] = {
         for name in "bartlett blackman cosine exponential general_cosine hamming hann nuttall".split()
     },
 }
-"""Why an operator differs."""
+"""Reasons why operators differ."""
 
 
 def filled(call: SampleCall, tensors: Sequence[Tensor]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -130,7 +129,7 @@ def by_differences(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> st
     places = [leaf.place for leaf in call.leaves if isinstance(leaf, Hole) and tensors[leaf.place].is_floating_point()]
     if not call.smooth or not places or sum(tensors[place].numel() for place in places) > LARGEST:
         return "-"
-    # OpInfo's wrapper makes of any matrix one of the structure that the operator assumes.
+    # OpInfo's wrapper gives any matrix the structure that the operator assumes.
     whole = replace(call, function=partial(info.gradcheck_wrapper, info.op))
     generator = torch.Generator().manual_seed(stable_seed(call.label))
     point = [tensors[place].clone().requires_grad_() for place in places]
@@ -154,7 +153,7 @@ def by_differences(call: SampleCall, tensors: Sequence[Tensor], info: Any) -> st
         outs = run(point)
         if any(out.dtype != torch.float64 for out in outs):
             return "-"  # a cast, whose rounding is larger than the step
-        # An output without a derivative counts for nothing: torch says that it has none.
+        # Outputs without a derivative do not count.
         weights = [torch.randn(out.shape, generator=generator, dtype=torch.float64) * out.requires_grad for out in outs]
         roots = [(out, weight) for out, weight in zip(outs, weights, strict=True) if out.requires_grad]
         gradients = torch.autograd.grad(

@@ -1,9 +1,9 @@
-"""Checks that cases leave each other's figures alone: random pairs in either order, and each case by itself.
-
-Some of the cases have a technique that leaves global state changed. Everything that a record says but times must be the
-same, bit for bit; each process computes its own references.
+"""Checks that cases do not change each other's figures: random pairs in either order, and each case alone.
 
     python benchmarks/order.py [--pairs 100] [--level 1] [--seed 0] [--jobs 2]
+
+Some cases have a technique that leaves global state changed. Records must be equal bit for bit, but for times; each
+order runs in its own process, which computes its own references.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 LEAKING = 0.4
-"""Part of the pairs that has a leaking technique."""
+"""Share of the pairs with a leaking technique."""
 
 
 def leaking(eager: Technique, name: str, leak: Callable[[], object]) -> Technique:
-    """Eager, which leaves something changed."""
+    """Eager with a leak: it leaves something changed."""
 
     def change(program: Program) -> None:
         leak()
@@ -57,9 +57,9 @@ def leaking(eager: Technique, name: str, leak: Callable[[], object]) -> Techniqu
 @functools.cache
 def matrix() -> Matrix:
     """All techniques, and the leaking ones."""
-    result = Matrix.load()
-    leaks = [leaking(result.techniques["eager"], name, leak) for name, leak in LEAKS.items()]
-    return Matrix({**result.techniques, **{technique.name: technique for technique in leaks}}, result.workloads)
+    known = Matrix.load()
+    leaks = [leaking(known.techniques["eager"], name, leak) for name, leak in LEAKS.items()]
+    return Matrix({**known.techniques, **{technique.name: technique for technique in leaks}}, known.workloads)
 
 
 def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
@@ -83,7 +83,7 @@ def pairs(count: int, level: int, seed: int) -> list[tuple[Case, Case]]:
 
 
 def told(record: Record) -> dict[str, Any]:
-    """All that a record says, but times."""
+    """The fields of a record that hold no times."""
     answer = record.as_json()
     return {
         name: answer[name]
@@ -92,7 +92,7 @@ def told(record: Record) -> dict[str, Any]:
 
 
 def ran(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Returns the records of these cases, run one after the other in this process, which has run none."""
+    """Returns the records of these cases, run in sequence in this fresh process."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="accelcheck-order-") as folder:
         clean = clean_process(matrix().parts())
@@ -114,7 +114,7 @@ def main() -> int:
     tasks: list[tuple[Case, ...]] = [(case,) for case in single]
     tasks += [order for first, other in chosen for order in ((first, other), (other, first))]
     started = time.monotonic()
-    # A fork for each task: torch is imported already, and nothing has run.
+    # A fork for each task, with torch imported and no case run.
     with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
         records = pool.map(ran, tasks, chunksize=1)
     alone = {case: task for (case,), (task,) in zip(tasks[: len(single)], records[: len(single)], strict=True)}

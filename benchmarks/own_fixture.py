@@ -1,12 +1,12 @@
-"""Measures the cost of the fixture `accel` against running reference and candidate by hand.
-
-By hand, for each of the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which
-give the budgets; the technique's result; and `torch.testing.assert_close` of every tensor of it with the oracle's. The
-fixture does that and the rest: it looks at the model, runs in a process of its own, checks that nothing is mutated or
-left changed, runs again, judges every view. Both are timed in turns, and the median of the ratios is held to 1.05. What
-the fixture takes of its own, some 0.4 s, weighs more in a smaller check: ``--length=64``.
+"""Measures the cost of the fixture `accel` beside running reference and candidate by hand.
 
     $ python benchmarks/own_fixture.py
+
+By hand, for the same draws of parameters and inputs: the FP64 oracle with its rounding samples and eager, which give
+the budgets; the technique's result; and `torch.testing.assert_close` of each tensor with the oracle's. The fixture also
+inspects the model, runs in its own process, checks for mutation and leaked state, runs again, and judges every view.
+Both are timed in turns; the median ratio may be 1.05. The fixture's fixed cost, some 0.4 s, weighs more in a smaller
+check: ``--length=64``.
 """
 
 from __future__ import annotations

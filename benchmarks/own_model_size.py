@@ -1,15 +1,14 @@
-"""Measures time and memory of checks of a vision model: 25 million parameters, five techniques, forward and training.
+"""Measures time and memory to check a vision model of 25 million parameters, five techniques, forward and training.
 
-    pip install transformers                                            # the model's source; no weights are downloaded
-    python benchmarks/own_model_size.py                                 # on an otherwise idle machine; 3 min with 2 cores
-    python benchmarks/own_model_size.py --effort=full                   # the same without regard to size: more than half an hour
+    pip install transformers                                # the model's source; no weights are downloaded
+    python benchmarks/own_model_size.py                     # on an otherwise idle machine; 3 min with 2 cores
+    python benchmarks/own_model_size.py --effort=full       # without regard to size: more than half an hour
     python benchmarks/own_model_size.py --technique=eager --mode=forward
 
-Each case runs as in the suite: its oracle in a clean process, its technique in this one. Memory is the sum of the
-proportional set sizes (PSS, /proc/PID/smaps_rollup) of this process and all that it started, sampled every 0.25 s:
-pages that processes share count once. The time is that of the wall; beside it stands the processors' time of all these
-processes, which other load on the machine leaves alone. The exit status is 1 where a case does not pass, all cases
-together take longer than the limit, or the peak is above it.
+Cases run as in the suite: oracle in a clean process, technique in this one. Memory is the sum of the proportional set
+sizes (PSS, /proc/PID/smaps_rollup) of this process and its descendants, sampled every 0.25 s: shared pages count once.
+Wall time stands beside the CPU time of these processes, which other load does not change. The exit status is 1 where a
+case does not pass, or the time of all cases or the peak is above its limit.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Watch:
 
 
 def _pss(pid: int) -> int:
-    """In bytes; 0 of a process that has ended."""
+    """Proportional set size in bytes; 0 of a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -149,10 +148,10 @@ def run(bench: Bench, selection: Selection, modes: tuple[Mode, ...]) -> list[tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--effort", default=EFFORTS[0], choices=EFFORTS, help="as --accel-effort (default: auto)")
+    parser.add_argument("--effort", default=EFFORTS[0], choices=EFFORTS, help="same as --accel-effort (default: auto)")
     parser.add_argument("--technique", action="append", help=f"repeatable (default: {', '.join(TECHNIQUES)})")
     parser.add_argument("--mode", action="append", choices=[str(mode) for mode in MODES], help="repeatable")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all together (default: 180)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit for all cases together (default: 180)")
     parser.add_argument("--bytes", type=float, default=BYTES, help="limit of the peak (default: 3e9)")
     given = parser.parse_args()
     own = workload()
@@ -181,8 +180,7 @@ def main() -> int:
     wrong = [record.case.id for record, *_ in result if not record.verdict.green]
     print(
         f"{len(result)} cases, {len(wrong)} wrong, {seconds:.0f} s (limit {given.seconds:.0f} s), "
-        f"processors busy for {busy:.0f} s, "
-        f"peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
+        f"processors busy for {busy:.0f} s, peak {peak / 1e9:.2f} GB (limit {given.bytes / 1e9:.2f} GB)"
     )
     return int(bool(wrong) or not result or seconds > given.seconds or peak > given.bytes)
 

@@ -1,7 +1,7 @@
-"""pytest plugin that slows cases by a known part of their time. For timing processes of baseline_checks.py only.
+"""pytest plugin that makes cases slower by a known part of their time, in timing processes of baseline_checks.py.
 
-After each call of a candidate it waits for a part of the time that the call took. For devices whose calls return when
-they are done.
+After each call of a candidate it waits for a part of the call's time. For devices whose calls return when they are
+done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 VARIABLE = "PLANTED_SLOWDOWN"
-"""Names a JSON file: by case id the part that is added, 0.05 being 5 %."""
+"""Environment variable with the path of a JSON file: the part to add (0.05 for 5 %), by case id."""
 
 
 def longer(call: Callable[[], object], part: float) -> Callable[[], object]:
@@ -38,13 +38,13 @@ def longer(call: Callable[[], object], part: float) -> Callable[[], object]:
 
 
 def judged(case: str) -> str:
-    """Id that a timed case has while it runs: with the mode that it times."""
+    """Id of a timed case while it runs, with the mode that it times."""
     head, _, mode = case.rpartition("/")
     return f"{head}/{TIMED[Mode(mode)]}"
 
 
 def plant(parts: Mapping[str, float]) -> None:
-    """From now on these timed cases, by id, take so much longer."""
+    """Make these timed cases, by id, take so much longer."""
     by_judged = {judged(case): part for case, part in parts.items()}
     paired = speed._Measuring._paired  # noqa: SLF001 - where a candidate stands beside eager, whichever technique it is
 

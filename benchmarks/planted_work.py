@@ -1,8 +1,8 @@
-"""Four CPU workloads, and an operation that makes each of them slower by a known part. Used by speed_gates.py.
+"""Four CPU workloads, and an operation that makes each slower by a known part, for speed_gates.py.
 
 The planted operation is the inverse error function of a few thousand elements: about 7 ns each, hardly any memory, and
-a time proportional to their number. `calibrated` finds how many elements make 3, 5 or 10 %, from blocks of the workload
-with and without the operation, in turns. The table shows the slowdowns that were measured in the sessions themselves.
+a time proportional to their number. `calibrated` finds the number for 3, 5 or 10 % from blocks with and without it, in
+turns. The table shows the slowdowns measured in the sessions themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 SLOWDOWNS = (0, 3, 5, 10)
-"""Per cent; 0 is the false-alarm cell."""
+"""Planted slowdowns in per cent; 0 is the false-alarm cell."""
 PROBED = 1 << 14
 """Elements that are timed alone, for a first estimate."""
 AIMS = (0.05, 0.1, 0.2, 0.3)
@@ -35,7 +35,7 @@ _CPU = Cpu()
 
 
 def prepare(threads: int) -> None:
-    """Settings of a process that measures."""
+    """Set up a process that measures."""
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
 
@@ -81,7 +81,7 @@ WORKLOADS: Mapping[str, Callable[[], Call]] = {
     "conv-channels-last": convolution,
     "elementwise-20": elementwise,
 }
-"""Makers: each call of one gives tensors of its own."""
+"""Makers of workloads, each call with its own tensors."""
 
 
 def slowed(call: Call, elements: int) -> Call:
@@ -99,7 +99,7 @@ def slowed(call: Call, elements: int) -> Call:
 
 
 def timed(calls: Sequence[Call]) -> list[Callable[[], float]]:
-    """Blocks of each, warm."""
+    """Warmed-up blocks of each call."""
     blocks = [block(_CPU, call) for call in calls]
     for item in blocks:
         settle(item)
@@ -118,7 +118,7 @@ def in_turns(blocks: Sequence[Callable[[], float]], rounds: int) -> list[list[fl
 
 
 def part(base: Sequence[float], other: Sequence[float]) -> float:
-    """By how much the other is slower, from the median log ratio of rounds."""
+    """The other's slowdown as a part, from the median log ratio of rounds."""
     return math.expm1(statistics.median([math.log(b / a) for a, b in zip(base, other, strict=True)]))
 
 

@@ -1,18 +1,17 @@
-"""Measures the plugin's cost: start-up of an unrelated pytest run, and the collection of 10,000 cases.
+"""Measures the plugin's cost to a pytest run: start-up without use, and collection of 10,000 cases.
 
     python benchmarks/plugin_cost.py        # exit status 1 where a limit is exceeded; 40 s
 
 Start-up: pytest on one empty test, without the plugin and with it. Limit: 1.1 times the CPU time.
 
 Collection: 100 techniques x 100 workloads, registered by a conftest.py, against `pytest.mark.parametrize` with as many
-ids of the same length, in a file that does not import torch. Counted is the CPU time of pytest's process from the start
-of the session to the exit of the interpreter: making the cases, their items, sorting them, and garbage collection. The
-same of one case is subtracted. Limit: 1.2 times. What a run pays once, whatever the number of cases, is printed beside
-it: importing torch, techniques and workloads in this process. The probe of the devices runs in child processes and is
-not part of these figures.
+ids of the same length, in a file that does not import torch. Limit: 1.2 times the CPU time of pytest's process from the
+session's start to the interpreter's exit (making and sorting cases and items, garbage collection), less that of one
+case. The cost once a run is printed beside it: importing torch, techniques and workloads. The device probe runs in
+child processes and does not count.
 
-CPU time, because other work on the machine changes it less than the clock's. Of each side the smallest of several fresh
-processes, run in turns, counts: other work only ever adds. Where a limit is exceeded, everything is measured once more.
+CPU time varies less with other load than wall time. The smallest of several fresh processes in turns counts for each
+side: other work only adds. Where a limit is exceeded, everything is measured once more.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 START_LIMIT = 1.1
-"""Times the CPU time of a pytest run without the plugin."""
+"""Limit, as a multiple of the CPU time of a pytest run without the plugin."""
 COLLECT_LIMIT = 1.2
-"""Times the CPU time of plain parametrize, without that of a single case."""
+"""Limit, as a multiple of the CPU time of plain parametrize, each less that of a single case."""
 
 PLAIN = """
 import pytest
 cases = range({number})
-@pytest.mark.parametrize("case", cases, ids=[f"zz-{{i // 100:03}}/zz-{{i % 100:03}}/cpu/float32/forward" for i in cases])
+ids = [f"zz-{{i // 100:03}}/zz-{{i % 100:03}}/cpu/float32/forward" for i in cases]
+@pytest.mark.parametrize("case", cases, ids=ids)
 def test_case(case): pass
 """
 CASES = """
@@ -103,7 +103,7 @@ def least(folder: Path, rounds: int, *sides: tuple[str, ...]) -> list[Spent]:
 
 
 def write(folder: Path, techniques: int, workloads: int) -> None:
-    """Test files with so many cases: plain parametrize, and registered ones."""
+    """Write test files with so many cases: plain parametrize, and registered ones."""
     number = techniques * workloads
     register = REGISTER.format(techniques=techniques, workloads=workloads)
     for kind, test, conftest in (("plain", PLAIN.format(number=number), ""), ("cases", CASES, register)):

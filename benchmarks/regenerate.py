@@ -1,11 +1,11 @@
 """Writes every file that is derived from the source and from stored results: ``nox -s regenerate``.
 
-    python benchmarks/regenerate.py                   # write what is stale; about 20 s, and more for a workload without ceilings
-    python benchmarks/regenerate.py --check           # name what is stale; exit status 1 where anything is
-    python benchmarks/regenerate.py cuda.jsonl        # with the journal of a whole run, which confirms a must-pass list
+    python benchmarks/regenerate.py             # write stale files; about 20 s, more for a workload without ceilings
+    python benchmarks/regenerate.py --check     # name stale files; exit status 1 where there is one
+    python benchmarks/regenerate.py cuda.jsonl  # with the journal of a whole run, which confirms a must-pass list
 
-`derived` has the writer of each file. What needs another machine or many minutes is in `MEASURED`, with its command,
-and is not written here. A must-pass list takes up a case only after a run has passed it.
+`derived` has the writer of each file. `MEASURED` lists the files that need another machine or many minutes, with their
+commands; they are not written here. A must-pass list takes up a case only after a run has passed it.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def cases(before: str) -> str:
 
 
 def limits(text: str) -> str:
-    """Ceilings of the references that there are: the stored ones, and measured ones of those that have none."""
+    """Ceilings of today's references: the stored ones, and measured ones where none is stored."""
     kept, names = ceilings.parsed(text), {name for name, *_ in budget_ceilings.references()}
     comparison = budget_ceilings.measured(without=kept) if names - kept.keys() else {}
     return ceilings.written({name: views for name, views in {**kept, **comparison}.items() if name in names})
 
 
 def versions(text: str, journals: Sequence[Path] = ()) -> str:
-    """Hashes of all versions of must-pass lists that there ever were."""
+    """Hashes of all past and present versions of must-pass lists."""
     known = dict(line.rsplit(" ", 1) for line in text.splitlines())
     for kind, content in lists(tuple(journals)).items():
         stored_list = parsed(kind, content)
@@ -131,13 +131,13 @@ def derived(journals: Sequence[Path] = ()) -> dict[str, Callable[[str], str]]:
 
 MEASURED = {
     "accelcheck/expectations/ceilings.json": "python benchmarks/budget_ceilings.py, for lower ones: 8 minutes",
-    "accelcheck/workloads/torch_operators.json": "python benchmarks/torch_operators.py, after a release of torch: 20 minutes",
-    "docs/vendor_faults.md": "python benchmarks/vendor_faults.py > docs/vendor_faults.md, with examples/vendor-device: minutes",
+    "accelcheck/workloads/torch_operators.json": "python benchmarks/torch_operators.py, after a torch release: 20 min",
+    "docs/vendor_faults.md": "python benchmarks/vendor_faults.py > docs/vendor_faults.md, with acme-npu: minutes",
     "docs/checked_models.md": "accelcheck check of the models in examples/, with transformers: 4 minutes",
     "docs/images": "nox -s browser: Chromium",
     "baselines": "baselines/README.md has the commands: a quiet machine, or another device",
 }
-"""Files with measured results, each with the command that writes it and what this needs."""
+"""Files with measured results, each with its command and needs."""
 
 
 def stored(name: str) -> Any:
@@ -149,7 +149,7 @@ def row(*cells: str) -> str:
 
 
 def tabled(page: str, header: str, rows: Iterable[str]) -> str:
-    """A page with other rows in the table whose header begins so."""
+    """The page with these rows in the table whose header begins so."""
     lines = page.splitlines()
     first = 2 + next(number for number, line in enumerate(lines) if line.startswith(header))
     last = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
@@ -157,7 +157,7 @@ def tabled(page: str, header: str, rows: Iterable[str]) -> str:
 
 
 def renewed(path: str, write: Callable[[str], str]) -> str | None:
-    """The text that a derived file should have; None where it has it."""
+    """The right text of a stale derived file; None where it is up to date."""
     file = ROOT / path
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     after = write(before)

@@ -1,7 +1,6 @@
-"""Makes the pictures of docs/report.md in chromium: a report of stored journals and planted faults, and a check's page.
+"""Takes the pictures of docs/report.md with chromium, of a report and of the page of a check: ``nox -s browser``.
 
-The suite runs with the techniques of tests/plugin_harness.py, which are wrong in one way each, so that there are causes
-to show.
+The report shows stored journals, and planted faults: techniques of tests/plugin_harness.py, each wrong in one way.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ SHOTS = (
 )
 """Name, address, width, height, dark, heading to scroll to."""
 OF_A_CHECK = (("report-model", "", 1400, 1330, False, None), ("report-model-phone", "", 400, 1130, False, None))
-"""The same of the page of a check."""
+"""Pictures of the page of a check, in the same form."""
 MODEL = "examples/language/test_language.py:make"
 TRIED = (
     "eager amp-bf16 compile-static export onnxruntime openvino int8-torchao-weight-only int4-torchao-weight-only "
@@ -70,7 +69,7 @@ COLOURS = 256
 def main() -> int:
     """Make the report, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--journal", type=Path, help="of planted faults; made if it is not given")
+    parser.add_argument("--journal", type=Path, help="journal of planted faults; made if not given")
     parser.add_argument("--check", type=Path, help="page of a check; made if it is not given, in some minutes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -95,7 +94,7 @@ def main() -> int:
 
 
 def _planted(folder: Path) -> Path:
-    """A journal of planted faults. The run fails, as it is to."""
+    """The journal of a run with planted faults, which fails as it must."""
     (folder / "conftest.py").write_text(CONFTEST, "ascii")
     journal = folder / "journal.jsonl"
     chosen = [f"--accel-technique={name}" for name in PLANTED]
@@ -130,7 +129,8 @@ def _browser() -> Any:
 
 
 def _taken(
-    shown: Any, report: Path, name: str, address: str, width: int, height: int, dark: bool, heading: str | None  # noqa: FBT001 - a row of the table above
+    shown: Any, report: Path, name: str, address: str, width: int, height: int,
+    dark: bool, heading: str | None,  # noqa: FBT001 - a row of the table above
 ) -> str:  # fmt: skip
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     shown.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -139,13 +139,11 @@ def _taken(
     shown.get("about:blank")
     shown.get(f"{report.as_uri()}{address}")
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script("return document.documentElement.dataset.ready"))
-    find = (
-        "const found = [...document.querySelectorAll('h3')].find((one) => one.textContent === arguments[0]); "
-        "if (found) found.scrollIntoView();"
-    )
+    find = "[...document.querySelectorAll('h3')].find((title) => title.textContent === arguments[0])?.scrollIntoView()"
     shown.execute_script(f"document.activeElement.blur(); {find}", heading)
     WebDriverWait(shown, 60).until(lambda _: shown.execute_script(
-        "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => one.firstChild || one.getBoundingClientRect().top > innerHeight)"
+        "return [...document.querySelectorAll('main:not([hidden]) .plot')].every("
+        "(plot) => plot.firstChild || plot.getBoundingClientRect().top > innerHeight)"
     ))  # fmt: skip
     picture = Image.open(io.BytesIO(shown.get_screenshot_as_png())).convert("RGB")
     path = IMAGES / f"{name}.png"

@@ -1,12 +1,11 @@
 """Measures the cost of an HTML report of many cases: seconds, bytes, and the browser's first paint.
 
-20,000 synthetic records have the verdicts, figures, evidence and measurements of the stored journals: each is a stored
-record under another workload and device, with its figures times a random factor, so that no two are the same. One in 40
-fails.
+Each of 20,000 synthetic records is a stored one under another workload and device, its figures times a random factor,
+so that no two are the same. One in 40 fails.
 
-``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (the report is made
-by one thread), 8 MiB, or 2 s to the first paint. The paint is not measured where there is no chromium or no selenium
-(dependency group ``browser``), and the script says so.
+``python benchmarks/report_speed.py`` exits with 1 where the report takes more than 10 s of CPU time (of its one
+thread), 8 MiB, or 2 s to the first paint. Without chromium or selenium (dependency group ``browser``) it says that the
+paint is not measured.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MOST_SECONDS = 10.0
 MOST_BYTES = 8 << 20
 MOST_PAINT = 2.0
 FAILING = 40
-"""One case in so many fails."""
+"""Cases per failing case."""
 
 
 def journals(folder: Path, count: int) -> list[Path]:
@@ -84,7 +83,8 @@ def _varied(record: dict[str, Any], device: str, copy: int, chance: random.Rando
         "figures": figures,
         "seconds": {phase: spent * chance.uniform(0.5, 1.5) for phase, spent in record["seconds"].items()},
         "measurements": [
-            {**measurement, **{name: float(measurement[name]) * chance.uniform(0.9, 1.1) for name in ("value", "low", "high") if measurement[name] is not None}}
+            {**measurement, **{name: float(measurement[name]) * chance.uniform(0.9, 1.1)
+                               for name in ("value", "low", "high") if measurement[name] is not None}}
             for measurement in record["measurements"]
         ],
         "times": [spent * chance.uniform(0.9, 1.1) for spent in record["times"]],

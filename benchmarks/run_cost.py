@@ -1,9 +1,9 @@
-"""Measures the cost of a run's safety: journal records with their sync, and cases in a process of their own.
+"""Measures the cost of a run's safety: a journal record with its sync, and cases in a process of their own.
 
 ``python benchmarks/run_cost.py [--records N] [--pairs N] [--technique GLOB ...]``
 
-A record may take 200 us, and a process of their own may add 2 % to the time of level 1. Runs of both kinds alternate,
-and the middle ratio of the pairs counts; a machine with other load than this tells nothing.
+A record may take 200 us, and separate processes may add 2 % to the time of level 1. Runs of both kinds alternate, and
+the median ratio of the pairs counts; under other load the result means nothing.
 
 Exit status: 0 within these limits, 1 above one of them.
 """
@@ -23,9 +23,9 @@ from accelcheck.core.journal import Journal
 from accelcheck.core.journal_reading import read
 
 MOST_RECORD = 200e-6
-"""Seconds."""
+"""Limit of a record, in seconds."""
 MOST_SUPERVISION = 1.02
-"""Time of a run, divided by that of the same run with all cases in the process of their worker."""
+"""Limit of a run's time, as a multiple of that with all cases in their worker's process."""
 STORED = Path(__file__).parent.parent / "baselines" / "cpu" / "level1.jsonl"
 
 

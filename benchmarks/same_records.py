@@ -1,7 +1,6 @@
-"""Compares two journals of a selection: verdicts, figures, evidence and compared elements must be equal.
+"""Compares two journals of one selection: verdict, figures, evidence and compared elements of each case must be equal.
 
-Times and memory are left out, and so is the wording of reasons. Exits with 1 where a case differs or is in one journal
-alone.
+Ignores times, memory and the wording of reasons. Exits with 1 where a case differs or is in one journal alone.
 
     python benchmarks/same_records.py BEFORE.jsonl AFTER.jsonl
 """
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
 
 SHOWN = 40
-"""Differences that are printed; all are counted."""
+"""Most differences printed; all are counted."""
 
 
 def facts(record: Record) -> dict[str, Any]:
@@ -45,13 +44,12 @@ def differences(before: dict[str, Record], after: dict[str, Record]) -> Iterator
             continue
         first, second = facts(before[name]), facts(after[name])
         for key in sorted(first.keys() | second.keys()):
-            # NaN differs from itself: texts compare as people do.
+            # NaN differs from itself, its text does not.
             if repr(first.get(key)) != repr(second.get(key)):
                 yield name, key, f"{first.get(key)!r} -> {second.get(key)!r}"
 
 
 def main() -> int:
-    """Compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

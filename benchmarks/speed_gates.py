@@ -1,17 +1,16 @@
-"""Measures detections and false alarms of accelcheck's gates, pytest-benchmark and torch.utils.benchmark.
+"""Measures detection and false alarms of accelcheck's gates, pytest-benchmark's and torch.utils.benchmark's.
 
-    python benchmarks/speed_gates.py                      # 32 sessions quiet and 32 with a busy neighbour, about 3 min each
-    python benchmarks/speed_gates.py --sessions 4 --json part.jsonl        # some of them; another run adds further ones
-    python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl       # only the table of stored sessions; 10 s
+    python benchmarks/speed_gates.py                      # 32 quiet and 32 busy sessions, about 3 min each
+    python benchmarks/speed_gates.py --sessions 4 --json part.jsonl    # some of them; another run adds further ones
+    python benchmarks/speed_gates.py --table baselines/cpu/speed_gates.jsonl    # table of stored sessions; 10 s
     python benchmarks/speed_gates.py --quick              # a few minutes in all, to see that it works; decides nothing
 
 Four CPU workloads (planted_work.py) are made slower by 0, 3, 5 and 10 %. A session measures each of these 16 cells once
-with every gate, each tool in a process of its own; 13 short processes are the samples of gate 2, and 5 pairs of them,
-which run in turns, those of gate 3. A gate that reads a saved run reads that of the session before. Which processes
-make a repetition, and what is counted, is in gate_table.py, which also has the limits: the exit status is 1 where one
-is not met.
+with every gate, each tool in its own process; 13 short processes are the samples of gate 2, and 5 pairs of them in
+turns those of gate 3. A gate with a saved run reads that of the session before. gate_table.py defines repetitions,
+counts and limits: the exit status is 1 where one is not met.
 
-Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks and not
+Everything runs on one thread unless --threads says otherwise, so that a neighbour disturbs caches and clocks but not
 every call.
 """
 
@@ -53,15 +52,15 @@ if TYPE_CHECKING:
 SECONDS = 1.0
 """Seconds that pytest-benchmark and torch.utils.benchmark measure a cell: the default of the first."""
 CALIBRATIONS = 5
-"""Processes that say how much is to be planted; the median counts."""
+"""Calibrating processes; their median counts."""
 ROUNDS = 300
 """Rounds of blocks of a calibration."""
 SAMPLED = 80
-"""Rounds of a process that is a sample: 80 blocks of each of five times, half a second a workload."""
+"""Rounds of a sampling process: 80 blocks of each of five times, half a second a workload."""
 TURNS = 10
-"""Blocks into which these are divided where two such processes run in turns."""
+"""Parts of these rounds, between which two processes of a pair hand over to each other."""
 SILENCE = 300.0
-"""Seconds after which such a process counts as hanging."""
+"""Seconds after which a silent process of a pair counts as hanging."""
 TEST = """
 import os, sys, json
 sys.path.insert(0, {folder!r})
@@ -79,7 +78,7 @@ def test_speed(benchmark, name, per_cent):
 
 
 def calibrate(job: dict[str, Any]) -> dict[str, Any]:
-    """Calibrates the elements that make each workload slower by each part."""
+    """The planted elements by workload and slowdown."""
     calibrated = {name: planted_work.calibrated(name, job["rounds"]) for name in job["names"]}
     return {
         name: {str(per_cent): count for per_cent, count in elements.items()}
@@ -108,7 +107,7 @@ def tools(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def gate_1(base: planted_work.Call, candidate: planted_work.Call) -> dict[str, Any]:
-    """The answer, and how long it took with everything that belongs to a check."""
+    """The answer of gate 1, and the seconds of the whole check."""
     start = time.perf_counter()
     with undisturbed():
         first, second = timed([base, candidate])
@@ -146,7 +145,7 @@ def sample(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def half(job: dict[str, Any]) -> dict[str, Any]:
-    """The same, in turns with another process, and told as a process of a duet does."""
+    """Measure like `sample`, in turns with another process; report as a side of a duet."""
     turns = duet_process.Turns()
     for name in some_order(job):
         processes.say(done=name, found=sampled(job, name, turns.hand_over))
@@ -228,7 +227,7 @@ def pair(job: dict[str, Any], number: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def neighbour(seed: int) -> Iterator[None]:
-    """A busy one."""
+    """A busy neighbour for the time of the context."""
     job = json.dumps({"seed": seed, "threads": 1, "parent": os.getpid()})
     process = subprocess.Popen([sys.executable, str(Path(__file__)), "--role", "burn", "--job", job])
     try:
@@ -239,7 +238,7 @@ def neighbour(seed: int) -> Iterator[None]:
 
 
 def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The statistics that a saved run of the plugin holds of each cell."""
+    """The statistics of each cell in a saved run of pytest-benchmark."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_speed.py").write_text(TEST.format(folder=str(Path(__file__).parent)))
@@ -267,7 +266,7 @@ def pytest_benchmark(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def session(
     calibration: dict[str, Any], condition: str, seed: int, processes: int, pairs: int, seconds: float
 ) -> dict[str, Any]:
-    """Every cell once."""
+    """Measure every cell once."""
     job = {**calibration, "seed": seed, "seconds": seconds, "sampled": SAMPLED}
     start = time.perf_counter()
     with neighbour(seed) if condition == "busy" else contextlib.nullcontext():
@@ -305,13 +304,9 @@ def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -
         if line["kind"] == "calibration" and all(line[key] == value for key, value in here.items()):
             return line
     print(f"calibrating in {CALIBRATIONS} processes", flush=True)
-    calibrations = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
+    runs = [ask("calibrate", {**here, "rounds": 20 if quick else ROUNDS}) for _ in range(CALIBRATIONS)]
     elements = {
-        name: {
-            str(p): round(statistics.median(calibration[name][str(p)] for calibration in calibrations))
-            for p in SLOWDOWNS
-        }
-        for name in names
+        name: {str(p): round(statistics.median(run[name][str(p)] for run in runs)) for p in SLOWDOWNS} for name in names
     }
     known = {"kind": "calibration", **here, "elements": elements}
     known["id"] = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=6).hexdigest()
@@ -327,13 +322,12 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=32, help="sessions of each condition to add (default 32)")
     parser.add_argument("--condition", action="append", choices=gate_table.CONDITIONS, help="default: both, in turns")
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
     parser.add_argument("--seed", type=int, default=None, help="default: the clock's")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--json", type=Path, default=Path("speed_gates.jsonl"), help="results are added to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these files, and measure nothing")
     parser.add_argument("--quick", action="store_true", help="two short sessions of each condition")

@@ -4,9 +4,8 @@
     python benchmarks/torch_operators.py --parts edges strided
     python benchmarks/torch_operators.py --check      # exit status 1 where the file says something else
 
-Goes through torch's own description of its operators (OpInfo) and computes, for each, the reference of eager in
-float32. An operator that has none is left out, with the reason. `accelcheck.workloads.torch_operators` makes a workload
-of each other one.
+Computes the float32 eager reference of each operator in torch's own description (OpInfo). An operator without one is
+left out, with the reason; `accelcheck.workloads.torch_operators` makes a workload of each other one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "_softmax_backward_data": "its samples are no results of softmax, for which its rounding errors are known",
     }
 )
-"""Why operators are not judged."""
+"""Reasons why operators are not judged."""
 LEFT_PARTS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         **{("linalg.matrix_rank", part): "rounding decides the rank" for part in ("edges", "resized", "strided")},
@@ -61,7 +60,7 @@ LEFT_PARTS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("special.zeta", "resized"): "takes minutes, for it steps by 1 until an argument is positive",
     }
 )
-"""Why parts of operators are left out."""
+"""Reasons why parts of operators are left out."""
 LEFT_VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "addcmul": {"infinite": "which product comes first decides whether an infinity meets a 0"},
@@ -83,18 +82,18 @@ LEFT_VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "stft": {"nan": "how a transform errs beside frames of NaN is not known"},
     }
 )
-"""Why operators have no samples with special values, or in a layout."""
+"""Reasons why operators lack samples with special values or in a layout."""
 FACTORISED_LEFT = MappingProxyType(dict.fromkeys(("nan", "infinite"), "no factorisation is defined"))
-"""Why operators of linear algebra have none."""
+"""Reasons why operators of linear algebra lack such samples."""
 INTERPOLATED_LEFT = MappingProxyType({"infinite": "rounding decides whether an infinity meets a weight of 0"})
-"""Why interpolations have none."""
+"""Reasons why interpolations lack such samples."""
 APART: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "cdouble chalf linalg.inv_ex linalg.lu_solve lu_solve nn.functional.avg_pool2d take".split(),
         "torch 2.13 does not compile a sample of it",
     )
 )
-"""Why operators are in no bundle, beside those whose results' shape depends on values: one graph holds all of it."""
+"""Reasons why operators are in no bundle, which is one graph; value-dependent shapes are another reason."""
 LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -105,7 +104,7 @@ LEFT_GRADIENTS: Mapping[str, str] = MappingProxyType(
         "sgn": "it is a zero without memory, to which torch 2.13 adds no second one",
     }
 )
-"""Why operators are not differentiated."""
+"""Reasons why operators are not differentiated."""
 
 
 def described(parts: Mapping[str, SamplePart]) -> dict[str, dict[str, Any]]:
@@ -141,8 +140,8 @@ _FAMILIES = {
     "masked": "masked",
     "pooling": """nn.functional.adaptive_ nn.functional.avg_pool nn.functional.max_pool nn.functional.max_unpool
         nn.functional.lp_pool nn.functional.fractional""",
-    "interpolation": """nn.functional.interpolate nn.functional.upsample nn.functional.grid_sample grid_sampler _upsample
-        nn.functional.pad""",
+    "interpolation": """nn.functional.interpolate nn.functional.upsample nn.functional.grid_sample grid_sampler
+        _upsample nn.functional.pad""",
     "index": """index scatter gather take put select argwhere nonzero where searchsorted _unsafe_ unique bincount""",
 }
 """Beginnings of the names of a family's operators."""
@@ -216,7 +215,7 @@ def unsteady(workload: Workload, entry: dict[str, Any], reason: str) -> bool:
     Args:
         workload: Workload of a part of an operator.
         entry: Entry of that part: gets the reason why the operator is in no bundle.
-        reason: If there is one already.
+        reason: Reason known already, or empty.
     """
     program = Program.of(workload.problem(1))
     with _Names() as names:

@@ -1,10 +1,9 @@
-"""Plants each fault of the example device in it, runs a fitting part of the suite, and writes what the report says.
+"""Plants each fault of the example device, runs a fitting part of the suite, and writes the report's findings.
 
     python benchmarks/vendor_faults.py > docs/vendor_faults.md
 
-Needs `examples/vendor-device` installed. With names of faults as arguments, only their rows are run and printed. The
-first case that is not right is given to `accelcheck explain`. Exits with 1 where a fault is not seen, or where the
-operator is not named that it is in.
+Needs `examples/vendor-device` installed. Names of faults as arguments select rows. `accelcheck explain` gets the first
+case that is not right. Exits with 1 where a fault is missed, or the explanation names none of its operators.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ class Planted:
     """A fault.
 
     Attributes:
-        name: Value of `VARIABLE`; a number after a colon is the first kernel, or the count of faults.
+        name: Value of `VARIABLE`; a number after a colon is the first kernel, or the period of the fault.
         does: Effect on the hardware.
         selection: Options that choose the cases.
-        operators: Faulty operators, of which `accelcheck explain` must name one; none where the fault strikes whatever
-            runs.
+        operators: Faulty operators, of which `accelcheck explain` must name one; none where any may be hit.
     """
 
     name: str
@@ -96,7 +94,7 @@ class Row:
 
     @property
     def missed(self) -> str:
-        """Expectation that was not met; empty where all were."""
+        """Unmet expectation; empty where all are met."""
         if not self.caught:
             return f"{self.planted.name}: no case failed"
         if self.planted.operators and not set(self.planted.operators) & set(self.named):
@@ -177,8 +175,8 @@ def explanation(row: Row) -> str:
     return f"{row_text['blamed'] or 'no layer alone'}: {named}" + (f"; its script {ended[1]}" if ended else "")
 
 
-def said(record: Record) -> str:
-    """The first line of a reason, for a cell of a table."""
+def headline(record: Record) -> str:
+    """The first line of a reason, shortened for a cell of a table."""
     line = record.headline
     line = re.sub(r"0x[0-9a-f]+|\bprocess \d+", "...", line).replace("|", "\\|").replace("<", "&lt;")
     return line if len(line) <= WIDTH else f"{line[:WIDTH].rpartition(' ')[0]} ..."
@@ -187,14 +185,16 @@ def said(record: Record) -> str:
 def table(found: Sequence[Row]) -> str:
     """The table, in Markdown."""
     lines = [
-        "| `ACME_FAULT` | the hardware | cases that are not right | verdicts | what the report says first | `accelcheck explain` |"
+        (
+            "| `ACME_FAULT` | the hardware | cases that are not right | verdicts | what the report says first "
+            "| `accelcheck explain` |\n|---|---|---|---|---|---|"
+        )
     ]
-    lines.append("|---|---|---|---|---|---|")
     for row in found:
         caught = row.caught
         verdicts = ", ".join(sorted({str(record.verdict) for record in caught})) or "none"
         first = (
-            f"`{caught[0].case.technique}/{caught[0].case.workload}` {caught[0].case.mode}: {said(caught[0])}"
+            f"`{caught[0].case.technique}/{caught[0].case.workload}` {caught[0].case.mode}: {headline(caught[0])}"
             if caught
             else ""
         )
@@ -208,13 +208,16 @@ def table(found: Sequence[Row]) -> str:
 
 PAGE = """# Faults of a device, and what the report says of each
 
-The device of [examples/vendor-device](../examples/vendor-device/README.md) can be told to have a fault of its hardware: `ACME_FAULT=NAME`, or `NAME:COUNT`.
-`python benchmarks/vendor_faults.py > docs/vendor_faults.md` plants each of them, runs a few cases of level 1 or 2, explains the first that is not right, and writes
+The device of [examples/vendor-device](../examples/vendor-device/README.md) can be told to have a fault of its \
+hardware: `ACME_FAULT=NAME`, or `NAME:COUNT`.
+`python benchmarks/vendor_faults.py > docs/vendor_faults.md` plants each of them, runs a few cases of level 1 or 2, \
+explains the first that is not right, and writes
 this page. Without a fault the same cases pass.
 
 {table}
 
-{counted} A fault that strikes whatever runs, or between operators, has none. There is no script where one call of the operator alone is right.
+{counted} A fault that strikes whatever runs, or between operators, has none. There is no script \
+where one call of the operator alone is right.
 
 Made with torch {torch} and acme-npu {package}.
 """

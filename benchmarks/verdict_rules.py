@@ -1,25 +1,25 @@
-"""Counts faults caught and correct kernels failed by decision rules: accelcheck's and other projects', in one run.
+"""Measures how often decision rules, accelcheck's and other projects', catch a fault and fail a correct kernel.
 
     python benchmarks/verdict_rules.py --json baselines/cpu/verdict_rules.json
     python benchmarks/verdict_rules.py --faults all --seeds 3
 
 Plants faults and correct kernels of `accelcheck.selftest.faults` in eager and int8 programs on the CPU and prints a
-Markdown table. A trial is one plant in one workload and storage dtype with one seed: its own parameters and inputs.
-Every rule of other projects judges the output of the case's own random inputs, by the reference that its authors use:
+Markdown table. A trial is one plant in one workload and storage dtype with the parameters and inputs of one seed. Every
+rule of other projects judges the output of the case's own random inputs, by the reference that its authors use:
 
 - eager in the storage dtype for `assert_close`, KernelBench, BackendBench, aiter and dynamo;
 - a wider computation from the same rounded parameters and inputs (FP32 for half precision, FP64 for FP32) for
   FlashAttention's rule, rows and columns, SQNR and cosine.
 
-dynamo's `same` is the one of the torch that is installed, with the options of its benchmarks: a tolerance of 1e-4 for
-FP32 and bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, inference), and `--cosine`, which
-replaces both the tolerance and the comparison with FP64.
+dynamo's `same` is that of the installed torch, with the options of its benchmarks: a tolerance of 1e-4 for FP32 and
+bfloat16 and 1e-3 for float16 (torchbench), of 1e-3 (huggingface and timm, inference), and `--cosine`, which replaces
+both the tolerance and the comparison with FP64.
 
-accelcheck's verdict is the engine's, as it is in a run of the suite: further random inputs, structured inputs (probes),
-a rerun, mutations and evidence are part of it. The line "first draw alone" is its judgement of exactly the tensors that
-the other rules get. The int8 kernel is correct by its own scheme, which accelcheck's oracle emulates; other rules have
-no such reference, so the last column leaves it out. A column counts the cells too that the catalogue declares as
-hidden, since no rule that passes correct kernels can tell these faults from rounding.
+accelcheck's verdict is that of a suite run: further random inputs, structured inputs (probes), a rerun, mutations and
+evidence included. The line "first draw alone" judges exactly the tensors that the other rules get. The int8 kernel is
+correct by its own scheme, which only accelcheck's oracle emulates; so the last column leaves it out. Cells that the
+catalogue declares hidden have their own column: no rule that passes correct kernels can tell these faults from
+rounding.
 """
 
 from __future__ import annotations
@@ -82,9 +82,8 @@ FAULTS = frozenset(
         ("gain", 0.01, "mlp"),
     }
 )
-"""19 faults by name, strength and workload, in every dtype that the catalogue has them in. Cells that it declares as
-hidden, below its documented detectability, are counted in a column of their own. All of the others change the output
-of random inputs, so that rules are compared and not inputs."""
+"""19 faults by name, strength and workload, in every dtype of the catalogue. All but the cells declared hidden, which
+have their own column, change the output of random inputs, so that rules are compared and not inputs."""
 INT8 = "correct-int8-anywhere-7"
 CORRECT = frozenset(
     {
@@ -104,10 +103,10 @@ class Output:
     """One tensor of an output, and what rules compare it with.
 
     Attributes:
-        got: The candidate's.
+        got: Candidate's tensor.
         eager: Eager's, in the storage dtype.
-        wide: FP32 for half precision, FP64 for FP32.
-        exact: FP64.
+        wide: Eager's in FP32 for half precision, in FP64 for FP32.
+        exact: Eager's in FP64.
     """
 
     got: Tensor
@@ -283,7 +282,7 @@ def ours_alone(trial: Trial, got: Result) -> bool:
 def group(rows: list[PlantedRow], seed: int, folder: str) -> list[Trialled]:
     """Rows of one workload and dtype with one seed: they share oracles."""
     torch.set_num_threads(1)
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every cosine that is too small
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # warns of every small cosine
     bench = runner.bench(devices()["cpu"], Matrix.load(), Store(Path(folder)))
     return [done for row in rows if (done := attempt(row, seed, bench)) is not None]
 
@@ -323,7 +322,7 @@ def shares(trials: list[Trialled]) -> list[dict[str, Any]]:
 
 
 def table(rules: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The shares as a Markdown table."""
     lines = [
         "| rule | faults caught | with hidden cells | correct kernels failed | the same without int8 |",
         "|---|---:|---:|---:|---:|",
@@ -347,7 +346,6 @@ def wrong(trials: list[Trialled], name: str) -> list[str]:
 
 
 def main() -> int:
-    """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", choices=("page", "all"), default="page", help="the 19 and 5 of the page, or all")
     parser.add_argument("--seeds", type=int, default=12, help="seeds of parameters and inputs (default 12)")

@@ -1,19 +1,18 @@
-"""Measures time and memory of the full verdict of one tensor against `torch.testing.assert_close`.
+"""Compares the full verdict of one tensor with `torch.testing.assert_close`: time, and memory beyond the inputs.
 
-    python benchmarks/verdict_speed.py --json baselines/cpu/verdict_speed.json      # on an otherwise idle machine; 2 min
-    python benchmarks/verdict_speed.py --exponents 10 16 20 --memory 10 16 20 24 --blocks 15        # half a minute
+    python benchmarks/verdict_speed.py --json baselines/cpu/verdict_speed.json    # on an otherwise idle machine; 2 min
+    python benchmarks/verdict_speed.py --exponents 10 16 20 --memory 10 16 20 24 --blocks 15    # half a minute
 
-The verdict is `accelcheck.verify.judge.judge` of a result of one FP32 tensor against a reference that exists already,
-as for every technique after the first: all views, their budgets, all figures. Both compare a tensor with another that
-differs by rounding. They run in turn in one process (verdict, assert_close, assert_close, verdict), so that a machine
-that speeds up or slows down does so for both; each block gives one ratio of means. Printed are the medians of the
-blocks, the median ratio, and its 95 % interval by order statistics, which assumes nothing about how times are
-distributed. The limit is a ratio of 1: it is exceeded where the whole interval lies above, in two measurements one
-after the other.
+The verdict is `accelcheck.verify.judge.judge` of one FP32 tensor against an existing reference, as for every technique
+after the first: all views, their budgets, all figures. Both compare tensors that differ by rounding. They run in turns
+in one process (verdict, assert_close, assert_close, verdict), so that a change of the machine's speed affects both;
+each block gives one ratio of means. Printed are medians of the blocks, the median ratio, and its 95 % interval by order
+statistics, which assumes no distribution. A ratio is above the limit of 1 where the whole interval is, in two
+consecutive measurements.
 
-Memory is the peak of the running sum of the profiler's `[memory]` events, which count torch's allocations to the byte,
-or tracemalloc's peak, which has NumPy's: the larger of the two. The limit is 16 MiB for up to 2^26 elements. The exit
-status is 1 where a limit is exceeded.
+Memory is the larger of two peaks: the running sum of the profiler's `[memory]` events (torch's allocations, to the
+byte) and tracemalloc's (NumPy's). The limit is 16 MiB for up to 2^26 elements. The exit status is 1 where a limit is
+exceeded.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ PATH = "out"
 
 
 def reference(exponent: int) -> tuple[Tensor, Reference]:
-    """A candidate of ``2**exponent`` elements that is the truth rounded to FP32, and what it is judged by."""
+    """A candidate of ``2**exponent`` elements that is the truth rounded to FP32, and its reference."""
     columns = min(WIDTH, 2 ** (exponent // 2))
     generator = torch.Generator().manual_seed(exponent)
     truth = torch.randn(2**exponent // columns, columns, generator=generator).double()
@@ -132,12 +131,12 @@ def timed(exponent: int, threads: int, count: int) -> dict[str, Any]:
     result = {PATH: candidate}
     torch.set_num_threads(threads)
     for _ in range(2):
-        judgement = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
-        ratios = [ours / theirs for ours, theirs in judgement]
+        pairs = blocks(lambda: judge(result, expected), lambda: torch.testing.assert_close(candidate, eager), count)
+        ratios = [ours / theirs for ours, theirs in pairs]
         low, high = interval(ratios)
         if low <= 1.0:
             break
-    ours, theirs = (statistics.median(times) for times in zip(*judgement, strict=True))
+    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     return {
         "exponent": exponent,
         "threads": threads,
@@ -177,7 +176,7 @@ def main() -> int:
     for exponent in options.memory:
         candidate, expected = reference(exponent)
         result = {PATH: candidate}
-        weights.append({"exponent": exponent, "bytes": peak(lambda: judge(result, expected))})  # noqa: B023 - called before the loop goes on
+        weights.append({"exponent": exponent, "bytes": peak(lambda: judge(result, expected))})  # noqa: B023
         print(f"| 2^{exponent} | {weights[-1]['bytes'] / 2**20:.2f} MiB |", flush=True)
     if options.json:
         stored = {"torch": torch.__version__, "processors": os.cpu_count(), "times": times, "memory": weights}
