@@ -60,6 +60,14 @@ COMPILED = "an OperatorLog does not see the operators of compiled code: set `wat
 """Advice if a technique of another package compiles and its evidence is missing."""
 
 
+_GRAPHS = "accelcheck.graphs"
+"""Key in `Program.extras`: number of compiled graphs before the technique was applied."""
+
+
+def _foreign(technique: Technique) -> bool:
+    return not type(technique).__module__.startswith("accelcheck.")
+
+
 class Clock:
     """Accumulates wall time by phase."""
 
@@ -159,6 +167,8 @@ class Trial:
         Raises:
             Unsupported: A library refuses a user-owned model that one of accelcheck's techniques hands to it.
         """
+        if _foreign(self.technique):
+            program.extras[_GRAPHS] = graphs()
         try:
             self.technique.prepare(program, mode or self.case.mode, self.device)
         except (Unsupported, MemoryError, torch.OutOfMemoryError):
@@ -248,8 +258,7 @@ def watched(
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
-    foreign = not type(technique).__module__.startswith("accelcheck.")
-    if foreign and isinstance(log, OperatorLog) and graphs():
+    if _foreign(technique) and isinstance(log, OperatorLog) and graphs() != program.extras.get(_GRAPHS):
         seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 
