@@ -121,6 +121,10 @@ def test_cpu() -> None:
     assert fingerprint.count >= 1
     assert fingerprint.versions["torch"]
     assert fingerprint.runtime.startswith("ATen")
+    cpu.seed(7)
+    first = torch.rand(3)
+    cpu.seed(7)
+    assert torch.equal(first, torch.rand(3))
 
 
 def test_environment_is_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,10 +320,11 @@ def test_counts_are_whole_numbers_ascending_each_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "-3", "1.5", "ten", "101", "٣"])
-def test_other_counts_are_answered_with_the_legal_ones(text: str) -> None:
+def test_other_counts_are_answered_with_the_legal_ones(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UnknownNameError, match="whole numbers from 1 to 100"):
         command.counts(text)
     assert cli.main(["curve", f"--counts={text}"]) == USAGE
+    assert "whole numbers from 1 to 100" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -329,8 +329,8 @@ def test_a_technique_of_ones_own_that_raises_is_an_error(fresh: Store) -> None:
     def refuse(program: Program) -> None:
         torch.ones(2) @ torch.ones(3)
 
-    record = verdict_of(fresh, Planted(refuse), workload_of(nn.Linear(12, 8), (torch.randn(4, 12),)), FORWARD)
-    assert record.verdict is Verdict.ERROR
+    record = erred(fresh, Planted(refuse), workload_of(nn.Linear(12, 8), (torch.randn(4, 12),)), FORWARD)
+    assert record.reason.startswith("RuntimeError: ")
 
 
 def test_autocast_is_judged_where_a_model_does_not_run_wholly_in_half_precision(fresh: Store) -> None:

@@ -85,7 +85,8 @@ def placed(x: Tensor) -> Tensor:
 )
 def test_dimensions_vary_together(model: Callable[..., Tensor], shapes: Any, sizes: str, fresh: Store) -> None:
     workload = workload_of(model, tuple(map(torch.randn, shapes)), name="given")
-    assert observed(passed(fresh, Eager(), workload, FORWARD), SIZES).startswith(sizes)
+    text = observed(passed(fresh, Eager(), workload, FORWARD), SIZES)
+    assert text.startswith(sizes) if model is placed else text == sizes
 
 
 def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(fresh: Store) -> None:
