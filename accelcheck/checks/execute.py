@@ -117,14 +117,16 @@ class Bench:
             record = self._run(case, clock)
         except Unsupported as answer:
             record = _refused(case, answer.capability)
+            if answer.__cause__ is not None and (silent := self._silent(case.device)):
+                record = Record(case, Verdict.DEVICE_LOST, reason=f"{silent}\n{record.reason}")
         except UnknownTorchError as error:
             record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything: it is this case's error
             undecided = isinstance(error, OracleError | UndecidedError) and self.matrix.workloads[case.workload].owned
-            code, reason = (ErrorCode.UNDECIDED, text(error, MOST_ERROR)) if undecided else ("", _brief(error))
-            record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
+            code = ErrorCode.UNDECIDED if undecided else ""
+            record = Record(case, Verdict.ERROR, code=code, reason=_brief(error), traceback=_traceback(error))
             if silent := self._silent(case.device):
-                record = replace(record, verdict=Verdict.DEVICE_LOST, reason=f"{silent}\n{record.reason}")
+                record = replace(record, verdict=Verdict.DEVICE_LOST, code="", reason=f"{silent}\n{record.reason}")
         record = replace(record, seconds=clock.seconds)
         return held(record, self._statements(case.device), version("torch"))
 

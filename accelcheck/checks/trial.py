@@ -17,6 +17,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
+from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import graphs
 from accelcheck.techniques.observe import OperatorLog
@@ -64,6 +65,14 @@ _GRAPHS = "accelcheck.graphs"
 """Key in `Program.extras`: number of compiled graphs before the technique was applied."""
 
 
+def _compiled() -> int | None:
+    """Number of compiled graphs; None if this torch does not tell."""
+    try:
+        return graphs()
+    except UnknownTorchError:
+        return None
+
+
 def _foreign(technique: Technique) -> bool:
     return not type(technique).__module__.startswith("accelcheck.")
 
@@ -100,6 +109,8 @@ class Trial:
     """Global state before the technique was prepared, under which problems are made and results judged."""
     _answered: list[bool] = field(default_factory=list)
     """Non-empty once the judging code has reproduced its known answers with the technique prepared."""
+    _applied: list[bool] = field(default_factory=list)
+    """Non-empty once the technique could be applied."""
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
@@ -165,18 +176,19 @@ class Trial:
         """Applies the technique to a program, for the case's mode unless another one is given.
 
         Raises:
-            Unsupported: A library refuses a user-owned model that one of accelcheck's techniques hands to it.
+            Unsupported: A library refuses a user-owned model that one of accelcheck's techniques first hands to it.
         """
         if _foreign(self.technique):
-            program.extras[_GRAPHS] = graphs()
+            program.extras[_GRAPHS] = _compiled()
         try:
             self.technique.prepare(program, mode or self.case.mode, self.device)
-        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+            self._applied.append(True)  # from now on what raises is wrong
+        except (Unsupported, MemoryError, torch.OutOfMemoryError, ImportError, OSError):
             raise
         except Exception as error:
             owned = self.workload.owned and type(self.technique).__module__.startswith("accelcheck.techniques.")
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            if not owned or Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+            if self._applied or not owned or Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
                 raise
             reason = f"{self.technique.name} cannot be applied to this model: {reason_of(error)}"
             raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
@@ -258,7 +270,7 @@ def watched(
         fallbacks = device.fallbacks()
     with trial.clock("evidence"):
         seen = [*technique.evidence(program, log, mode, device)]
-    if _foreign(technique) and isinstance(log, OperatorLog) and graphs() != program.extras.get(_GRAPHS):
+    if _foreign(technique) and isinstance(log, OperatorLog) and _compiled() != program.extras.get(_GRAPHS):
         seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
     return result, [*seen, on_device(log, fallbacks, device)]
 

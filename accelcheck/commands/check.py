@@ -20,7 +20,7 @@ from accelcheck.core.case import DTYPES, LEVELS, Verdict
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, read
 from accelcheck.core.selection import Selection
-from accelcheck.plugin import registered
+from accelcheck.plugin import options, registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json, unjudgeable
 from accelcheck.report.run import load
@@ -124,6 +124,10 @@ def _check(given: argparse.Namespace) -> int:
     config = registered.here((given.model,))
     (workloads,) = registered.own_models(config).values()
     model = _Model(given.model, workloads, registered.matrix(config))
+    words = [word.partition("=")[0] for word in given.arguments]
+    own = options.use(config) != "off" or options.value(config, "processes") is not None
+    own |= bool({"--accel-baseline", "--accel-processes"} & {*words})
+    given.further = [] if own else [f"--accel-processes={FURTHER}"]
     model.known.check(Selection((), techniques=tuple(given.technique)))
     given.dtype = given.dtype or ["float32"]
     for name in set(given.dtype) - {name for workload in workloads for name in workload.dtypes}:
@@ -159,7 +163,10 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
         tuple(devices), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level
     )
     cases = [case for case in model.known.cases(selection) if not (case.timed and given.no_speed)]
-    once, total = seconds_of(cases, model.known, model.workloads[0])
+    try:
+        once, total = seconds_of(cases, model.known, model.workloads[0])
+    except Exception as error:  # noqa: BLE001 - a model may raise anything: its cases then say so
+        return f"{len(cases)} cases; a forward pass could not be timed: {type(error).__name__}"
     minutes = f"{total:.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
     less = (
         "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
@@ -202,7 +209,7 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
     def timed() -> list[str] | None:
         right = _right(read(journal)[1]) if written and not given.no_speed else set()
         wanted[:] = [c for c in cases if c.timed and c.technique != BASE and (c.technique, c.dtype) in right]
-        return [*(f"--accel-case={case.id}" for case in wanted), f"--accel-processes={FURTHER}"] if wanted else None
+        return [*(f"--accel-case={case.id}" for case in wanted), *given.further] if wanted else None
 
     Session(device, journal, chosen, more).run(start, timed)
     return written

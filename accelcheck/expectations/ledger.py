@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core import entry_points, strangers, toml
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.journal import Known, Record
+from accelcheck.core.journal import ErrorCode, Known, Record
 from accelcheck.expectations import must_pass
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def hold(record: Record, ledger: Ledger) -> Record:
 
 def shown(record: Record) -> tuple[Fault, ...]:
     """The faults of a record that entries explain: those of a `fail`, and the exception of an `error`."""
-    if record.verdict is Verdict.ERROR and not record.code:
+    if record.verdict is Verdict.ERROR and record.code in {"", ErrorCode.UNDECIDED}:
         kind, _, text = record.reason.partition("\n")[0].partition(": ")
         return (Fault(FaultKind.RAISED, "run", view=kind, got=text),)
     return record.faults if record.verdict in {Verdict.FAIL, Verdict.XFAIL} else ()

@@ -263,7 +263,8 @@ def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     further = 0
     if options.value(config, "processes") is not None:
         words.append(f"--accel-processes={processes}")
-        further = processes if use is Use.OFF else 0
+        # Cases in this process keep the device until it ends.
+        further = processes if use is Use.OFF and not options.value(config, "in_process") else 0
     return Gate(use, store, places, environments, limits.load(files), tuple(words), stored, further=further)
 
 

@@ -59,19 +59,28 @@ def timed_elsewhere(config: pytest.Config, run: Path, ids: Sequence[str], count:
     Raises:
         TimingError: The first process measured no case.
     """
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-
-    def say(line: str) -> None:
-        if reporter is not None:
-            reporter.ensure_newline()
-            reporter.write_line(f"accelcheck: {escaped(line)}")
-
     folder = Path(tempfile.mkdtemp(prefix="timing-", dir=run))
     words = [*map(str, config.invocation_params.args)]
+    # A timing process skips every case: it must not replace what this run writes. In its cache --lf would lose failures.
     if config.pluginmanager.hasplugin("cacheprovider"):
-        # A timing process skips every case: in the cache of this run, --lf would lose the last failures.
         words += ["-o", f"cache_dir={folder / 'cache'}"]
+    for option, name in {"xmlpath": "junitxml", "log_file": "log-file", "basetemp": "basetemp"}.items():
+        if getattr(config.option, option, None):
+            words.append(f"--{name}={folder / option}")
+    say = functools.partial(_say, config)
     return timing_processes.measure(words, ids, count, folder, config.invocation_params.dir, say)
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None:
+        return
+    writer = config.get_terminal_writer()
+    reporter.ensure_newline()
+    if writer.width_of_current_line:  # with -q the reporter does not count the dots
+        writer.line()
+    writer.line(f"accelcheck: {escaped(line)}")
+    writer.flush()
 
 
 class Controller:
@@ -146,15 +155,7 @@ class Controller:
             self._say(coverage.first_line(self.run, cases))
 
     def _say(self, line: str) -> None:
-        reporter = self.config.pluginmanager.getplugin("terminalreporter")
-        if reporter is None:
-            return
-        writer = self.config.get_terminal_writer()
-        reporter.ensure_newline()
-        if writer.width_of_current_line:  # with -q the reporter does not count the dots
-            writer.line()
-        writer.line(f"accelcheck: {escaped(line)}")
-        writer.flush()
+        _say(self.config, line)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes that a case began, here or on a worker."""
@@ -179,7 +180,8 @@ class Controller:
         data: str | None = getattr(report, "accelcheck", None)
         if data is not None:
             for fields in json.loads(data):
-                self._take(Record.from_json(fields))
+                record = Record.from_json(fields)
+                self._take(record, held=record.case.id == name)  # timing processes know the cases of the suite alone
         else:
             self.asked = self.asked or name in {"no-case", "shared"}
             self.timed_elsewhere += name == "shared" and report.when == "setup"
@@ -190,14 +192,15 @@ class Controller:
             verdict = Verdict.ERROR if report.when in {"setup", "call", "teardown"} else Verdict.CRASH
             self._take(Record(case, verdict, reason=report.longreprtext.strip()))
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, *, held: bool = False) -> None:
         if not record.family:  # its process is gone, but other cases of the technique may have it
             families = (
                 other.family for other in self.records.values() if other.case.technique == record.case.technique
             )
             record = replace(record, family=next(filter(None, families), ""))
         self.records[record.case.id] = record
-        if self.gate.further and leads(record):
+        self._leading = [leading for leading in self._leading if leading.case.id != record.case.id]
+        if held and self.gate.further and leads(record):
             self._leading.append(record)  # written once further processes have timed it
         else:
             self._write(lambda journal: journal.case(record.as_json()))
@@ -205,17 +208,19 @@ class Controller:
     def _time_further(self, *, cut_off: bool) -> None:
         """Times the leading cases in further processes, unless the run was cut off, and writes their records."""
         timed: Mapping[str, Timed] = {}
-        if self._leading and not cut_off:
-            ids = [record.case.id for record in self._leading]
-            try:
+        try:
+            if self._leading and not cut_off:
+                ids = [record.case.id for record in self._leading]
                 timed = timed_elsewhere(self.config, self.run.folder, ids, self.gate.further)
-            except TimingError as error:
-                self._say(str(error))
-        missing = Timed(asked=self.gate.further)
-        for record in (widened(record, timed.get(record.case.id, missing)) for record in self._leading):
-            self.records[record.case.id] = record
-            self._write(functools.partial(Journal.case, record=record.as_json()))
-        self._leading.clear()
+        except TimingError as error:
+            for line in str(error).splitlines():
+                self._say(line)
+        finally:
+            missing = Timed(asked=self.gate.further)
+            for record in (widened(record, timed.get(record.case.id, missing)) for record in self._leading):
+                self.records[record.case.id] = record
+                self._write(functools.partial(Journal.case, record=record.as_json()))
+            self._leading.clear()
 
     def _write(self, line: Callable[[Journal], None]) -> None:
         """Writes to the journal, and closes it where that fails, as on a full disk."""

@@ -301,7 +301,12 @@ def accel_supervisor(request: pytest.FixtureRequest) -> Supervisor:
 
     config = request.config
     run, gate = config.stash[_RUN], config.stash.get(_GATE, None)
-    return configuration.supervisor(config, run, _matrix(config), run.folder, config.add_cleanup, gate)
+
+    def close(end: Callable[[], None]) -> None:
+        request.addfinalizer(end)  # before further processes time cases, which may need the device
+        config.add_cleanup(end)
+
+    return configuration.supervisor(config, run, _matrix(config), run.folder, close, gate)
 
 
 @pytest.fixture(scope="session")

@@ -57,8 +57,12 @@ class Row:
 
     @property
     def worst(self) -> Record:
-        """The record with the worst verdict."""
-        return min(self.records.values(), key=lambda record: BAD_FIRST.index(record.verdict))
+        """The record with the worst verdict; undecided ones are better than all that are wrong."""
+
+        def rank(record: Record) -> tuple[bool, bool, int]:
+            return record.verdict.green, bool(_undecided(record)), BAD_FIRST.index(record.verdict)
+
+        return min(self.records.values(), key=rank)
 
     @property
     def executed(self) -> bool:
@@ -298,7 +302,7 @@ def _verdict(row: Row, mode: Mode) -> str:
 
 
 def _undecided(record: Record) -> str:
-    return str(record.code) if record.code == ErrorCode.UNDECIDED else ""
+    return str(record.code) if record.verdict is Verdict.ERROR and record.code == ErrorCode.UNDECIDED else ""
 
 
 def _speed(row: Row, use: str) -> str:
@@ -379,8 +383,10 @@ def _unsaid(own: Sequence[Row]) -> Iterator[str]:
         if row.executed and not row.undecided:
             continue
         record = row.worst
-        # The headline of a refusal begins with its verdict.
+        # The headline of a refusal begins with its verdict, that of an undecided case with an exception's class.
         reason = record.headline if record.code else f"{record.verdict}, {record.headline}"
+        if row.undecided:
+            reason = reason.partition(": ")[2] or reason
         tally.setdefault(reason, []).append(row.label)
     for why, names in sorted(tally.items(), key=lambda item: -len(item[1])):
         yield f"{_some(names)}: {why}"

@@ -179,6 +179,6 @@ def _cell(text: str) -> str:
     return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
 
 
-def _entity(assessment: re.Match[str]) -> str:
+def _entity(match: re.Match[str]) -> str:
     # Entities hold in Markdown's tables and in HTML; not every renderer takes backslashes in a table.
-    return f"&#{ord(assessment[1])};"
+    return f"&#{ord(match[1])};"

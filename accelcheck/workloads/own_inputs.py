@@ -47,7 +47,8 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     Each such dimension of n elements is tried with n + 1 and n + `EXTENT`, or else with n - 1. The first problem has
     all dimensions that vary at n + 1 or n - 1; in the second one the first dimension has one element. Added rows repeat
     the first ones, and floating-point inputs are shuffled, so that no row equals another. While a dimension is tried,
-    the others have one element if the model accepts that, which saves time.
+    the others have one element if the model accepts that, which saves time. If they cannot all vary at once, each does
+    alone.
 
     Args:
         problem: Problem at the example's sizes.
@@ -59,10 +60,13 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     present = {axis: {shape[axis] for shape in shapes} for axis in range(min(shared, AXES))}
     sizes = {axis: next(iter(extents)) for axis, extents in present.items() if len(extents) == 1}
 
-    def raised(changed: Mapping[int, int]) -> str:
-        return _raised(resized(problem, changed, seed))
+    ones: dict[int, int] = {}
 
-    ones = {axis: 1 for axis, size in sizes.items() if size > 1 and not raised({axis: 1})}
+    def raised(axis: int, size: int) -> str:
+        small = ones and _raised(resized(problem, {**ones, axis: size}, seed))
+        return _raised(resized(problem, {axis: size}, seed)) if small or not ones else ""
+
+    ones |= {axis: 1 for axis, size in sizes.items() if size > 1 and not raised(axis, 1)}
     new: dict[int, int] = {}
     growing: list[int] = []
     for axis, extents in present.items():
@@ -70,17 +74,24 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
             refused.append(f"dimension {axis} differs between inputs: {', '.join(map(str, sorted(extents)))}")
             continue
         size = sizes[axis]
-        if not (reason := raised({**ones, axis: size + 1})):
+        if not (reason := raised(axis, size + 1)):
             new[axis] = size + 1
-            growing += [axis] * (size > 1 and not raised({**ones, axis: size + EXTENT}))
-        elif size > 1 and not raised({**ones, axis: size - 1}):
+            growing += [axis] * (size > 1 and not raised(axis, size + EXTENT))
+        elif size > 1 and not raised(axis, size - 1):
             new[axis] = size - 1
         else:
             refused.append(f"dimension {axis} of {size} cannot vary: {reason}")
-    tried = [new, *([{0: 1}] if 0 in new and 0 in ones else [])]
-    problems = {label(changed): _untrained(resized(problem, changed, seed)) for changed in tried if changed}
-    accepted = {name: other for name, other in problems.items() if not _raised(other)}
-    return OtherProblems(accepted, tuple(growing if len(accepted) == len(problems) else ()), tuple(refused))
+
+    def accepted(tried: Iterable[Mapping[int, int]]) -> dict[str, Problem]:
+        problems = {label(changed): _untrained(resized(problem, changed, seed)) for changed in tried if changed}
+        return {name: other for name, other in problems.items() if not _raised(other)}
+
+    together = accepted([new])
+    apart = accepted({axis: size} for axis, size in new.items()) if new and not together else {}
+    single = accepted([{0: 1}] if 0 in new and 0 in ones else [])
+    if not together or (growing and _raised(grown(problem, growing, EXTENT, seed))):
+        growing = []
+    return OtherProblems({**together, **apart, **single}, tuple(growing), tuple(refused))
 
 
 def grown(problem: Problem, axes: Iterable[int], extent: int, seed: int) -> Problem:

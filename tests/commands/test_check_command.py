@@ -355,11 +355,18 @@ def test_a_check_ends_where_eager_cannot_be_judged(tmp_path: Path) -> None:
 
 def test_an_undecided_case_is_no_reason_against_a_technique() -> None:
     reason = "300 samples are too few: some 1,500 would decide"
-    vague = replace(record("vague", Mode.ACCURACY, Verdict.ERROR), code=ErrorCode.UNDECIDED, reason=reason)
+    vague = record("vague", Mode.ACCURACY, Verdict.ERROR)
+    vague = replace(vague, code=ErrorCode.UNDECIDED, reason=f"UndecidedError: {reason}")
     lines = plain(advice([*of("eager"), *of("vague"), vague], {}))
     assert not any("do not use" in line for line in lines)
     assert f"  vague: {reason}" in lines
     assert any(line.startswith("vague") and " undecided " in line for line in lines)
+
+
+def test_an_undecided_case_hides_no_wrong_one() -> None:
+    vague = replace(record("odd", Mode.ACCURACY, Verdict.ERROR), code=ErrorCode.UNDECIDED, reason="OracleError: none")
+    lines = plain(advice([*of("eager"), *of("odd", train=Verdict.FAIL), vague], {}))
+    assert any(line.startswith("cpu, do not use odd: fail in train") for line in lines)
 
 
 def test_what_did_not_run_is_listed_with_its_reason() -> None:

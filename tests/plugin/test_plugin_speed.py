@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from plugin_harness import Ran, Suite, reaches
@@ -142,7 +143,10 @@ def pytest_accel_workloads():
 def test_what_is_faster_is_timed_by_further_processes_and_written_once(suite: Suite) -> None:
     suite.pytester.makeconftest(LEADING)
     words = ("--accel-technique=awake", "--accel-workload=sleeping", "--accel-device=cpu", "--accel-dtype=float32")
-    ran = suite.run_apart(*words, "--accel-processes=2")
+    ran = suite.run_apart(*words, "--accel-processes=2", "--junitxml=x.xml")
+    tests = ET.parse(suite.path / "x.xml").iter("testcase")
+    skipped = {test.get("name") for test in tests if test.find("skipped") is not None}
+    assert not any("sleeping" in str(name) for name in skipped), skipped  # a timing process skips all cases
     assert ran.verdicts == {f"awake/sleeping/cpu/float32/{mode}": "pass" for mode in ("forward", "speed")}
     speed = next(m for record in ran.records for m in record.measurements if m.name == "speed-up")
     assert ", in 3 processes: " in speed.reason

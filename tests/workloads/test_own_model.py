@@ -20,6 +20,7 @@ from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJU
 from accelcheck.core.case import SCHEME, Mode, Verdict, stable_seed
 from accelcheck.core.journal import ErrorCode
 from accelcheck.core.registry import UnknownNameError
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.plant import calling, nothing
 from accelcheck.techniques.compilation.export import Export
 from accelcheck.techniques.eager import Eager
@@ -323,6 +324,34 @@ def test_a_size_that_rounding_decides_is_undecided(fresh: Store) -> None:
     )
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)
     assert "rounding decides how large a result is: out has the shapes (" in record.headline
+
+
+class Refusing(Planted):
+    """Raises as a library does, in each of its preparations but the first ones."""
+
+    bakes = True
+
+    def __init__(self, accepted: int) -> None:
+        super().__init__(nothing)
+        self.accepted = accepted
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        self.accepted -= 1
+        if self.accepted < 0:
+            torch.ones(2) @ torch.ones(3)
+
+
+Refusing.__module__ = "accelcheck.techniques.refusing"
+
+
+@pytest.mark.parametrize(("accepted", "verdict"), [(0, Verdict.UNSUPPORTED), (1, Verdict.ERROR), (4, Verdict.FAIL)])
+def test_what_a_library_refuses_after_it_has_accepted_the_model_is_wrong(
+    accepted: int, verdict: Verdict, fresh: Store
+) -> None:
+    workload = workload_of(nn.Linear(12, 8), (torch.randn(4, 12),))
+    record = verdict_of(fresh, Refusing(accepted), workload, FORWARD)
+    assert record.verdict is verdict, record.why
+    assert "RuntimeError: inconsistent tensor size" in record.why
 
 
 def test_a_technique_of_ones_own_that_raises_is_an_error(fresh: Store) -> None:

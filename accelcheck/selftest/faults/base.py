@@ -173,7 +173,8 @@ def row(
 
 
 def _first_sentence(documented: Any) -> str:
-    text = " ".join((documented.__doc__ or "").split())
+    # Under `python -OO` there are no docstrings.
+    text = " ".join((documented.__doc__ or documented.__name__.replace("_", " ")).split())
     return f"{text.partition('. ')[0].removesuffix('.')}."
 
 
