@@ -1,4 +1,4 @@
-"""Widens the interval of a speed-up by what further processes measure: each has a memory layout of its own. No torch."""
+"""Widens the interval of a speed-up by further processes, each of which has its own memory layout. No torch."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def timed_elsewhere(config: pytest.Config, run: Path, ids: Sequence[str], count:
     """
     folder = Path(tempfile.mkdtemp(prefix="timing-", dir=run))
     words = [*map(str, config.invocation_params.args)]
-    # A timing process skips every case: it must not replace what this run writes. In its cache --lf would lose failures.
+    # A timing process skips every case: it must not replace what this run writes, such as the failures that --lf reads.
     if config.pluginmanager.hasplugin("cacheprovider"):
         words += ["-o", f"cache_dir={folder / 'cache'}"]
     for option, name in {"xmlpath": "junitxml", "log_file": "log-file", "basetemp": "basetemp"}.items():
