@@ -23,7 +23,7 @@ class Shift(nn.Module):
 class Statement(nn.Module):
     """One element-wise operation of ``x`` and ``y``, in place on ``x`` when `inplace`.
 
-    In place, autograd allows operations whose saved tensors stay intact: none here saves its result, as tanh does.
+    In place, autograd allows those operations alone that no later one spoils: none here saves its result (as tanh does).
     """
 
     __constants__ = ("inplace",)
