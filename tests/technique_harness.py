@@ -98,15 +98,9 @@ def differences(left: Result, right: Result, tolerance: float = 1e-5) -> list[st
     return unlike
 
 
-def engaged(
-    technique: Technique,
-    problem: Problem,
-    mode: Mode = Mode.FORWARD,
-    device: Device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Ran:
-    """Runs a technique and asserts that nothing is missing in its evidence."""
-    ran = run(technique, problem, mode, device, dtype)
+def engaged(technique: Technique, problem: Problem, *more: Any, **options: Any) -> Ran:
+    """Calls `run`, and asserts that nothing is missing in the evidence."""
+    ran = run(technique, problem, *more, **options)
     assert ran.engaged, ran.missing()
     return ran
 

@@ -27,7 +27,7 @@ def widened(record: Record, timed: Timed) -> Record:
     """The record with a speed-up whose interval spans all processes, and whose value is their geometric mean.
 
     Args:
-        record: Of a case that leads.
+        record: Record of a case that leads.
         timed: Measurements of the further processes; where these are lacking, the interval begins at 0.
     """
     speed = _speed(record)
