@@ -21,7 +21,7 @@ from test_html import BASELINES, HOSTILE, case, journal, of_a_check
 from accelcheck.core.case import Evidence, Figure, Measurement, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.report.html import document, experiments
-from accelcheck.report.run import load
+from accelcheck.report.run import load, measurement
 
 if TYPE_CHECKING:
     from accelcheck.report.run import DeviceRun
@@ -240,9 +240,8 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
         "return [...document.querySelectorAll('#list tbody tr')].map((row) => parseFloat(row.cells[4].textContent))"
     )
     assert speeds == sorted(speeds, reverse=True)
-    fastest = max(
-        measurement.value for record in runs[0].records for measurement in record.measurements if measurement.name == "speed-up" and measurement.value is not None
-    )  # fmt: skip
+    figures = [measurement(record, "speed-up") for record in runs[0].records]
+    fastest = max(figure.value for figure in figures if figure is not None and figure.value is not None)
     assert speeds[0] == pytest.approx(fastest, rel=1e-2)
 
 
