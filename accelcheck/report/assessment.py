@@ -17,7 +17,7 @@ from accelcheck.report.quality import STABLE, UNSTABLE, Rule, answer_to
 from accelcheck.report.run import measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from accelcheck.core.case import Measurement
     from accelcheck.core.journal import Record
@@ -36,12 +36,9 @@ HOW = "run pytest --pyargs accelcheck.suite --accel-technique=platform --accel-j
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """The points of an item.
+    """The points of an item for cases (evidenced) and for a person's answer (claimed).
 
     Attributes:
-        item: The item.
-        evidenced: Points for cases.
-        claimed: Points for a person's answer.
         evidence: Cases and figures, or the answer.
         lacking: Reason for missing points; empty where none are missing.
         link: Link of an answer; empty otherwise.
@@ -69,40 +66,30 @@ class TableResult:
 
     @property
     def evidenced(self) -> int:
-        """Points for cases."""
         return min(self.table.points, sum(result.evidenced for result in self.results))
 
     @property
     def claimed(self) -> int:
-        """Points for a person's answers."""
         return min(self.table.points - self.evidenced, sum(result.claimed for result in self.results))
 
     @property
     def missing(self) -> int:
-        """Points that are neither evidenced nor claimed."""
         return self.table.points - self.evidenced - self.claimed
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The assessment of one device.
-
-    Attributes:
-        run: Run of the device.
-        tables: Results of the tables, in order.
-    """
+    """The assessment of one device: its points over all tables, and its level."""
 
     run: DeviceRun
     tables: tuple[TableResult, ...]
 
     @property
     def evidenced(self) -> int:
-        """Points for cases."""
         return sum(table.evidenced for table in self.tables)
 
     @property
     def claimed(self) -> int:
-        """Points for a person's answers."""
         return sum(table.claimed for table in self.tables)
 
     @property
@@ -112,7 +99,6 @@ class Assessment:
 
     @property
     def missing(self) -> int:
-        """Points that are neither evidenced nor claimed."""
         return self.most - self.evidenced - self.claimed
 
     @property
@@ -179,23 +165,13 @@ def _answered(item: Item, records: Mapping[str, Record], answer: Answer | None) 
         return ItemResult(item, 0, 0, (), f"{answered}: no", answer.link)
     if against:
         return ItemResult(item, 0, 0, (answered,), f"the journal says otherwise: {'; '.join(against)}", answer.link)
-    lacking = (
-        f"{answer.fraction:.0%} of what is asked for" if points < item.points and answer.fraction is not None else ""
-    )
+    part = points < item.points and answer.fraction is not None
+    lacking = f"{answer.fraction:.0%} of what is asked for" if part else ""
     return ItemResult(item, 0, points, (answered,), lacking, answer.link)
 
 
 def _all(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """Require that every case passes, apart from those that do not exist on the device."""
-    return _together(item, records, run, lambda _: "")
-
-
-def _fast(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """Require the same, and that none is slower than the host's CPU."""
-    return _together(item, records, run, _slow)
-
-
-def _together(item: Item, records: Mapping[str, Record], run: DeviceRun, wrong: Callable[[Record], str]) -> ItemResult:
+    """Require that every case passes that exists on the device, and for `Rule.FAST` that none is slower than the CPU."""
     evidence, against, left_out = [], [], []
     for glob in item.cases:
         matches = _matching(records, glob)
@@ -206,7 +182,7 @@ def _together(item: Item, records: Mapping[str, Record], run: DeviceRun, wrong: 
                 left_out.append(_said(record))
             elif record.verdict is not Verdict.PASS or record.contradiction:
                 against.append(_said(record))
-            elif reason := wrong(record):
+            elif item.rule is Rule.FAST and (reason := _slow(record)):
                 against.append(f"{record.case.id}: {reason}")
             else:
                 evidence.append(_seen(record, run))
@@ -247,7 +223,7 @@ def _flaky(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemRes
     return ItemResult(item, 0, 0, (), f"{share}; below {FLAKY:.0%} is needed")
 
 
-_MEASURED = {Rule.ALL: _all, Rule.FAST: _fast, Rule.EACH: _each, Rule.FLAKY: _flaky}
+_MEASURED = {Rule.ALL: _all, Rule.FAST: _all, Rule.EACH: _each, Rule.FLAKY: _flaky}
 
 
 def upper_bound(count: int, of: int) -> float:
@@ -306,12 +282,7 @@ def _said(record: Record) -> str:
 
 def tried(found: Assessment) -> bool:
     """True if the journal has a case of an item that is measured by name, whatever its verdict."""
-    globs = [
-        glob
-        for table in found.tables
-        for result in table.results
-        if result.item.rule in {Rule.ALL, Rule.FAST}
-        for glob in result.item.cases
-    ]
+    items = [result.item for table in found.tables for result in table.results]
+    globs = [glob for item in items if item.rule in {Rule.ALL, Rule.FAST} for glob in item.cases]
     records = {record.case.id: record for record in found.run.records}
     return any(_matching(records, glob) for glob in globs)

@@ -68,10 +68,8 @@ def markdown(assessment: Assessment, name: str) -> list[str]:
         text += ["", f"### {table.table.title}", ""]
         if table.table.note:
             text += [f"Its points: {table.table.note}.", ""]
-        text += [
-            "| item | priority | points | evidenced | claimed | evidence, or what is missing |",
-            "|---|---|---:|---:|---:|---|",
-        ]
+        text.append("| item | priority | points | evidenced | claimed | evidence, or what is missing |")
+        text.append("|---|---|---:|---:|---:|---|")
         for result in table.results:
             item = result.item
             why = "<br>".join(_cell(line) for line in _why(result, link=False))
@@ -176,9 +174,5 @@ def _why(result: ItemResult, *, link: bool = True) -> list[str]:
 
 def _cell(text: str) -> str:
     """Escape untrusted text for a cell: no markup, no mention, one line."""
-    return _MENTION.sub("@\u200b", _MARKUP.sub(_entity, escaped(text)))
-
-
-def _entity(match: re.Match[str]) -> str:
     # Entities hold in Markdown's tables and in HTML; not every renderer takes backslashes in a table.
-    return f"&#{ord(match[1])};"
+    return _MENTION.sub("@\u200b", _MARKUP.sub(lambda match: f"&#{ord(match[1])};", escaped(text)))

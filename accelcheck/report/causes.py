@@ -28,7 +28,6 @@ class Cause:
 
     Attributes:
         title: Text such as ``aten::convolution: no kernel``.
-        kind: Kind of cause.
         cases: Labels of devices with records, sorted. A case that shows two causes stands under both.
         example: Simplest record: of the lowest level, then of the first mode, then with the shortest reason.
         link: Link of the ledger, where the failure is expected.
@@ -45,8 +44,6 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """A fault of a case."""
-
     device: str
     record: Record
     signature: Signature
@@ -116,8 +113,7 @@ def _cause(
     ordered = tuple(unique[key] for key in sorted(unique))
     modes = list(Mode)
     label, example = min(
-        ordered,
-        key=lambda c: (c[1].case.level, modes.index(c[1].case.mode), len(c[1].why), c[0], c[1].case.id),
+        ordered, key=lambda c: (c[1].case.level, modes.index(c[1].case.mode), len(c[1].why), c[0], c[1].case.id)
     )
     run = runs[labels(runs).index(label)]
     return Cause(title, kind, ordered, example, link, run.reproduction(example.case))
@@ -179,8 +175,6 @@ def _values(
 
 
 _WITH_VALUES = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS, Verdict.FLAKY, Verdict.WAIVED})
-
-
 _BROAD = frozenset({"dtype", "mode"})
 """Traits that many unrelated cases share."""
 

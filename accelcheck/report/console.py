@@ -33,14 +33,7 @@ _BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a head.
-
-    Attributes:
-        head: Names of the columns.
-        rows: Cells, as many in each row as there are names.
-        right: Columns that are aligned to the right, by index.
-        indent: Spaces before each line.
-    """
+    """Rows under a head; columns in `right`, by index, are aligned to the right, and lines begin with `indent` spaces."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -72,13 +65,9 @@ def plain(parts: Iterable[str | Table]) -> list[str]:
 
 
 def show(parts: Iterable[str | Table], file: TextIO | None = None) -> None:
-    """Print lines and tables.
+    """Print texts of one or more lines, and tables, on standard output or `file`.
 
     On a terminal, cells of wide tables are folded to fit into it. Any other output gets whole tables.
-
-    Args:
-        parts: Texts of one or more lines, and tables.
-        file: Output; standard output if None.
     """
     target = sys.stdout if file is None else file
     for part in parts:
@@ -160,32 +149,21 @@ def progress(
     Yields:
         A function that takes a text about the current step, and the number of steps done since its last call.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
     from rich.table import Column
 
     target = sys.stderr if file is None else file
     on = console(target)
     live = on.is_terminal and not on.is_dumb_terminal
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=_BAR),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn(
-            "{task.fields[doing]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        ),
-    )
-    bar = Progress(
-        *columns,
+    step = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    bar = rich.Progress(
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(bar_width=_BAR),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[doing]}", markup=False, table_column=step),
         console=on,
         auto_refresh=False,
         transient=True,
@@ -226,15 +204,8 @@ def _clock(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format a line for each row, every column as wide as its widest text.
-
-    Args:
-        rows: Rows of the same number of columns.
-        right: Columns that are aligned to the right, by index.
-    """
+    """Format a line for each row, every column as wide as its widest text; those in `right` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [str.rjust if index in right else str.ljust for index in range(len(widths))]
-    return [
-        "  ".join(pad(text, width) for pad, text, width in zip(padded, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    signs = [">" if index in right else "<" for index in range(len(widths))]
+    form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return [form.format(*row).rstrip() for row in rows]

@@ -78,7 +78,10 @@ class Scope:
         return cls(
             everything.total(),
             tuple(sum(selected[lower] for lower in LEVELS if lower <= level) for level in LEVELS),
-            sum(_matches(name, selection.techniques) for name in matrix.techniques),
+            sum(
+                not selection.techniques or any(fnmatch.fnmatchcase(name, glob) for glob in selection.techniques)
+                for name in matrix.techniques
+            ),
             _missing(matrix, selection),
             len(matrix.cases(replace(selection, shard=None))) - len(matrix.cases(selection)) if selection.shard else 0,
         )
@@ -109,37 +112,28 @@ def lines(
 ) -> list[str]:
     """Make the last section of the summary: at most about 12 lines.
 
-    Args:
-        run: The run.
-        gate: Gate of its times.
-        records: Records of all its cases.
-        scope: Numbers of cases; None where no process counted them.
-        arguments: Command line of the run, after ``pytest``.
-        session: Command of nox that the run is part of; empty without nox.
-        timed: Number of test functions with timed cases that workers left out.
+    `scope` is None where no process counted the cases. `arguments` are those of pytest, and `session` is the command of
+    nox that the run is part of, if any. `timed` counts the test functions with timed cases that workers left out.
     """
     all_records = list(records)
     if session and all_records and all(record.case.alone for record in all_records):
         # This is the second half of a nox session; the summary of the first half stands above.
         rest = deeper(run.selection, session=session)
         timed_cases = f"level {run.selection.level} of {max(LEVELS)}: {len(all_records):,} timed cases"
-        left_out = (
+        left_out = [
             f"{timed_cases}; the summary above has the others" + (f". Deeper: {rest}" if rest else ""),
             *_shards(run.selection, scope),
-            *_baselines(gate, all_records),
-            *_limits(gate, all_records),
-        )
-        return ["not looked at:", *(f"  {line}" for line in left_out)]
-    present = {name for name in run.selection.devices if run.statuses[name].present}
-    left_out = (
-        *_levels(run.selection, scope, all_records, present, deeper(run.selection, arguments, session)),
-        *_shards(run.selection, scope),
-        *_timed(timed, session),
-        *_devices(run),
-        *_techniques(scope, [record for record in all_records if record.case.device in present]),
-        *_baselines(gate, all_records),
-        *_limits(gate, all_records),
-    )
+        ]
+    else:
+        present = {name for name in run.selection.devices if run.statuses[name].present}
+        left_out = [
+            *_levels(run.selection, scope, all_records, present, deeper(run.selection, arguments, session)),
+            *_shards(run.selection, scope),
+            *_timed(timed, session),
+            *_devices(run),
+            *_techniques(scope, [record for record in all_records if record.case.device in present]),
+        ]
+    left_out += [*_baselines(gate, all_records), *_limits(gate, all_records)]
     return ["not looked at:", *(f"  {line}" for line in left_out)]
 
 
@@ -251,10 +245,6 @@ def _missing(matrix: Matrix, selection: Selection) -> tuple[str, ...]:
     if wanted:
         wanted.difference_update(case.id for case in matrix.cases(replace(selection, shard=None)))
     return tuple(sorted(wanted))
-
-
-def _matches(name: str, globs: Sequence[str]) -> bool:
-    return not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
 def _short(reason: str) -> str:

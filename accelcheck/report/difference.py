@@ -66,15 +66,12 @@ class CaseChange:
     """A difference between two runs of a case.
 
     Attributes:
-        kind: Kind of difference.
         devices: The device, or both with an arrow.
         case: Its id; across devices without the device.
-        worse: True where it counts as worse.
         what: ``PATH: VIEW`` of an error; name of a figure of speed; else empty.
         before, after: Verdicts, errors in units in the last place, or figures of speed with their intervals.
         factor: New error or figure of speed divided by the old one; infinite where there was no error.
         reason: First line of a case's reason; of errors and speed, the reason why it does not count.
-        reproduction: Command that runs the case.
     """
 
     kind: Aspect
@@ -114,13 +111,7 @@ class DevicePair:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The differences of two runs.
-
-    Attributes:
-        across: True where different devices are compared.
-        pairs: Pairs of devices.
-        changes: Worse ones first, then by kind, device and case.
-    """
+    """The differences of two runs: worse ones first, then by kind, device and case."""
 
     across: bool
     pairs: tuple[DevicePair, ...]
@@ -162,16 +153,19 @@ _Side = tuple[str, "DeviceRun | None"]
 def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool = False) -> Difference:
     """Compare two runs.
 
-    Args:
-        old: Result of `accelcheck.report.run.load` for the run to compare with.
-        new: The same for the run that may be worse.
-        across: True to compare each device of `old` with each other one of `new`, as where no device is in both.
+    Each device of `old` is compared with each other one of `new` if `across`, or if no device is in both.
     """
     across = across or not {run.device for run in old} & {run.device for run in new}
     pairs: list[DevicePair] = []
     changes: list[CaseChange] = []
     for first, second in _pairs(old, new, across=across):
-        pair = _pair(first, second)
+        (old_name, was), (new_name, now) = first, second
+        later = now or was
+        assert later is not None
+        same = (
+            was is not None and now is not None and was.fingerprint is not None and was.fingerprint == now.fingerprint
+        )
+        pair = DevicePair(old_name, new_name, same, len(_ran(was) & _ran(now)), later.reproduction)
         pairs.append(pair)
         changes += _changes(pair, _keyed(first[1]), _keyed(second[1]), across=across)
     order = list(Aspect)
@@ -194,15 +188,6 @@ def _pairs(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool) 
             yield (name, olds.pop(name)), (alike[0], news.pop(alike[0]))
     yield from (((name, run), ("", None)) for name, run in olds.items())
     yield from ((("", None), (name, run)) for name, run in news.items())
-
-
-def _pair(first: _Side, second: _Side) -> DevicePair:
-    (old_name, old), (new_name, new) = first, second
-    both = len(_ran(old) & _ran(new))
-    same = old is not None and new is not None and old.fingerprint is not None and old.fingerprint == new.fingerprint
-    later = new or old
-    assert later is not None
-    return DevicePair(old_name, new_name, same, both, later.reproduction)
 
 
 def _keyed(run: DeviceRun | None) -> dict[_Key, Record]:
@@ -250,10 +235,8 @@ def _sped(pair: DevicePair, before: Record, after: Record, name: str, *, across:
     first, second = _measured(before, name), _measured(after, name)
     if first is None or second is None or not (second.low > first.high or second.high < first.low):
         return
-    waited = max(
-        (m.value or 0.0 for record in (before, after) for m in record.measurements if m.name == "waited"),
-        default=0.0,
-    )
+    measured = [m for record in (before, after) for m in record.measurements]
+    waited = max((m.value or 0.0 for m in measured if m.name == "waited"), default=0.0)
     busy = name in ABSOLUTE and waited > BUSY
     yield _change(
         Aspect.SPEED,
@@ -350,7 +333,6 @@ class _Interval:
 
 
 def _measured(record: Record, name: str) -> _Interval | None:
-    """Find a figure with its interval."""
     m = measurement(record, name)
     if m is None or m.value is None or m.low is None or m.high is None:
         return None

@@ -19,16 +19,11 @@ TITLES = {
     Aspect.VERDICT: "verdicts",
     Aspect.LOST: "coverage lost: ran before, and not now",
     Aspect.GAINED: "coverage gained: runs now, and did not before",
-    Aspect.ERROR: (
-        f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, "
-        "in units in the last place"
-    ),
+    Aspect.ERROR: f"errors that are at least {GROWTH:g} times what they were, and larger than rounding samples show, "
+    "in units in the last place",
     Aspect.SPEED: "speed beyond both intervals",
 }
-ACROSS = {
-    Aspect.LOST: "run on the first device alone",
-    Aspect.GAINED: "run on the second device alone",
-}
+ACROSS = {Aspect.LOST: "run on the first device alone", Aspect.GAINED: "run on the second device alone"}
 REASON = 100
 """Most characters of a reason in a terminal."""
 
@@ -88,11 +83,9 @@ def _pairs(difference: Difference) -> list[str]:
         elif difference.across:
             lines.append(f"{pair.name}: {pair.both:,} cases ran on both; verdicts count, the rest is for information")
         else:
-            how = (
-                "times are compared"
-                if pair.same
-                else "its fingerprint differs: ratios to eager are compared, times are not"
-            )
+            how = "times are compared"
+            if not pair.same:
+                how = "its fingerprint differs: ratios to eager are compared, times are not"
             lines.append(f"{pair.name}: {pair.both:,} cases ran in both; {how}")
     return lines
 

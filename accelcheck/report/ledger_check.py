@@ -49,13 +49,7 @@ class Placed:
 
 @dataclass
 class Findings:
-    """The findings about ledgers.
-
-    Attributes:
-        wrong: Faults that someone has to correct.
-        notes: Remarks that someone should look at.
-        entries: Number of entries read.
-    """
+    """The findings about ledgers: faults to correct, remarks to look at, and the number of entries read."""
 
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -65,14 +59,7 @@ class Findings:
 def check(
     paths: Iterable[Path], ids: Collection[str], today: dt.date, records: Sequence[Record] | None = None
 ) -> Findings:
-    """Check ledgers.
-
-    Args:
-        paths: Files of the ledgers.
-        ids: Ids of all cases.
-        today: Today's date.
-        records: Records of journals; None where none was given.
-    """
+    """Check ledgers against the ids of all cases; with records of journals also against these."""
     findings = Findings()
     placed: list[Placed] = []
     for path in paths:

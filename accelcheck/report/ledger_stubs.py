@@ -34,14 +34,7 @@ _ANY = r"[\w.+-]+"
 
 @dataclass
 class Stub:
-    """A suggested entry.
-
-    Attributes:
-        sample: One of its faults.
-        draws: Draws that show it.
-        cases: Ids of its cases.
-        largest: Size of the largest fault; None where it has none.
-    """
+    """A suggested entry: a sample of its faults, the draws and cases that show it, and the largest fault's size."""
 
     sample: Fault
     draws: set[str] = field(default_factory=set)
@@ -92,13 +85,7 @@ def suggest(
     today: dt.date,
     causes: Callable[[Sequence[DeviceRun]], Mapping[str, str]],
 ) -> tuple[list[str], int]:
-    """Suggest entries for unexpected failures.
-
-    Args:
-        runs: Runs of the devices.
-        ledger: Ledger of expected failures.
-        today: Date for runs without one.
-        causes: Function that maps each case that is not green to the title of its cause.
+    """Suggest entries for unexpected failures; `causes` maps each case that is not green to the title of its cause.
 
     Returns:
         Lines of a TOML file that no run can use before a person has written its reasons, and the number of entries.
@@ -111,8 +98,11 @@ def suggest(
             if record.verdict in {Verdict.FAIL, Verdict.ERROR} and shown(record):
                 title = titles.get(record.case.id, "")
                 for fault in unexpected(record, ledger, today):
-                    key = title, _date(run, today), _same(fault)
-                    _add(stubs.setdefault(key, Stub(fault)), record, fault)
+                    stub = stubs.setdefault((title, _date(run, today), _same(fault)), Stub(fault))
+                    stub.cases.add(record.case.id)
+                    stub.draws.add(fault.draw)
+                    if fault.size is not None:
+                        stub.largest = max(fault.size, stub.largest or 0.0)
             elif not record.verdict.green:
                 others[str(record.verdict)].append(record.case.id)
     notes = [f"# {verdict}, which no ledger can expect: {name}" for verdict, names in others.items() for name in names]
@@ -160,13 +150,6 @@ _Same = tuple[FaultKind, str, str, bool]
 def _same(fault: Fault) -> _Same:
     raised = exception(fault)
     return fault.kind, pattern(raised) if raised else fault.path, fault.view, fault.size is None
-
-
-def _add(stub: Stub, record: Record, fault: Fault) -> None:
-    stub.cases.add(record.case.id)
-    stub.draws.add(fault.draw)
-    if fault.size is not None:
-        stub.largest = max(fault.size, stub.largest or 0.0)
 
 
 def _date(run: DeviceRun, today: dt.date) -> str:

@@ -38,11 +38,7 @@ _LEFT_OUT = 300
 
 
 class Page:
-    """Blocks of Markdown up to a size.
-
-    Args:
-        most: Most bytes of all blocks.
-    """
+    """Blocks of Markdown with at most `most` bytes in all."""
 
     def __init__(self, most: int = MOST) -> None:
         self._blocks: list[str] = []
@@ -116,7 +112,8 @@ def page(runs: Sequence[DeviceRun]) -> str:
     made.add(f"## accelcheck: {verdict(runs, wrong)}")
     made.add(*_devices(runs, names))
     for name, run in zip(names, runs, strict=True):
-        notes = [*_qualified(run), *run.remarks]
+        level = whole(run)  # where the whole of a level was asked for
+        notes = [*([] if level is None else [str(level), *level.reasons]), *run.remarks]
         if notes:
             made.add(*(f"- {code(name)}: {code(note)}" for note in notes))
     if matrix := _matrix(runs, names):
@@ -126,18 +123,10 @@ def page(runs: Sequence[DeviceRun]) -> str:
         for cause in wrong:
             made.add(*_cause(cause))
     if foreseen := causes.expected(runs):
-        made.add(
-            "<details>",
-            summary(f"Expected to fail, by the ledger: {causes.counted(foreseen).replace('cause', 'reason')}"),
-            "",
-            *table(
-                ("cases", "reason", "see"),
-                [(f"{len(cause.cases):,}", cell(cause.title), cell(cause.link)) for cause in foreseen],
-                (0,),
-            ),
-            "",
-            "</details>",
-        )
+        counted = causes.counted(foreseen).replace("cause", "reason")
+        rows = [(f"{len(cause.cases):,}", cell(cause.title), cell(cause.link)) for cause in foreseen]
+        shown = table(("cases", "reason", "see"), rows, (0,))
+        made.add("<details>", summary(f"Expected to fail, by the ledger: {counted}"), "", *shown, "", "</details>")
     if absent := _not_run(runs, names):
         idle = sum(len(run.records) - run.executed for run in runs)
         made.add("<details>", summary(f"Not run: {idle:,} cases"), "", *absent, "", "</details>")
@@ -155,12 +144,6 @@ def verdict(runs: Sequence[DeviceRun], groups: Sequence[Cause]) -> str:
         beside = f", {known:,} of them fail as the ledger expects" if known else ""
         return f"no unexpected failure in {executed:,} cases that ran{beside}"
     return f"{wrong:,} of {executed:,} cases that ran are not right, {len(groups):,} cause{'s' * (len(groups) != 1)}"
-
-
-def _qualified(run: DeviceRun) -> list[str]:
-    """Say whether a device qualifies, and why not, where the whole of a level was asked for."""
-    result = whole(run)
-    return [str(result), *result.reasons] if result is not None else []
 
 
 def _devices(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
@@ -183,9 +166,7 @@ def _matrix(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
     for name, run in zip(names, runs, strict=True):
         for record in run.records:
             cells.setdefault((record.case.technique, name), []).append(record)
-    wrong = sorted(
-        {technique for (technique, _), group in cells.items() if any(not record.verdict.green for record in group)}
-    )
+    wrong = sorted({name for (name, _), group in cells.items() if not all(record.verdict.green for record in group)})
     rows = [(cell(technique), *(_counted(cells.get((technique, name), [])) for name in names)) for technique in wrong]
     return table(("technique", *map(cell, names)), rows) if rows else []
 

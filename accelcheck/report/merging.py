@@ -53,19 +53,15 @@ class Part:
     """A run in a journal.
 
     Attributes:
-        source: Path of the journal.
-        line: Number of its header's line.
-        start: Byte at which it begins.
+        line, start: Number of its header's line, and the byte at which it begins.
         header: Fields of its header that the merge needs.
         identities: Identity of each device, by name: see `accelcheck.report.run.identity`.
         said: Facts about each device, by field, of which some differ where two identities do.
-        ledgers: Ledgers that judged it, sorted by name.
         verdicts: Worst verdict of each case.
-        bytes: Size from its header to its last whole line.
-        lines: Number of its lines.
-        digest: SHA-256 of its lines.
+        bytes, lines, digest: Size, number and SHA-256 of its whole lines.
         ended: True where the run came to its end.
         cut: True where its last line is cut short.
+        twice: Cases with two verdicts, with the better one.
     """
 
     source: Path
@@ -82,7 +78,6 @@ class Part:
     ended: bool = False
     cut: bool = False
     twice: dict[str, Verdict] = field(default_factory=dict)
-    """Cases with two verdicts, with the better one."""
 
     @property
     def name(self) -> str:
@@ -97,13 +92,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The result of a merge.
-
-    Attributes:
-        parts: Runs in the order in which they are written.
-        notes: Remarks for the reader: taken once, kept apart, cut off, missing shards, cases with two verdicts.
-        cases: Number of cases with a verdict, each once for each device.
-    """
+    """The runs in the order in which they are written, remarks, and the number of cases, each once for each device."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
@@ -111,16 +100,11 @@ class Merged:
 
 
 def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> Merged:
-    """Write the runs of several journals into one.
-
-    Args:
-        paths: Journals; merged ones too.
-        output: Journal to write, whole or not at all.
-        same_device: True to refuse runs that are not all of one device, with the same versions.
+    """Write the runs of several journals, merged ones too, into one; whole or not at all.
 
     Raises:
         JournalError: A journal cannot be read, or is not one; the message names file, line and field.
-        DifferentDevicesError: The runs differ although `same_device`.
+        DifferentDevicesError: `same_device`, and the runs are not all of one device, with the same versions.
         MergeError: `output` is one of the journals, or cannot be written.
     """
     for path in paths:
@@ -259,12 +243,9 @@ def _digests(part: Part, lengths: Collection[int]) -> Iterator[str]:
 
 
 def _devices(parts: Sequence[Part]) -> list[str]:
-    first = parts[0]
-    other = next((part for part in parts if set(part.identities) != set(first.identities)), None)
-    if other is None:
-        return []
-    named = [f"{', '.join(sorted(part.identities)) or 'none'} in {part.name}" for part in (first, other)]
-    return [f"devices: {', '.join(named)}"]
+    others = [part for part in parts if set(part.identities) != set(parts[0].identities)]
+    named = [f"{', '.join(sorted(part.identities)) or 'none'} in {part.name}" for part in (parts[0], *others[:1])]
+    return [f"devices: {', '.join(named)}"] if others else []
 
 
 def _differing(parts: Sequence[Part]) -> list[str]:
@@ -274,7 +255,8 @@ def _differing(parts: Sequence[Part]) -> list[str]:
         for name, key in part.identities.items():
             by_device[name].setdefault(key, part)
     lines = []
-    for name, (first, *others) in ((name, [*firsts.values()]) for name, firsts in by_device.items()):
+    for name, firsts in by_device.items():
+        first, *others = firsts.values()
         for other in others:
             was, now = first.said[name], other.said[name]
             fields = [key for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
@@ -331,9 +313,8 @@ def _judged_twice(parts: Sequence[Part]) -> tuple[list[str], int]:
             owner = part.identities.get(device, (device,))
             first, other = seen.setdefault((owner, name), (part, verdict))
             if other is not verdict:
-                lines.append(
-                    f"{name}: {other} in {first.name}, {verdict} in {part.name}; the worse of those that ran counts"
-                )
+                both = f"{other} in {first.name}, {verdict} in {part.name}"
+                lines.append(f"{name}: {both}; the worse of those that ran counts")
     more = len(lines) - MOST_SAID
     rest = [f"{more} more cases with two verdicts; the worse of those that ran count"] if more > 0 else []
     return lines[:MOST_SAID] + rest, len(seen)

@@ -22,13 +22,7 @@ def reproduce(case: Case, more: Iterable[str] = ()) -> str:
 
 
 def explain(record: Record, more: Iterable[str] = (), command: str = "") -> str:
-    """Format a record in several lines for a terminal or a report.
-
-    Args:
-        record: Record of the case.
-        more: Further options of pytest for the reproduction.
-        command: Command of the reproduction; empty for `reproduce`.
-    """
+    """Format a record in several lines; `more` are options of pytest for the reproduction, which `command` replaces."""
     lines = [f"{record.case.id}: {record.verdict}", ""]
     lines += [f"  {line}" for line in record.why.splitlines()]
     if record.verdict is not Verdict.FAIL and record.traceback:

@@ -39,8 +39,9 @@ def document(runs: Sequence[DeviceRun]) -> str:
     names = labels(runs)
     begin = min((begun(run.started) for run in runs), default=begun(""))
     lines: list[str] = []
-    _put(lines, begin.isoformat(), {"schemaVersion": {"major": MAJOR, "minor": MINOR}})
-    _put(lines, begin.isoformat(), {"testRunArtifact": {"testRunStart": _start(runs, names)}})
+    stamp = begin.isoformat()
+    _put(lines, stamp, {"schemaVersion": {"major": MAJOR, "minor": MINOR}})
+    _put(lines, stamp, {"testRunArtifact": {"testRunStart": _start(runs, names)}})
     number = 0
     for name, run in zip(names, runs, strict=True):
         stamp = begun(run.started).isoformat()
@@ -87,14 +88,12 @@ def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
             for package, version in sorted(versions.items())
         ]
     platforms = (platform for run in runs for platform in run.platforms)
+    asked = ({"level": run.level, "selections": list(run.selections)} for run in runs)
     return {
         "name": "accelcheck",
         "version": ", ".join(sorted({run.accelcheck for run in runs})),
         "commandLine": "pytest --pyargs accelcheck.suite " + " ".join(f"--accel-device={run.device}" for run in runs),
-        "parameters": {
-            name: {"level": run.level, "selections": list(run.selections)}
-            for name, run in zip(names, runs, strict=True)
-        },
+        "parameters": dict(zip(names, asked, strict=True)),
         "dutInfo": {
             "dutInfoId": "machine",
             "platformInfos": [{"info": platform} for platform in dict.fromkeys(platforms)],
@@ -136,6 +135,7 @@ def _case(device: str, run: DeviceRun, record: Record) -> Iterator[dict[str, Any
     yield from ({"measurement": _figure(device, record, figure)} for figure in beyond)
     for m in record.measurements:
         if m.value is not None:
+            bounds = {name: _number(value) for name, value in (("low", m.low), ("high", m.high)) if value is not None}
             yield {
                 "measurement": {
                     "name": f"{case.id}: {m.name}",
@@ -143,9 +143,7 @@ def _case(device: str, run: DeviceRun, record: Record) -> Iterator[dict[str, Any
                     "unit": m.unit,
                     "hardwareInfoId": device,
                     "validators": [],
-                    "metadata": {
-                        name: _number(value) for name, value in (("low", m.low), ("high", m.high)) if value is not None
-                    },
+                    "metadata": bounds,
                 }
             }
     if record.verdict in RAISED:

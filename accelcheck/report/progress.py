@@ -18,18 +18,10 @@ PART = 0.02
 
 
 class Progress:
-    """Counts finished cases and estimates the time left.
+    """Counts finished cases of these modes and estimates the time left; `start` is in seconds.
 
     A case's weight is the rough cost of its mode. The estimate is the time per weight of all finished cases: the latest
     ones alone would mislead, because cases of one slow technique follow each other.
-
-    Args:
-        modes: Modes of the run's cases.
-        start: Start of the first case, in seconds.
-
-    Attributes:
-        total: Number of cases.
-        done: Number of finished cases.
     """
 
     def __init__(self, modes: Iterable[Mode], start: float) -> None:
@@ -41,15 +33,7 @@ class Progress:
         self.done = 0
 
     def finish(self, mode: Mode, now: float) -> str | None:
-        """Count a case that has finished.
-
-        Args:
-            mode: Mode of the case.
-            now: Present time in seconds.
-
-        Returns:
-            Line that is due, if one is.
-        """
+        """Count a case that has finished at `now`, in seconds; the line that is due, if one is."""
         self._finished += _weight(mode)
         self.done += 1
         self._now = now

@@ -26,17 +26,13 @@ class Qualification:
     """The result of a device at one level.
 
     Attributes:
-        device: Name of the device.
-        level: The level.
         required: The must-pass list.
-        asked: Number of the list's cases up to this level.
-        passed: Number of these that passed.
+        asked, passed: Number of the list's cases up to this level, and of those that passed.
         absent: Ids of those that no journal has.
         unexecuted: Ids of those that did not run, each with its reason.
         wrong: Ids of those that ran and did not pass, or whose figures or evidence contradict a pass, with verdicts.
         red: Ids of cases outside of the list that are not green, each with its verdict.
-        shown: Numbers of executed cases, techniques, and elements compared, of all cases.
-        floor: Least numbers of these.
+        shown, floor: Numbers of executed cases, techniques, and elements compared, of all cases; least numbers of these.
         unproven: Reasons why the journals may not be of a whole run on this device.
     """
 
@@ -91,15 +87,9 @@ class Qualification:
 
 
 def qualification(run: DeviceRun, level: int | None = None) -> Qualification:
-    """Compare the journals of a device with its must-pass list.
-
-    Args:
-        run: Run of the device.
-        level: The level; that of the run if None.
-    """
-    return replace(
-        judged(run.device, run.level if level is None else level, run.records), unproven=tuple(_unproven(run))
-    )
+    """Compare the journals of a device with its must-pass list, at the level of the run if `level` is None."""
+    verdict = judged(run.device, run.level if level is None else level, run.records)
+    return replace(verdict, unproven=tuple(_unproven(run)))
 
 
 def whole(run: DeviceRun) -> Qualification | None:
@@ -122,6 +112,9 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
     by_id = {record.case.id: record for record in records if record.case.device == device}
     listed = {name: by_id[name] for name in sorted(wanted & by_id.keys())}
     executed = [record for record in by_id.values() if record.verdict.executed and not record.case.alone]
+    floor = must_pass.Floor(
+        len(executed), len({record.case.technique for record in executed}), sum(record.compared for record in executed)
+    )
     return Qualification(
         device,
         level,
@@ -131,20 +124,12 @@ def judged(device: str, level: int, records: Sequence[Record]) -> Qualification:
         tuple(sorted(wanted - by_id.keys())),
         {name: f"{r.verdict}: {r.code or r.headline}" for name, r in listed.items() if not r.verdict.executed},
         {
-            name: _verdict(record)
-            for name, record in listed.items()
-            if record.verdict.executed and (record.verdict is not Verdict.PASS or record.contradiction)
+            name: _verdict(r)
+            for name, r in listed.items()
+            if r.verdict.executed and (r.verdict is not Verdict.PASS or r.contradiction)
         },
-        {
-            name: str(record.verdict)
-            for name, record in sorted(by_id.items())
-            if name not in wanted and not record.verdict.green
-        },
-        must_pass.Floor(
-            len(executed),
-            len({record.case.technique for record in executed}),
-            sum(record.compared for record in executed),
-        ),
+        {name: str(r.verdict) for name, r in sorted(by_id.items()) if name not in wanted and not r.verdict.green},
+        floor,
         required.floors[level],
     )
 

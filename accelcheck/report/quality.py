@@ -40,14 +40,10 @@ class Rule(StrEnum):
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One item of a table.
+    """One item of a table, described by `what` in one sentence.
 
     Attributes:
-        name: Id of the item.
-        table: Name of its table.
         points: Most points of the item.
-        priority: ``P0``, ``P1`` or ``P2``.
-        what: Description in one sentence.
         cases, rule: Globs of case ids, and their rule, for an item that is measured.
         question: Question for a person; empty for a measured item.
         steps: Least fractions, with the points of each; empty where the answer is yes or no.
@@ -75,9 +71,7 @@ class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table.
 
     Attributes:
-        name, title: Name of the table, and its title.
         points: Most points of the table, whatever its items add up to.
-        items: Items in order.
         note: Reason why the items add up to another number; empty where they do not.
     """
 
@@ -89,8 +83,6 @@ class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of items.toml or tables.toml."""
-
     schema: Literal[1]
     item: tuple[Item, ...] = ()
     table: tuple[ItemTable, ...] = ()
@@ -98,14 +90,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A person's answer to an item.
+    """The answer of a person or team to an item, with a link to the evidence.
 
     Attributes:
-        item: Name of the item.
-        yes: The answer.
-        link: URL of the evidence.
-        by: Person or team that answers.
-        date: Date of the answer.
         fraction: Fraction from 0 to 1, where the item asks for one.
         device: Device of the answer; empty for every device.
     """
@@ -180,18 +167,12 @@ def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:
             raise entry.wrong("fraction", f"missing; {name} asks for a number from 0 to 1")
         if not item.steps and fraction is not None:
             raise entry.wrong("fraction", f"{name} is answered by true or false alone")
-        answer = Answer(
-            name,
-            entry["answer"],
-            entry["link"],
-            entry["by"],
-            entry["date"],
-            None if fraction is None else float(fraction),
-            entry.values.get("device", ""),
-        )
-        if (name, answer.device) in by_device:
+        fraction = None if fraction is None else float(fraction)
+        device = entry.values.get("device", "")
+        answer = Answer(name, entry["answer"], entry["link"], entry["by"], entry["date"], fraction, device)
+        if (name, device) in by_device:
             raise entry.wrong("item", f"{name} is answered twice")
-        by_device[name, answer.device] = answer
+        by_device[name, device] = answer
     return tuple(by_device.values())
 
 

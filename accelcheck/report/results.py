@@ -39,13 +39,7 @@ def writable(path: Path) -> None:
 
 
 def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -> None:
-    """Write a file atomically: readers see the old one or the new one.
-
-    Args:
-        path: File in a folder that exists.
-        kind: Kind of the results.
-        device: Device that was measured.
-        body: JSON-ready values, and floats, which are rounded.
+    """Write results of a kind atomically: readers see the old file or the new one. Floats are rounded.
 
     Raises:
         ResultsError: It cannot be written.

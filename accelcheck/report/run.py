@@ -28,19 +28,9 @@ if TYPE_CHECKING:
     from accelcheck.core.journal_reading import Section
 
 BAD_FIRST = (
-    Verdict.DEVICE_LOST,
-    Verdict.CRASH,
-    Verdict.HANG,
-    Verdict.ERROR,
-    Verdict.FAIL,
-    Verdict.FLAKY,
-    Verdict.XPASS,
-    Verdict.XFAIL,
-    Verdict.WAIVED,
-    Verdict.PASS,
-    Verdict.UNSUPPORTED,
-    Verdict.UNAVAILABLE,
-)
+    Verdict.DEVICE_LOST, Verdict.CRASH, Verdict.HANG, Verdict.ERROR, Verdict.FAIL, Verdict.FLAKY, Verdict.XPASS,
+    Verdict.XFAIL, Verdict.WAIVED, Verdict.PASS, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE,
+)  # fmt: skip
 """Verdicts, the worst one first."""
 MOST_DEVICES = 64
 """Most devices of one run."""
@@ -96,10 +86,8 @@ class DeviceRun:
     """The joined runs of one device.
 
     Attributes:
-        device: Name of the device.
         fingerprint: Fingerprint of the device; None where it was absent.
         capability: ``ok``, or the reason for its absence.
-        accelcheck, python: Versions.
         platforms: Operating systems of the machines, in the order of the journals.
         level: Highest level that was asked for.
         started: Start of the first run, in ISO 8601.
@@ -180,13 +168,7 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
 
 
 def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
-    """Read journals.
-
-    Args:
-        paths: Journals, or their pieces of a package; merged ones too.
-
-    Returns:
-        The devices, in the order in which they appear.
+    """Read journals, or their pieces of a package, merged ones too: the devices, in the order in which they appear.
 
     Raises:
         JournalError: A journal cannot be read, or is not one; the message names file, line and field.

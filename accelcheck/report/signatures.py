@@ -54,13 +54,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The cause of one fault of a record.
+    """The cause of one fault of a record, with a title that all cases with this cause share.
 
-    Attributes:
-        kind: Kind of cause.
-        title: Text that all cases with this cause share; for wrong values, one of three names.
-        paths: Wrong parts, such as ``outputs`` or ``running_var``; for wrong values only, whose cause
-            `accelcheck.report.causes` finds by comparing how many cases of each technique, workload and dtype fail.
+    Wrong values have one of three titles, and `paths`: the wrong parts, such as ``outputs`` or ``running_var``. Their
+    cause `accelcheck.report.causes` finds by comparing how many cases of each technique, workload and dtype fail.
     """
 
     kind: Kind
@@ -69,19 +66,10 @@ class Signature:
 
 
 _OPERATOR = r"['\"]?\b([A-Za-z_]\w{0,60}::[\w.]{1,80})['\"]?"
-_DTYPES = {
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Float": "float32",
-    "Double": "float64",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
-"""torch's C++ names of dtypes."""
+_DTYPES = {  # torch's C++ names
+    "Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
 _NO_KERNEL = re.compile(rf"Could not run {_OPERATOR} with arguments from the '(\w+)' backend")
 _OVERRIDEABLE = re.compile(r"\b(\w{1,80}?)_overrideable not implemented")
 _NO_DTYPE = re.compile(r"\"([\w:.<>, ]{1,80})\" not implemented for '(\w+)'")
@@ -299,14 +287,12 @@ def _named(record: Record, fault: Fault) -> tuple[Kind, str]:
         return signature.kind, signature.title
     if fault.kind is FaultKind.EVIDENCE and fault.view:
         return Kind.OPERATOR, _short(f"{fault.view}: no kernel, runs on the CPU")
-    kind, title = _NAMED.get(fault.kind, _IN_WORDS)
+    if fault.kind not in _NAMED:
+        return Kind.VALUES, _short(_general(str(fault), record))
+    kind, title = _NAMED[fault.kind]
     return kind, _short(title(fault, record))
 
 
-_IN_WORDS: tuple[Kind, Callable[[Fault, Record], str]] = (
-    Kind.VALUES,
-    lambda fault, record: _general(str(fault), record),
-)
 _NAMED: Mapping[FaultKind, tuple[Kind, Callable[[Fault, Record], str]]] = {
     FaultKind.VIEW: (Kind.VALUES, lambda fault, _: _WRONG[fault.view.partition(" ")[0] not in _RANDOM]),
     FaultKind.VALUE: (Kind.VALUES, lambda *_: _WRONG[1]),
@@ -328,7 +314,7 @@ _NAMED: Mapping[FaultKind, tuple[Kind, Callable[[Fault, Record], str]]] = {
     ),
     FaultKind.LIMIT: (Kind.LIMIT, lambda fault, _: f"beyond a limit: {fault.expected}"),
 }
-"""Kind and title of the cause, by kind of fault; other faults are named by their text."""
+"""Kind and title of the cause, by kind of fault."""
 
 
 def _metadata(fault: Fault) -> str:

@@ -15,22 +15,9 @@ if TYPE_CHECKING:
     from accelcheck.core.journal import Record
 
 HEAD = (
-    "technique",
-    "workload",
-    "mode",
-    "dtype",
-    "median",
-    "speed-up",
-    "interval",
-    "is",
-    "same prec.",
-    "peak",
-    "of eager's",
-    "first call",
-    "cached",
-    "launches",
-    "baseline",
-)
+    "technique", "workload", "mode", "dtype", "median", "speed-up", "interval", "is", "same prec.", "peak",
+    "of eager's", "first call", "cached", "launches", "baseline",
+)  # fmt: skip
 SHOWN = 3
 """Most cases named in a note; of more, it gives the number."""
 

@@ -48,37 +48,22 @@ def summary(
     remainder: Sequence[str],
     explained: Sequence[str] = (),
 ) -> None:
-    """Write the whole summary.
-
-    Args:
-        reporter: Reporter of the run.
-        run: The run.
-        records: Records by case id.
-        journal: File of the journal, if there is one.
-        remainder: Lines about cases that the run left out.
-        explained: Lines about causes that were explained.
-    """
-    reporter.section("accelcheck")
+    """Write the whole summary, with lines about the cases left out (`remainder`) and about explained causes."""
     judged = list(records.values())
-    for lines in (
+    unseen = ((r.case.device, f"{r.case.technique}: {r.remark}") for r in judged if r.remark.startswith(UNSEEN))
+    _sections(
+        reporter,
         matrix(judged, run.selection.devices),
         speed.lines(judged),
         _counted("not run:", ((r.case.device, r.reason) for r in judged if not r.verdict.executed)),
         _remarked("unsupported found by trying", (r for r in judged if r.remark == TRIED)),
-        _counted(
-            "evidence that could not be had:",
-            ((r.case.device, f"{r.case.technique}: {r.remark}") for r in judged if r.remark.startswith(UNSEEN)),
-        ),
+        _counted("evidence that could not be had:", unseen),
         _remarked("runs although stated as unsupported", (r for r in judged if r.remark.startswith(RUNS))),
         _expected(judged),
         _above(judged),
         _slowest([record for record in judged if record.verdict.executed]),
         _listed(explained),
-    ):
-        for line in lines:
-            reporter.write_line(escaped(line))
-        if lines:
-            reporter.write_line("")
+    )
     reporter.write_line(_totals(judged))
     for line in _qualified(judged, run):
         reporter.write_line(line)
@@ -95,23 +80,20 @@ def brief(
     journal: Path | None = None,
     explained: Sequence[str] = (),
 ) -> None:
-    """Write the matrix, times and totals of the cases of models' tests.
-
-    Args:
-        reporter: Reporter of the run.
-        records: Records in their order.
-        journal: File of the journal, if there is one.
-        explained: The same as for `summary`.
-    """
-    reporter.section("accelcheck")
+    """Write the matrix, times and totals of the cases of models' tests, and lines about explained causes."""
     devices = tuple(dict.fromkeys(record.case.device for record in records))
-    for lines in (matrix(list(records), devices), speed.lines(records), _listed(explained), [_totals(records)]):
+    _sections(reporter, matrix(list(records), devices), speed.lines(records), _listed(explained), [_totals(records)])
+    if journal is not None:
+        reporter.write_line(escaped(f"journal: {journal}"))
+
+
+def _sections(reporter: pytest.TerminalReporter, *sections: Sequence[str]) -> None:
+    reporter.section("accelcheck")
+    for lines in sections:
         for line in lines:
             reporter.write_line(escaped(line))
         if lines:
             reporter.write_line("")
-    if journal is not None:
-        reporter.write_line(escaped(f"journal: {journal}"))
 
 
 def _listed(explained: Sequence[str]) -> list[str]:

@@ -13,14 +13,13 @@ import jinja2
 from markupsafe import Markup
 
 import accelcheck
-from accelcheck.core.files import replacing
 from accelcheck.core.plain import text
 from accelcheck.core.units import size
 from accelcheck.report.advice import by_device
 from accelcheck.report.causes import causes, counted, expected
 from accelcheck.report.explained import explained
 from accelcheck.report.html import experiments, figures, payload, tables
-from accelcheck.report.results import ResultsError
+from accelcheck.report.results import save
 from accelcheck.report.run import BAD_FIRST, labels
 
 if TYPE_CHECKING:
@@ -49,23 +48,12 @@ SYMBOLS = {
 def write(
     path: Path, runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()
 ) -> None:
-    """Write the report.
-
-    Args:
-        path: File in a folder that exists.
-        runs: Runs of the devices.
-        curves: Compile curves of these or other devices.
-        claims: Claims tables of these or other devices.
+    """Write the report, with compile curves and claims tables of these or other devices.
 
     Raises:
         ResultsError: It cannot be written.
     """
-    whole = document(runs, curves, claims).encode("utf-8")
-    try:
-        with replacing(path) as file:
-            file.write(whole)
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be written: {error.strerror or error}") from error
+    save(path, document(runs, curves, claims))
 
 
 def document(runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()) -> str:
@@ -170,16 +158,12 @@ def _hash(content: str) -> str:
 
 
 def _curve(result: CurveResult) -> dict[str, Any]:
+    points = sorted(result.points, key=lambda point: (point.form, point.shapes, point.count))
     return {
         "device": _plain(f"{result.fingerprint.device}: {result.fingerprint.chip}"),
         "points": [
-            {
-                "count": point.count,
-                "series": _plain(f"{point.form}, {point.shapes} shapes"),
-                "ratio": point.ratio,
-                "low": point.low,
-                "high": point.high,
-            }
-            for point in sorted(result.points, key=lambda point: (point.form, point.shapes, point.count))
+            {"count": point.count, "series": _plain(f"{point.form}, {point.shapes} shapes")}
+            | {name: getattr(point, name) for name in ("ratio", "low", "high")}
+            for point in points
         ],
     }

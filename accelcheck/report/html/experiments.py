@@ -71,22 +71,25 @@ class Crossing(msgspec.Struct):
         return f"between {self.slower} statements (slower) and {self.faster} (faster){about}"
 
 
-class CurveResult(msgspec.Struct):
-    """A compile curve of one device."""
-
+class _Result(msgspec.Struct):
     schema: int
     kind: Word
     made: Word
     accelcheck: Word
     device: dict[str, Any]
-    points: Annotated[list[CurvePoint], msgspec.Meta(max_length=10_000)]
-    gaps: Annotated[list[CurveGap], msgspec.Meta(max_length=10_000)] = []
-    break_even: dict[Word, Crossing] = {}
 
     @property
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the measured device."""
         return fingerprint_from_json(self.device)
+
+
+class CurveResult(_Result):
+    """A compile curve of one device."""
+
+    points: Annotated[list[CurvePoint], msgspec.Meta(max_length=10_000)]
+    gaps: Annotated[list[CurveGap], msgspec.Meta(max_length=10_000)] = []
+    break_even: dict[Word, Crossing] = {}
 
 
 class ClaimAnswer(msgspec.Struct):
@@ -124,20 +127,10 @@ class ClaimAnswer(msgspec.Struct):
         return f"{shown} ({_shown(self.what, self.low)} to {_shown(self.what, self.high)})"
 
 
-class ClaimsResult(msgspec.Struct):
+class ClaimsResult(_Result):
     """The claims table of one device."""
 
-    schema: int
-    kind: Word
-    made: Word
-    accelcheck: Word
-    device: dict[str, Any]
     claims: dict[Word, ClaimAnswer]
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Fingerprint of the measured device."""
-        return fingerprint_from_json(self.device)
 
 
 T = TypeVar("T", CurveResult, ClaimsResult)

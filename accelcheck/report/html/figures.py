@@ -22,15 +22,8 @@ ERROR_VIEW = "row"
 
 
 @dataclass(frozen=True, slots=True)
-class TradeOff:
-    """A technique's speed-up over FP32 eager and its error, over its timed cases of one mode.
-
-    Attributes:
-        technique, device, mode: Names of these; `device` is a label.
-        cases: Number of cases with a speed-up.
-        median, low, high: Median, smallest and largest speed-up.
-        error: Largest relative error of a row against the FP32 model; None where no case has that view.
-    """
+class _Spread:
+    """The median, smallest and largest figure of a technique's timed cases of one mode; `device` is a label."""
 
     technique: str
     device: str
@@ -39,27 +32,23 @@ class TradeOff:
     median: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class TradeOff(_Spread):
+    """A technique's speed-up over FP32 eager and its error.
+
+    Attributes:
+        error: Largest relative error of a row against the FP32 model; None where no case has that view.
+    """
+
     error: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryShare:
-    """A technique's peak memory as a share of FP32 eager's, over its timed cases of one mode.
+class MemoryShare(_Spread):
+    """A technique's peak memory as a share of FP32 eager's, and the largest peak in bytes."""
 
-    Attributes:
-        technique, device, mode: Names of these; `device` is a label.
-        cases: Number of cases with both figures.
-        median, low, high: Median, smallest and largest share.
-        peak: Largest peak, in bytes.
-    """
-
-    technique: str
-    device: str
-    mode: str
-    cases: int
-    median: float
-    low: float
-    high: float
     peak: float
 
 

@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode, Verdict
@@ -58,11 +59,8 @@ def blocks(
 ) -> tuple[str, list[str]]:
     """Encode the index and the blocks of details.
 
-    Args:
-        runs: Runs of the devices.
-        names: Labels of the devices.
-        causes: Numbers of a case's causes, by the number of its run and its id.
-        more: Further JSON-ready values for the script.
+    `names` are the devices' labels, and `more` is JSON-ready. `causes` maps the number of a run and the id of a case to
+    the numbers of its causes.
     """
     texts = _Texts()
     families = {record.case.technique: record.family for run in runs for record in run.records if record.family}
@@ -73,8 +71,7 @@ def blocks(
             "used", "seconds", "speed", "cause", "note",
         )
     }  # fmt: skip
-    details: list[str] = []
-    pending: list[tuple[Record, str]] = []
+    commands: list[tuple[Record, str]] = []
     verdicts, modes = {verdict: n for n, verdict in enumerate(BAD_FIRST)}, {mode: n for n, mode in enumerate(Mode)}
     for place, run in enumerate(runs):
         for record in run.records:
@@ -97,12 +94,8 @@ def blocks(
             )
             for column, cell in zip(columns.values(), row, strict=True):
                 column.append(cell)
-            pending.append((record, run.reproduction(case)))
-            if len(pending) == BLOCK:
-                details.append(_details(pending))
-                pending = []
-    if pending:
-        details.append(_details(pending))
+            commands.append((record, run.reproduction(case)))
+    details = [_details(commands[start : start + BLOCK]) for start in range(0, len(commands), BLOCK)]
     index = {
         **more,
         "runs": [text(name, 500) for name in names],
@@ -133,46 +126,26 @@ def _detail(record: Record, command: str, texts: _Texts) -> list[Any]:
     shown = record.figures
     if len(shown) > MOST_FIGURES:
         shown = tuple(sorted(shown, key=lambda figure: (-figure.gates, -figure.used)))[:MOST_FIGURES]
+    evidence = ((texts(e.label), _observed(e.observed, texts), int(e.engaged)) for e in record.evidence)
+    budgets = (
+        (texts(f.path), texts(f.view), _number(f.measured), _number(f.allowed), texts(f.where), int(f.gates))
+        for f in shown
+    )
+    measurements = (
+        (texts(m.name), _number(m.value), texts(m.unit), _number(m.low), _number(m.high), texts(m.reason))
+        for m in record.measurements
+    )
+    flat = chain.from_iterable
     return [
-        texts(record.why),
-        texts(record.traceback),
-        texts(record.remark),
-        texts(record.code),
-        texts(record.digest),
+        *map(texts, (record.why, record.traceback, record.remark, record.code, record.digest)),
         record.compared,
         _number(record.eager_excess),
         texts(command),
-        [
-            part
-            for item in record.evidence
-            for part in (texts(item.label), _observed(item.observed, texts), int(item.engaged))
-        ],
-        [
-            part
-            for item in shown
-            for part in (
-                texts(item.path),
-                texts(item.view),
-                _number(item.measured),
-                _number(item.allowed),
-                texts(item.where),
-                int(item.gates),
-            )
-        ],
+        [*flat(evidence)],
+        [*flat(budgets)],
         len(record.figures) - len(shown),
-        [part for phase, spent in record.seconds.items() for part in (texts(phase), _number(spent))],
-        [
-            part
-            for item in record.measurements
-            for part in (
-                texts(item.name),
-                _number(item.value),
-                texts(item.unit),
-                _number(item.low),
-                _number(item.high),
-                texts(item.reason),
-            )
-        ],
+        [*flat((texts(phase), _number(spent)) for phase, spent in record.seconds.items())],
+        [*flat(measurements)],
         [_number(item) for item in record.times[:MOST_TIMES]],
     ]
 

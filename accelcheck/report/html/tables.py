@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Cases that share a verdict, a code and a reason.
-
-    Attributes:
-        verdict, code, text: Verdict, code, and first line of the reason.
-        cases: Number of the cases.
-        techniques: Names of their techniques, sorted.
-    """
+    """Cases, by number and sorted techniques, that share a verdict, a code and the first line of a reason."""
 
     verdict: str
     code: str
@@ -39,11 +33,9 @@ class Standing:
     """The first lines about a device.
 
     Attributes:
-        label: Label of the device.
         state: ``good``: qualifies at its level; ``part``: does not, but all cases are green; ``bad``: some are not.
         title: Verdict in a sentence.
-        qualified: Qualification at its level, in a sentence.
-        reasons: Reasons why it does not qualify; empty if it does.
+        qualified, reasons: Qualification at its level, in a sentence, and the reasons against it.
         counts: Number of cases by verdict, the worst verdict first.
         executed: Number of cases in which the technique ran.
         compared: Number of elements compared with the oracle.

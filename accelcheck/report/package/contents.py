@@ -26,13 +26,7 @@ MOST_HEADERS = 20_000
 
 
 class RunHeader(NamedTuple):
-    """The header of a run.
-
-    Attributes:
-        fields: Parsed fields.
-        fingerprints: Fingerprints by device; None for an absent one.
-        names_ledgers: True where it names its ledgers; those of earlier versions do not.
-    """
+    """The header of a run; those of earlier versions do not name the ledgers."""
 
     fields: Header
     fingerprints: Mapping[str, Fingerprint | None]
@@ -59,11 +53,7 @@ def headers(journal: Source) -> list[RunHeader]:
 
 
 def devices(journals: Iterable[tuple[str, Sequence[RunHeader]]]) -> bytes:
-    """Encode the member `accelcheck.report.package.manifest.DEVICES`.
-
-    Args:
-        journals: Name of each journal in the package, with the headers of its runs.
-    """
+    """Encode the member `accelcheck.report.package.manifest.DEVICES` from each journal's name and headers."""
     runs: list[dict[str, Any]] = [
         {
             "journal": name,
@@ -85,13 +75,7 @@ def devices(journals: Iterable[tuple[str, Sequence[RunHeader]]]) -> bytes:
 
 @dataclass(frozen=True, order=True)
 class UsedFile:
-    """A file that judged runs.
-
-    Attributes:
-        folder: Folder in the package: ``ledgers`` or ``must-pass``.
-        name: File name.
-        sha256: SHA-256 of the content.
-    """
+    """A file that judged runs, and its folder in the package: ``ledgers`` or ``must-pass``."""
 
     folder: str
     name: str

@@ -27,13 +27,7 @@ class ManifestError(ValueError):
 
 
 class ListedMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A member of a package.
-
-    Attributes:
-        name: Name of the member.
-        size: Size in bytes.
-        sha256: SHA-256 of its content.
-    """
+    """A member of a package: its size in bytes, and the SHA-256 of its content."""
 
     name: str
     size: int
@@ -41,14 +35,7 @@ class ListedMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ListedJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A journal in a package.
-
-    Attributes:
-        name: Name of its member.
-        lines: Number of its lines.
-        head: Last hash of its chain.
-        chain: Name of the member that holds the chain.
-    """
+    """A journal in a package: its lines, the last hash of its chain, and the member that holds the chain."""
 
     name: str
     lines: int
@@ -60,9 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The manifest of a package.
 
     Attributes:
-        schema: Version of this layout.
         accelcheck: Version that packed it.
-        journals: Journals of the package.
         members: Members but the manifest, its signature and its digest, sorted by name.
         missing: Files that the journals name and the package lacks.
     """
@@ -124,10 +109,7 @@ def _check(manifest: Manifest) -> None:
 def places(manifest: Manifest, raw: bytes, signature: int | None) -> dict[int, tuple[str, int]]:
     """Map bytes of the archive to name and size of the member that belongs there.
 
-    Args:
-        manifest: Manifest of the package.
-        raw: Bytes of the manifest.
-        signature: Size of the signature; None where there is none.
+    `raw` are the manifest's bytes, and `signature` is the signature's size, if there is one.
     """
     order = [(NAME, len(raw))]
     order += [] if signature is None else [(SIGNATURE, signature)]

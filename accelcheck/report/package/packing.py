@@ -61,13 +61,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    """The result of packing.
-
-    Attributes:
-        manifest: List of the members.
-        digest: SHA-256 of the manifest, which covers the whole package.
-        notes: Remarks for the reader: files given twice, missing ledgers.
-    """
+    """The manifest, its SHA-256, which covers the whole package, and remarks: files given twice, missing ledgers."""
 
     manifest: manifest.Manifest
     digest: str
@@ -100,7 +94,9 @@ def pack(
         PackError: A file cannot be read, a ledger is not there, or `output` cannot be written.
         SigningError: The manifest cannot be signed.
     """
-    _not_over(output, [*journals, *ledger, *logs, *files])
+    for path in (*journals, *ledger, *logs, *files):
+        if output.exists() and path.exists() and output.samefile(path):
+            raise PackError(f"{output} is one of the files that are packed: give -o another file")
     try:
         members, listed, headers, notes = _journals(journals)
         devices = {name for header in headers for name in header.fields.must_pass}
@@ -145,12 +141,6 @@ def _write(output: Path, members: Mapping[str, Content]) -> None:
         raise PackError(f"{output} cannot be written: {error.strerror or error}") from error
     except ValueError as error:
         raise error if isinstance(error, (PackError, bounded.UnreadableFileError)) else PackError(str(error)) from error
-
-
-def _not_over(output: Path, sources: Iterable[Path]) -> None:
-    for path in sources:
-        if output.exists() and path.exists() and output.samefile(path):
-            raise PackError(f"{output} is one of the files that are packed: give -o another file")
 
 
 def _journals(

@@ -33,11 +33,9 @@ def available() -> str:
 
 
 def sign(manifest: bytes, key: Path) -> bytes:
-    """Sign a manifest; the signature has the same bytes each time.
+    """Sign the bytes of a manifest with a secret key of ``minisign -G``; the signature has the same bytes each time.
 
-    Args:
-        manifest: Bytes of the manifest.
-        key: File of a secret key, as ``minisign -G`` writes it. Its password is asked for on a terminal.
+    The password of the key is asked for on a terminal.
 
     Raises:
         SigningError: py-minisign is not installed, or the key cannot be read.
@@ -67,13 +65,7 @@ def public_key(path: Path) -> Any:
 
 
 def check(manifest: bytes, signature: bytes, public: Any) -> str:
-    """Find the fault of a signature; empty where it holds.
-
-    Args:
-        manifest: Bytes of the manifest.
-        signature: Bytes of its signature, or of anything.
-        public: Result of `public_key`.
-    """
+    """Find the fault of a signature, which may be any bytes; empty where it holds. `public` is a `public_key`."""
     minisign = _library()
     try:
         parsed = minisign.Signature.from_bytes(signature)

@@ -30,7 +30,6 @@ class Verified:
     """The result of a verification.
 
     Attributes:
-        path: Path of the package.
         digest: SHA-256 of its manifest; empty where that cannot be read.
         altered: Lines about altered, missing and foreign parts.
         notes: Remarks for the reader that are no alterations.
@@ -61,11 +60,7 @@ class Verified:
 
 
 def verify(path: Path, key: Path | None = None) -> Verified:
-    """Check a package.
-
-    Args:
-        path: Path of the package; it is read in place, within bounds, and nothing is written.
-        key: Public key of the required signer.
+    """Check a package, which is read in place and within bounds, and the signature of `key` if one is given.
 
     Raises:
         NotPackageError: The file is none.
