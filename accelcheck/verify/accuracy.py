@@ -24,13 +24,7 @@ class UndecidedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Samples classified twice.
-
-    Attributes:
-        samples: Number of samples.
-        lost: Samples that only the reference has right.
-        won: Samples that only the candidate has right.
-    """
+    """Samples classified twice: those that only the reference has right are lost, only the candidate won."""
 
     samples: int
     lost: int
@@ -38,11 +32,7 @@ class Pairs:
 
     @classmethod
     def of(cls, reference: Sequence[bool], candidate: Sequence[bool]) -> Pairs:
-        """Counts lost and won samples.
-
-        Raises:
-            ValueError: The lengths differ.
-        """
+        """Counts lost and won samples of two sequences of one length."""
         both = list(zip(reference, candidate, strict=True))
         return cls(len(both), sum(a and not b for a, b in both), sum(b and not a for a, b in both))
 
@@ -104,12 +94,8 @@ def replicated_bound(drops: Sequence[float], confidence: float = CONFIDENCE) -> 
     Trainings of other seeds differ by more than the number of samples explains: seeds are the replicates, and samples
     only measure each (X. Bouthillier et al., Accounting for variance in machine learning benchmarks, MLSys 2021).
 
-    Args:
-        drops: Drops between reference and candidate, one for each seed that both are trained from.
-        confidence: One-sided confidence of the bound.
-
     Raises:
-            ValueError: There are fewer than two drops, which have no spread.
+        ValueError: There are fewer than two drops, which have no spread.
     """
     if len(drops) < 2:
         raise ValueError(f"a spread needs two seeds or more, got {len(drops)}")

@@ -29,34 +29,20 @@ if TYPE_CHECKING:
 
     Convolution = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
-_TRANSFORMS: Mapping[int, tuple[Any, Any, Any]] = MappingProxyType(
-    {
-        2: (
-            [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
-            [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
-            [[1, 1, 1, 0], [0, 1, -1, -1]],
-        ),
-        4: (
-            [
-                [4, 0, -5, 0, 1, 0],
-                [0, -4, -4, 1, 1, 0],
-                [0, 4, -4, -1, 1, 0],
-                [0, -2, -1, 2, 1, 0],
-                [0, 2, -1, -2, 1, 0],
-                [0, 4, 0, -5, 0, 1],
-            ],
-            [
-                [1 / 4, 0, 0],
-                [-1 / 6, -1 / 6, -1 / 6],
-                [-1 / 6, 1 / 6, -1 / 6],
-                [1 / 24, 1 / 12, 1 / 6],
-                [1 / 24, -1 / 12, 1 / 6],
-                [0, 0, 1],
-            ],
-            [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
-        ),
-    }
-)
+_TRANSFORMS: Mapping[int, tuple[Any, Any, Any]] = MappingProxyType({
+    2: (
+        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+        [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
+        [[1, 1, 1, 0], [0, 1, -1, -1]],
+    ),
+    4: (
+        [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
+         [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]],
+        [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
+         [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]],
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+    ),
+})  # fmt: skip
 """Matrices of input, weight and output of F(m, 3), by m (Lavin, Gray: Fast Algorithms for Convolutional Neural
 Networks, 2016)."""
 _KERNEL = 3
@@ -109,11 +95,7 @@ def strassen(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Algorithm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Computes operators by a fast algorithm wherever it applies to their sizes.
-
-    Args:
-        name: A key of `ALGORITHMS`.
-    """
+    """Computes operators by a fast algorithm, a key of `ALGORITHMS`, wherever it applies to their sizes."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -168,12 +150,8 @@ def _addmm(func: Any, bias: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def _convolutions(convolve: Convolution, only: int) -> Mapping[str, Callable[..., Any]]:
-    return MappingProxyType(
-        {
-            "convolution": partial(_convolution, convolve, only),
-            "convolution_backward": partial(_convolution_backward, convolve, only),
-        }
-    )
+    kernels = {"convolution": _convolution, "convolution_backward": _convolution_backward}
+    return MappingProxyType({name: partial(kernel, convolve, only) for name, kernel in kernels.items()})
 
 
 ALGORITHMS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -188,13 +166,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
 
 
 def admitted(result: Result, truth: Result, spread: Result) -> Result:
-    """A result with the truth's values where a class spreads NaN and infinities.
-
-    Args:
-        result: The candidate's result, on the CPU.
-        truth: The oracle's result.
-        spread: Masks by path, True where the class computes no finite numbers.
-    """
+    """A result on the CPU with the truth's values where a class spreads NaN and infinities: True in a mask of `spread`."""
     return {
         path: torch.where(spread[path] & ~torch.isfinite(tensor), truth[path].to(tensor.dtype), tensor)
         if path in spread and tensor.shape == spread[path].shape

@@ -32,9 +32,8 @@ MAPPED = 2**20
 class Cache:
     """Computes values once, and stores them in a folder.
 
-    Attributes:
-        folder: Trusted folder, private to the run and removed with it.
-        clean: Process that computes the values and runs no technique; None for this process.
+    The folder is trusted, private to the run and removed with it. The `clean` process computes the values and runs no
+    technique; None stands for this process.
     """
 
     folder: Path
@@ -43,10 +42,8 @@ class Cache:
     def once(self, key: str, make: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         """Value of ``make(*arguments)``, read from the folder if it is stored under this key.
 
-        Args:
-            key: Text that names everything that the value depends on.
-            make: Returns tensors, numbers, text, and lists and dicts of them. If it raises, nothing is stored.
-            *arguments: Values sent to the clean process: see `accelcheck.core.clean_process.CleanProcess`.
+        The key names everything that the value depends on. `make` returns tensors, numbers, text, and lists and dicts
+        of them; if it raises, nothing is stored.
 
         Raises:
             CleanProcessError: The clean process died, or something cannot be sent there.
@@ -68,8 +65,7 @@ class Cache:
 def clean_process(known: Iterable[object]) -> CleanProcess:
     """Clean process that computes with torch. Call it before anything runs that may change how this process computes.
 
-    Args:
-        known: Arguments of `Cache.once` that cannot be pickled: techniques, workloads, their makers.
+    `known` are arguments of `Cache.once` that cannot be pickled: techniques, workloads, their makers.
     """
     alone = (_without_threads, 60.0)
     return CleanProcess(known, (alone,) if torch.get_num_threads() == 1 else ((compute, THREADS_BEGIN), alone))

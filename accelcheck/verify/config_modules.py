@@ -65,9 +65,6 @@ def _defaults(name: str) -> dict[str, Any]:
     module = sys.modules[name]
     entries: Mapping[str, Any] = vars(module)["_config"]
     now = module.get_config_copy()
-    return {key: now[key] if _from_environment(entries[key]) else entries[key].default for key in now}
-
-
-def _from_environment(entry: Any) -> bool:
-    # A bare object stands for a value that no variable gives.
-    return any(type(getattr(entry, f"env_value_{kind}")) is not object for kind in ("force", "default"))
+    # A bare object stands for a value that no variable of the environment gives.
+    fixed = {key for key in now if type(entries[key].env_value_force) is type(entries[key].env_value_default) is object}
+    return {key: entries[key].default if key in fixed else now[key] for key in now}

@@ -21,7 +21,7 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.workloads.probes import DRAWS, quieted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from accelcheck.workloads.base import Problem, Workload
     from accelcheck.workloads.probes import Draw
@@ -112,7 +112,6 @@ class Size:
         parameters: Elements of the parameters.
         operations: Floating-point operations of a forward pass's contractions, by ``torch.utils.flop_counter``.
         elements: Elements of all results of its operators.
-        steps: Optimizer steps.
     """
 
     parameters: int
@@ -133,13 +132,7 @@ class Size:
 
 
 def choose(word: str, size: Size, mode: Mode) -> Effort:
-    """Effort for a problem of a user-owned model.
-
-    Args:
-        word: One of `accelcheck.core.case.EFFORTS`.
-        size: Size of the problem.
-        mode: Mode of the case.
-    """
+    """Effort for a problem of a user-owned model, by one of `accelcheck.core.case.EFFORTS`."""
     if word == FULL_WORD:
         return FULL
     if word == LEAST_WORD:
@@ -199,8 +192,8 @@ class _Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        results: Sequence[Any] = out if isinstance(out, (tuple, list)) else (out,)
         if not func.is_view:
+            results = out if isinstance(out, (tuple, list)) else (out,)
             self.count += sum(value.numel() for value in results if isinstance(value, Tensor))
         return out
 

@@ -33,12 +33,6 @@ tensor has many elements: four suffice for both, and a training costs more than 
 def course(cache: Cache, case: Case, technique: EmulatedTechnique, workload: Workload) -> tuple[Course, float]:
     """Course of a case, computed once for all processes of a run, and the ratio of eager's error to the samples'.
 
-    Args:
-        cache: Cache of the run.
-        case: Case in trajectory mode.
-        technique: Source of precision and oracle.
-        workload: Workload with a recipe.
-
     Raises:
         OracleError: A training failed or diverged, or eager does not agree with FP64.
     """

@@ -46,13 +46,7 @@ FEWEST = 2
 
 
 def cap(view: str, unit: float, shape: Sequence[int]) -> float:
-    """Largest budget of a view that decides anything; infinite for views without a cap and for single numbers.
-
-    Args:
-        view: One of `accelcheck.verify.views.VIEWS`.
-        unit: Unit roundoff of the arithmetic precision.
-        shape: Shape of the tensor.
-    """
+    """Largest budget of a view that decides anything; infinite for views without a cap and for single numbers."""
     if math.prod(shape) < FEWEST:
         return math.inf
     wider = ACCUMULATED if unit <= UNIT_ROUNDOFF[ACCUMULATOR] else 1.0
@@ -123,14 +117,9 @@ def widened(
     unit: float,
     ratio: float,
 ) -> dict[str, dict[str, float]]:
-    """Budgets by path and view, none smaller than before.
+    """Budgets by path and view, none smaller than those from the samples alone.
 
-    Args:
-        budgets: Budgets from the samples alone.
-        readings: The samples' readings, by path.
-        truth: The oracle's result.
-        unit: Unit roundoff of the arithmetic precision.
-        ratio: `spread` of the samples, and of eager where it is one more.
+    `ratio` is the `spread` of the samples, and of eager where it is one more.
     """
     return {
         path: _widened(views, readings[path], tuple(truth[path].shape), unit, ratio) for path, views in budgets.items()

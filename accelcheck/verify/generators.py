@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generators:
-    """States of generators at one moment.
-
-    Attributes:
-        states: States by the generator's name; equal states draw the same numbers.
-    """
+    """States of generators at one moment, by the generator's name; equal states draw the same numbers."""
 
     states: Mapping[str, Any]
 
     @classmethod
     def now(cls, device: torch.device | None = None) -> Generators:
-        """Reads the present states.
-
-        Args:
-            device: Device whose own generator is read too, where torch can.
-        """
+        """Reads the present states, with that of a device's own generator where torch can."""
         states = {name: read() for name, (read, _) in _GENERATORS.items()}
         own = None if device is None else _own(device)
         return cls(states if own is None or device is None else {**states, f"generator of {device.type}": own})

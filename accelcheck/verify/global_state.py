@@ -54,7 +54,6 @@ class GlobalState:
     Attributes:
         values: Value of each setting, in the order of `_SETTINGS`.
         functions: Functions of torch's and NumPy's namespaces, by name.
-        environment: Environment variables.
         folder: Working folder; None where it does not exist any more.
         dispatch_modes, function_modes: Active modes, the innermost last.
         kernels: Names of the kernels that Python code has registered for operators.
@@ -157,10 +156,9 @@ class GlobalState:
             )
         folder = _folder()
         if self.folder is not None and folder != self.folder:
+            fault = _fault("working folder", self.folder, str(folder))
             redo = functools.partial(os.chdir, folder or os.sep)
-            yield _Change(
-                _fault("working folder", self.folder, str(folder)), functools.partial(os.chdir, self.folder), redo
-            )
+            yield _Change(fault, functools.partial(os.chdir, self.folder), redo)
 
     def _patched(self, *, whole: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Title, namespace, name, former value and present value of each function that was replaced or removed."""
@@ -179,12 +177,8 @@ class GlobalState:
 
 
 _OWN = frozenset(
-    {
-        "PYTEST_CURRENT_TEST",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
-        "SKIP_MEGASCALE_PJRT_CLIENT",
-    }
+    "PYTEST_CURRENT_TEST TORCHINDUCTOR_CACHE_DIR _TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR "
+    "SKIP_MEGASCALE_PJRT_CLIENT".split()
 )
 """Variables that pytest, torch and torch_xla set while they run."""
 _AT_LOAD = ("KMP_",)
@@ -335,10 +329,6 @@ def _set_deterministic(value: tuple[bool, bool, bool]) -> None:
 _CUDNN = ("enabled", "benchmark", "deterministic")
 
 
-def _cudnn() -> tuple[bool, ...]:
-    return tuple(getattr(torch.backends.cudnn, name) for name in _CUDNN)
-
-
 def _set_cudnn(value: tuple[bool, ...]) -> None:
     for name, setting in zip(_CUDNN, value, strict=True):
         setattr(torch.backends.cudnn, name, setting)
@@ -387,14 +377,6 @@ def _unregister(kernels: set[str]) -> None:
             instance._destroy()  # noqa: SLF001 - torch releases a library in no other way
 
 
-def _rounding_mode() -> int:
-    return getattr(ctypes.pythonapi, "fegetround", lambda: 0)()
-
-
-def _set_rounding_mode(value: int) -> None:
-    ctypes.pythonapi.fesetround(value)
-
-
 def _set_interop(value: int) -> None:
     with contextlib.suppress(RuntimeError):  # running threads cannot change their number
         torch.set_num_interop_threads(value)
@@ -414,9 +396,9 @@ _SETTINGS: tuple[Setting, ...] = (
     ("autocast's nesting", _nesting, _set_nesting),
     ("deterministic algorithms", _deterministic, _set_deterministic),
     ("flush-denormal", _flushes, torch.set_flush_denormal),
-    ("rounding mode", _rounding_mode, _set_rounding_mode),
+    ("rounding mode", getattr(ctypes.pythonapi, "fegetround", int), getattr(ctypes.pythonapi, "fesetround", int)),
     ("mkldnn", torch_names.mkldnn_enabled, torch_names.set_mkldnn_enabled),
-    ("cudnn", _cudnn, _set_cudnn),
+    ("cudnn", lambda: tuple(getattr(torch.backends.cudnn, name) for name in _CUDNN), _set_cudnn),
     ("threads", torch.get_num_threads, torch.set_num_threads),
     ("threads between operators", torch.get_num_interop_threads, _set_interop),
     ("threads of autograd", torch_names.autograd_multithreading, torch_names.set_autograd_multithreading),

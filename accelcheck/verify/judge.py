@@ -170,31 +170,25 @@ def judge(result: Result, reference: Reference) -> Judgement:
 def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, careful: bool = False) -> Judgement:
     """Judges the signed views over all draws: errors of one sign with a mean that no rounding sample has.
 
-    A fault needs the same direction in all draws, which have other parameters, inputs and scales, and a mean beyond
-    `SLACK` times the largest of the samples' means. A path without a reading in one draw is left out; fewer than three
-    draws give an empty judgement.
-
-    Args:
-        draws: Readings of the random draws and their references.
-        careful: True for the samples of the last look, whose means are held to a quantile.
+    A fault needs the same direction in all random draws, which have other parameters, inputs and scales, and a mean
+    beyond `SLACK` times the largest of the samples' means. A path without a reading in one draw is left out; fewer than
+    three draws give an empty judgement. If `careful`, means are held to a quantile of the last look's samples.
     """
     faults: list[Fault] = []
     figures: list[Figure] = []
     if len(draws) < LEAST_DRAWS:
         return Judgement((), (), {})
-    for path in sorted(
-        set.intersection(*(readings.keys() & reference.leanings.keys() for readings, reference in draws))
-    ):
+    paths = set.intersection(*(readings.keys() & reference.leanings.keys() for readings, reference in draws))
+    references = [reference for _, reference in draws]
+    for path in sorted(paths):
         for view in sorted(SIGNED):
             signed = [readings[path][view] for readings, _ in draws]
             # The n-th samples of all draws make one more run of a correct implementation.
-            runs = zip(*(reference.leanings[path][view] for _, reference in draws), strict=False)
+            runs = zip(*(reference.leanings[path][view] for reference in references), strict=False)
             means = [abs(sum(run)) / len(run) for run in runs] or [0.0]
             largest = quantile(means, RARE_TOGETHER) if careful else SLACK * max(means)
-            allowed = max(largest, common_floor(view, draws[0][1].unit))
-            allowed = max(
-                allowed, SLACK * _leaning_of_eager(path, view, [reference for _, reference in draws], allowed)
-            )
+            allowed = max(largest, common_floor(view, references[0].unit))
+            allowed = max(allowed, SLACK * _leaning_of_eager(path, view, references, allowed))
             together = min(signed) > 0 or max(signed) < 0
             mean = abs(sum(signed)) / len(signed)
             figure = Figure(path, f"{view} in all draws", mean if together else 0.0, allowed, "", gates=True)
@@ -206,9 +200,8 @@ def judge_together(draws: Sequence[tuple[Mapping[str, Reading], Reference]], *, 
 
 def beyond(figure: Figure) -> Fault:
     """Fault of a figure beyond its budget."""
-    return Fault(
-        FaultKind.VIEW, figure.path, figure.view, measured=figure.measured, allowed=figure.allowed, place=figure.where
-    )
+    size, allowed = figure.measured, figure.allowed
+    return Fault(FaultKind.VIEW, figure.path, figure.view, measured=size, allowed=allowed, place=figure.where)
 
 
 def may_be_algorithmic(fault: Fault, shape: Sequence[int]) -> bool:
@@ -222,11 +215,9 @@ def may_be_algorithmic(fault: Fault, shape: Sequence[int]) -> bool:
 def value_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault:
     """Fault of a tensor of exact values: its first element that differs."""
     where = tuple((candidate != truth).nonzero()[0].tolist())
-    expected, got = truth[where].item(), candidate[where].item()
-    place = str(list(where)) if where else ""
-    return Fault(
-        FaultKind.VALUE, path, expected=str(expected), got=str(got), measured=float(abs(got - expected)), place=place
-    )
+    expected, got, place = truth[where].item(), candidate[where].item(), str(list(where)) if where else ""
+    size = float(abs(got - expected))
+    return Fault(FaultKind.VALUE, path, expected=str(expected), got=str(got), measured=size, place=place)
 
 
 def _metadata(path: str, part: str, expected: str, got: str) -> Fault:
@@ -274,13 +265,10 @@ def _same_strides(tensor: Tensor, stride: tuple[int, ...]) -> bool:
 
 
 def apart(one: Result, other: Result) -> dict[str, float]:
-    """Relative Frobenius distance by path: 0 for the same bits, infinite for other shapes, dtypes or NaN patterns.
+    """Relative Frobenius distance by path of two results on the CPU: 0 for the same bits.
 
-    NaN payloads and the sign of zero may differ: no operation promises them. Paths of one run are infinitely apart.
-
-    Args:
-        one: Tensors of the first run, on the CPU.
-        other: Tensors of the second run, on the CPU.
+    It is infinite for other shapes, dtypes or NaN patterns, and for paths of one run. NaN payloads and the sign of zero
+    may differ: no operation promises them.
     """
     return {
         path: _distance(one[path], other[path]) if path in one and path in other else math.inf

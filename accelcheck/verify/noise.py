@@ -31,7 +31,6 @@ class Sums:
 
     Adding up K terms one after the other, each partial sum s_k is rounded: the error's variance is the sum of the
     variances u^2 s_k^2 / 3 (errors of rounding are uniform and independent; N. J. Higham and T. Mary, SIAM J. Sci.
-    Comput. 41(5), 2019). If the order has nothing to do with the values, the terms of s_k are k drawn from K without
     Comput. 41(5), 2019). If the order is independent of the values, the terms of s_k are k drawn from K without
     replacement, whose sum has the mean k S / K and the variance k (K - k) / (K (K - 1)) (Q - S^2 / K), with S the sum
 
@@ -77,12 +76,8 @@ def order_of(tensor: Tensor) -> list[int] | None:
 def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float, sums: Sums | None) -> bool:
     """Adds the rounding errors of `accelcheck.verify.rounding.Rounding` in place; False for unsupported tensors.
 
-    Args:
-        tensor: FP64 tensor on the CPU.
-        factors: Factors of mantissas: one, and two more with `sums`.
-        unit: Largest relative error of the result's own rounding.
-        half: Half the distance of numbers around 0.
-        sums: Quantities of the sums' errors; None for operators that sum nothing.
+    `factors` are those of mantissas: one, and two more with `sums`. `unit` is the largest relative error of the result's
+    own rounding, and `half` half the distance of numbers around 0. `sums` is None for operators that sum nothing.
     """
     order = order_of(tensor)
     if order is None or tensor.dtype != torch.float64:

@@ -19,11 +19,7 @@ Value: TypeAlias = "Fraction | str"
 
 @dataclass(frozen=True, slots=True)
 class IntegerFormat:
-    """Integers in two's complement.
-
-    Attributes:
-        bits: Width in bits.
-    """
+    """Integers in two's complement of a width in bits."""
 
     bits: int
 

@@ -205,7 +205,9 @@ def results(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         changed = floats(values)
         # Batch norm returns results besides updated statistics; an in-place write returns the tensor it wrote to.
         returned = [*changed, *(tensor for tensor in outputs(out) if all(tensor is not other for other in changed))]
-    return [*returned, *_unannounced(name, args)]
+    if name == "native_batch_norm" and args[5]:  # running statistics, written without a note in the schema
+        returned = [*returned, *floats(args[3:5])]
+    return returned
 
 
 def outputs(out: Any) -> list[Tensor | None]:
@@ -242,13 +244,6 @@ def _has_float(values: Iterable[Any]) -> bool:
         else isinstance(value, (tuple, list, ValuesView)) and _has_float(value)
         for value in values
     )
-
-
-def _unannounced(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Tensors written without a note in the schema: batch norm's running statistics in training."""
-    if name == "native_batch_norm" and args[5]:
-        return floats(args[3:5])
-    return []
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:

@@ -121,13 +121,9 @@ class Sizes:
 
 
 def noise(samples: Sequence[Errors], sizes: Sizes, unit: float, spacing: float) -> Noise | None:
-    """Errors that correct results show; None where samples are too few or the tensor is too small.
+    """Errors that correct results (runs with rounding errors) show; None where samples are few or the tensor is small.
 
-    Args:
-        samples: Errors of runs with rounding errors.
-        sizes: Sizes of the oracle's tensor.
-        unit: Unit roundoff of the arithmetic precision.
-        spacing: Distance of the precision's numbers around 0.
+    `unit` is the unit roundoff of the arithmetic precision, and `spacing` the distance of its numbers around 0.
     """
     across, down, count = sizes.counts
     looked = (across >= LEAST and down > 1, down >= LEAST and across > 1, count >= SPARSE)

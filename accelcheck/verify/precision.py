@@ -37,7 +37,6 @@ class MatrixUnit:
     fraction bits, adds them exactly, and cuts off the sum.
 
     Attributes:
-        name: Description in words.
         fraction: Bits after the point of the largest term that the others keep.
         kept: Fraction bits of the sum that is carried on: 23 for FP32.
         terms: Products that are added in one step.

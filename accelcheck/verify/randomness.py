@@ -35,13 +35,7 @@ gradient exceed it. A smaller value may round to 0 in a half type."""
 
 @dataclass(frozen=True)
 class Mask:
-    """Mask read off a result.
-
-    Attributes:
-        path: Place and run that it was read from: ``out[1] of the next call``.
-        kept: Bool tensor of any shape, true for kept elements.
-        rate: Requested probability of dropping.
-    """
+    """Mask read off a result at a place of a run, such as ``out[1] of the next call``; `kept` is a bool tensor."""
 
     path: str
     kept: Tensor
@@ -75,11 +69,7 @@ def deviation(alarm: float, variance: float | Tensor, largest: float | Tensor) -
     Solves ``alarm = 2 exp(-t**2 / (2 variance + 2 largest t / 3))`` for t. For independent terms this is Bernstein's
     inequality (Boucheron, Lugosi, Massart, Concentration Inequalities, 2013, corollary 2.11); for a martingale, with a
     bound of its predictable variance, Freedman's (On tail probabilities for martingales, 1975, theorem 1.6).
-
-    Args:
-        alarm: Probability, both sides together.
-        variance: Variance of the sum.
-        largest: Largest magnitude of a term.
+    `variance` is that of the sum, `largest` the magnitude of a term, and `alarm` counts both sides together.
     """
     variances = torch.as_tensor(variance, dtype=torch.float64)
     log = math.log(2.0 / alarm)
@@ -222,14 +212,8 @@ def rescaling(
 ) -> Iterator[Figure]:
     """Errors of kept values against those without dropout, divided by the probability of keeping.
 
-    Args:
-        path: Path of the tensor.
-        value: Candidate with dropout.
-        truth: Tensor without dropout, FP64.
-        kept: Elements to compare.
-        dropped: Probability of dropping.
-        rounding: Largest `errors` that rounding explains without dropout, over all clear elements.
-        unit: Unit roundoff of the candidate's precision.
+    `truth` is FP64, `kept` marks the elements to compare, and `dropped` is the probability of dropping. `rounding` has
+    the largest `errors` that rounding explains without dropout, over all clear elements; `unit` is the unit roundoff.
     """
     worst, where, gain = errors(value.double() * (1.0 - dropped), truth, kept)
     rescaled = SCALE_ROUNDINGS * unit

@@ -39,11 +39,7 @@ class NoRoomError(RuntimeError):
 
 
 def layered(program: Program, mode: Mode) -> bool:
-    """True if the oracle of a program has to run layer by layer.
-
-    Args:
-        program: Program in the storage dtype, on the CPU.
-        mode: Mode of the case.
+    """True if the oracle of a program in the storage dtype, on the CPU, has to run layer by layer.
 
     Raises:
         NoRoomError: It does not fit even so; the message has the bytes needed and available, and a remedy.
@@ -58,11 +54,9 @@ def layered(program: Program, mode: Mode) -> bool:
         need = LAYERED * size + max((8 * count for count in elements), default=0)
         if need <= room:
             return True
-    rest = (
-        "forward cases run layer by layer and take less: --accel-case chooses them. Or check"
-        if mode is not Mode.FORWARD
-        else "check"
-    )
+    rest = "check"
+    if mode is not Mode.FORWARD:
+        rest = "forward cases run layer by layer and take less: --accel-case chooses them. Or check"
     raise NoRoomError(
         f"needs about {need / 1e9:.3g} GB in {mode} mode for {sum(elements):,} parameters, and {room / 1e9:.3g} GB may "
         f"be taken ({PART:.0%} of what is available): {rest} it on a machine with more memory, or a model with fewer "
@@ -79,8 +73,7 @@ def by_layer(program: Program) -> Program:
     program.inputs = tuple(to(value, "cpu", torch.float64) for value in program.inputs)
     program.target = to(program.target, "cpu", torch.float64)
     program.further = batches_to(program.further, "cpu", torch.float64)
-    for buffer in program.module.buffers():
-        buffer.data = to(buffer.data, "cpu", torch.float64)
+    _widen(program.module.buffers())
     for part in _layers(program.module):
         parameters = list(part.parameters())
         if any(True for _ in part.children()) and not isinstance(part, nn.MultiheadAttention):
@@ -97,7 +90,7 @@ def _layers(module: nn.Module) -> Iterable[nn.Module]:
             yield from _layers(child)
 
 
-def _widen(parameters: Iterable[nn.Parameter]) -> None:
+def _widen(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         parameter.data = to(parameter.data, "cpu", torch.float64)
 

@@ -132,9 +132,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             # Their first intermediate errs in the accumulator's precision, and the rest magnifies it: the subtracted
             # mean by mean / deviation, the exponential in a tail by its argument.
             first = next((place for place, value in enumerate(args) if operators.is_float(value)), len(args))
-            moved = (
-                self._rounded(value, INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]) for value in args[first : first + 1]
-            )
+            unit = INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]
+            moved = (self._rounded(value, unit) for value in args[first : first + 1])
             return (*args[:first], *moved, *args[first + 1 :])
         return args if self.precision == "float64" or name in CORRECTLY_ROUNDED | SCATTERS else self._nearby(name, args)
 
@@ -228,9 +227,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         parts, sizes = _parts(tensor), tensor.abs().unsqueeze(-1)
         change = sizes * unit * _uniform(parts, factor_of(self.generator))
         if isinstance(length, Tensor) or length > 1:
-            size = self._sums(sizes, length.unsqueeze(-1) if isinstance(length, Tensor) else length, None).deviation(
-                sizes
-            )
+            lengths = length.unsqueeze(-1) if isinstance(length, Tensor) else length
+            size = self._sums(sizes, lengths, None).deviation(sizes)
             for _ in range(2):
                 change = change + _uniform(parts, factor_of(self.generator)) * size
         parts.add_(torch.where(torch.isfinite(change), change, 0.0))
@@ -262,9 +260,6 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     Uniform errors do not show roundings on a grid: adding a constant may move all elements by the same part of a unit,
     and an update below half a unit is lost each time. An implementation that rounds correctly leans so.
-
-    Args:
-        dtype: Dtype of the results.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

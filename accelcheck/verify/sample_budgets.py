@@ -134,11 +134,7 @@ def _of_path(source: Source, path: str, samples: list[Reading], shape: Sequence[
 
 
 def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[int]) -> dict[str, float]:
-    """Returns the budgets if each is within its cap.
-
-    Raises:
-        VacuousError: One is beyond its cap.
-    """
+    """Returns the budgets if each is within its cap; raises VacuousError otherwise."""
     if vacuous := beyond(budgets, unit, shape):
         raise VacuousError(f"{who}: {vacuous}")
     return budgets
@@ -146,10 +142,8 @@ def _capped(who: str, budgets: dict[str, float], unit: float, shape: Sequence[in
 
 def with_eager(alone: Mapping[str, float], eager: Mapping[str, float]) -> dict[str, float]:
     """Budgets of one path; eager is among the peers in views where the samples explain it."""
-    return {
-        view: max(budget, SLACK * abs(eager.get(view, 0.0))) if abs(eager.get(view, 0.0)) <= budget else budget
-        for view, budget in alone.items()
-    }
+    errors = {view: abs(eager.get(view, 0.0)) for view in alone}
+    return {v: max(budget, SLACK * errors[v]) if errors[v] <= budget else budget for v, budget in alone.items()}
 
 
 def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, list[Reading]]) -> float:
@@ -175,13 +169,7 @@ def excess(source: Source, own: Mapping[str, Reading], samples: Mapping[str, lis
 
 
 def unlike(truth: Result, other: Result, *, patterns: bool = True) -> str:
-    """First difference in paths, shapes, integers or places of NaN and infinities; empty without one.
-
-    Args:
-        truth: The oracle's result.
-        other: Result to compare.
-        patterns: True to compare places of NaN and infinities.
-    """
+    """First difference in paths, shapes, integers or places of NaN and infinities (`patterns`); empty without one."""
     if truth.keys() != other.keys():
         return f"only one has {', '.join(sorted(truth.keys() ^ other.keys()))}"
     for path, tensor in truth.items():

@@ -90,18 +90,16 @@ def _error(terms: Tensor, over: list[int], *, keep: bool = False) -> Tensor:
         return torch.zeros_like(terms)
     dims = sorted(d % terms.dim() for d in over)
     kept = [d for d in range(terms.dim()) if d not in dims]
-    shape = [terms.shape[d] for d in kept]
+    shape = [1 if d in dims else n for d, n in enumerate(terms.shape)] if keep else [terms.shape[d] for d in kept]
     if terms.numel() == 0:
-        return torch.zeros(
-            [1 if d in dims else n for d, n in enumerate(terms.shape)] if keep else shape, dtype=terms.dtype
-        )
-    rows = terms.detach().permute(*kept, *dims).reshape([*shape, -1])
+        return torch.zeros(shape, dtype=terms.dtype)
+    rows = terms.detach().permute(*kept, *dims).reshape([*(terms.shape[d] for d in kept), -1])
     # NumPy, since torch.cumsum on the CPU adds up float32 in float64.
     single = rows.to(getattr(torch, ACCUMULATOR)).numpy()
     total = torch.from_numpy(np.add.accumulate(single, axis=-1)[..., -1].copy())
     error = total.to(terms.dtype) - torch.from_numpy(single).to(terms.dtype).sum(-1)
     error = torch.where(torch.isfinite(error), error, 0.0)  # terms are not finite, or the accumulator overflows
-    return error.reshape([1 if d in dims else n for d, n in enumerate(terms.shape)]) if keep else error
+    return error.reshape(shape)
 
 
 _RULES: Mapping[str, Callable[..., Errors]] = {

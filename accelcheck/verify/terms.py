@@ -97,13 +97,7 @@ def lengths(name: str, args: tuple[Any, ...], results: Sequence[Tensor | None]) 
 
 
 class _Call(NamedTuple):
-    """Call of an operator.
-
-    Attributes:
-        operands: Floating-point tensors of the call.
-        args: All positional arguments.
-        elements: Elements of the first result, at least 1.
-    """
+    """Call of an operator: its floating-point tensors, all positional arguments, elements of the first result (>= 1)."""
 
     operands: list[Tensor]
     args: tuple[Any, ...]
@@ -125,10 +119,6 @@ def _reduced(call: _Call) -> Lengths:
     return (call.operands[0].numel() // call.elements,)
 
 
-def _loss(call: _Call) -> Lengths:
-    return (call.args[1].numel() // call.elements,)
-
-
 def _trilinear(call: _Call) -> Lengths:
     """Terms of a sum over dimensions, which skips those that a tensor lacks; two products round as six terms do."""
     shapes = [list(value.shape) for value in call.args[:3]]
@@ -136,10 +126,6 @@ def _trilinear(call: _Call) -> Lengths:
         for place in places:
             shape.insert(place, 1)
     return (math.prod(max(shape[place] for shape in shapes) for place in call.args[6]) + 6,)
-
-
-def _softmax_backward(call: _Call) -> Lengths:
-    return (call.operands[0].shape[call.args[2]] if call.operands[0].dim() else 1,)
 
 
 def _convolution_backward(call: _Call) -> Lengths:
@@ -217,7 +203,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(
         "sum nansum mean var var_mean std linalg_vector_norm norm mse_loss logsumexp prod".split(), _reduced
     ),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda call: (call.args[1].numel() // call.elements,)),
     **dict.fromkeys(INTERPOLATED, _interpolated),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),
     "avg_pool2d": lambda call: (_size(call.args[1]),),
@@ -228,7 +214,10 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
         ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"), _interpolated
     ),
     **dict.fromkeys(NORMALISED, _along),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "_log_softmax_backward_data"),
+        lambda call: (call.operands[0].shape[call.args[2]] if call.operands[0].dim() else 1,),
+    ),
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
         lambda call: _batch_norm(call, trains=call.args[5]),

@@ -110,11 +110,8 @@ def distance(path: str, value: Tensor, course_truth: Result, start: Result) -> f
 def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequence[Result]) -> Course:
     """Course from a truth, its repetitions with rounding errors, and trainings from other seeds.
 
-    Args:
-        truth: The FP64 training.
-        start: Parameters before it, by name.
-        samples: The same training with rounding errors.
-        seeds: SEEDS trainings with other initialisations and orders, of which only the numbers are read.
+    `start` has the parameters before the FP64 training (`truth`), by name. Of the SEEDS trainings with other
+    initialisations and orders only the numbers are read.
 
     Raises:
         ValueError: There are too few samples or seeds, or rounding is unpredictable from the first step on.
@@ -131,13 +128,7 @@ def chart(truth: Result, start: Result, samples: Sequence[Result], seeds: Sequen
 
 
 def judge(result: Result, course: Course, paths: Collection[str] | None = None) -> TrajectoryJudgement:
-    """Judges a training, on the CPU, by its course.
-
-    Args:
-        result: Tensors of the candidate by path.
-        course: Reference of the training.
-        paths: Paths to compare; None for all of them and the statistics.
-    """
+    """Judges a training, on the CPU, by its course: at some paths, or at all of them and by the statistics."""
     wanted = [path for path in course.truth if paths is None or path in paths]
     faults = list(_malformed(result, course, wanted))
     if faults:
@@ -154,15 +145,9 @@ def judge(result: Result, course: Course, paths: Collection[str] | None = None) 
             worst[kind] = figure
     figures = [*worst.values(), *(_statistics(result, course) if paths is None else ())]
     faults = [
-        Fault(
-            FaultKind.VIEW,
-            figure.path,
-            f"{figure.view} of the training",
-            measured=figure.measured,
-            allowed=figure.allowed,
-        )
-        for figure in figures
-        if not figure.within
+        Fault(FaultKind.VIEW, f.path, f"{f.view} of the training", measured=f.measured, allowed=f.allowed)
+        for f in figures
+        if not f.within
     ]
     return TrajectoryJudgement(tuple(faults), tuple(figures), compared)
 
@@ -182,10 +167,9 @@ def _malformed(result: Result, course: Course, wanted: Sequence[str]) -> Iterato
     """Yields faults of paths and shapes, then the first step of each quantity that is not finite."""
     whole = len(wanted) == len(course.truth)
     for path in sorted((set(wanted) - result.keys()) | ((result.keys() - course.truth.keys()) if whole else set())):
-        part, sides = (
-            ("missing", ("a tensor", "nothing")) if path in course.truth else ("unexpected", ("nothing", "a tensor"))
-        )
-        yield Fault(FaultKind.METADATA, path, part, "", *sides)
+        known = path in course.truth
+        sides = ("a tensor", "nothing") if known else ("nothing", "a tensor")
+        yield Fault(FaultKind.METADATA, path, "missing" if known else "unexpected", "", *sides)
     lost: set[str] = set()
     for path in (path for path in wanted if path in result):
         if result[path].shape != course.truth[path].shape:

@@ -89,12 +89,10 @@ class Reading:
 
 
 class Yardstick:
-    """Measures candidates against an oracle's tensor.
+    """Measures candidates against an oracle's FP64 tensor of any shape and at least one element.
 
-    Args:
-        truth: FP64 tensor of any shape and at least one element.
-        unit: Unit roundoff of the arithmetic precision.
-        spacing: Distance of its numbers around 0, the least unit in the last place.
+    `unit` is the unit roundoff of the arithmetic precision, and `spacing` the distance of its numbers around 0: the
+    least unit in the last place.
     """
 
     def __init__(self, truth: Tensor, unit: float, spacing: float = 0.0) -> None:
@@ -192,7 +190,9 @@ class Yardstick:
         if view not in _PLACED:
             return ""
         if view == "row" and self.rows > 1:
-            return f"[{', '.join(str(i) for i in _unravel(row, self.shape[:-1] if self.leading else (self.rows,)))}, :]"
+            return (
+                f"[{', '.join(map(str, np.unravel_index(row, self.shape[:-1] if self.leading else (self.rows,))))}, :]"
+            )
         if view == "column":
             return f"[..., {column}]"
         if view == "block":
@@ -330,16 +330,10 @@ def _weights(squares: Any) -> Any:
 def _worst(squares: Any, weights: Any) -> tuple[float, int]:
     ratios = squares * weights
     index = int(ratios.argmax())
-    value = ratios.item(index)
-    if value != value:  # noqa: PLR0124 - NaN: 0 times infinity, or an error that is NaN
-        return _worst_of_nothing(squares, ratios)
-    return math.sqrt(value), index
-
-
-def _worst_of_nothing(squares: Any, ratios: Any) -> tuple[float, int]:
-    defined = np.where(squares == 0, 0.0, ratios)
-    index = int(defined.argmax())
-    return math.sqrt(float(defined[index])), index
+    if math.isnan(ratios.item(index)):  # 0 times infinity, or an error that is NaN
+        ratios = np.where(squares == 0, 0.0, ratios)
+        index = int(ratios.argmax())
+    return math.sqrt(ratios.item(index)), index
 
 
 def _tiles(parts: Any, height: int, across: int) -> Any:
@@ -369,14 +363,6 @@ def _at(chunk: Any, pick: Any) -> Any:
     if pick is None:
         return flat.clone() if isinstance(flat, torch.Tensor) else flat
     return flat.take(pick)
-
-
-def _unravel(index: int, shape: Sequence[int]) -> list[int]:
-    position = []
-    for size in reversed(shape):
-        index, here = divmod(index, size)
-        position.append(here)
-    return position[::-1]
 
 
 def _zeros(like: Any, *shape: int) -> Any:
