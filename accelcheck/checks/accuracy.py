@@ -37,14 +37,7 @@ WATCHED_STEPS = 2
 
 @dataclass(frozen=True)
 class Sitting:
-    """The samples of one fold, classified by the reference and by the candidate.
-
-    Attributes:
-        pairs: Counts of samples that one of the two has right and the other wrong.
-        right: Number of samples that the candidate has right.
-        evidence: Observations which show that the technique ran.
-        faults: Faults other than a loss of accuracy.
-    """
+    """The samples of one fold, classified by the reference and by the candidate, which has `right` of them right."""
 
     pairs: Pairs
     right: int
@@ -253,11 +246,11 @@ def _finding(trial: Trial, sittings: Sequence[Sitting], references: Mapping[int,
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained model and its answers on the samples of a fold.
+    """A trained model and its answers on the ``n`` samples of a fold, on the CPU.
 
     Attributes:
-        state: Parameters and buffers, FP32 on the CPU, as `nn.Module.state_dict` names them.
-        logits: Logits of the fold's samples, ``(n, classes)`` FP32 on the CPU.
+        state: Parameters and buffers, FP32, as `nn.Module.state_dict` names them.
+        logits: Logits of the samples, ``(n, classes)`` FP32.
         right: True where the largest logit is that of the sample's class, ``(n,)`` bool.
     """
 

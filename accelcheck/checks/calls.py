@@ -37,13 +37,9 @@ FEWEST = 8
 def called_often(
     trial: Trial, program: Program, first: Result, judge: Callable[[Result], Sequence[Fault]]
 ) -> list[Fault]:
-    """Calls a program in evaluation mode with clones of its inputs, as often as time allows.
+    """Calls a program in evaluation mode with clones of its inputs, as often as time allows; in forward mode alone.
 
-    Args:
-        trial: The case; other modes than forward mode are skipped.
-        program: Program after a judged run.
-        first: Result of that run, on the CPU.
-        judge: Function that returns the faults of a result.
+    The program has just run and given the `first` result, on the CPU; `judge` returns the faults of a result.
 
     Returns:
         Faults of the result that differs most from the first one, and one if no result or no clone was freed.
@@ -52,7 +48,13 @@ def called_often(
         return []
     kept, call = program.inputs, program.repeated(Mode.FORWARD)
     limit = max(SECONDS, SHARE * sum(trial.clock.seconds.values()))
-    used, worst, number = _stopwatch(), (0.0, 0, first), 0
+    computed, passed = time.thread_time(), time.perf_counter()
+
+    def used() -> float:
+        """Seconds that this thread has computed, or a share of the wall time."""
+        return max(time.thread_time() - computed, (time.perf_counter() - passed) / WAITING)
+
+    worst, number = (0.0, 0, first), 0
     given: set[StorageWeakRef] = set()
     made: set[StorageWeakRef] = set()
     try:
@@ -62,16 +64,13 @@ def called_often(
             given |= _storages(dict(enumerate(program.inputs)))
             out = dict(flatten(call()))
             made |= _storages(out)
-            result = {path: stored(tensor) for path, tensor in out.items()}
-            result |= program.left()
+            result = {path: stored(tensor) for path, tensor in out.items()} | program.left()
             worst = max(worst, (_distance(first, result), number, result), key=lambda outcome: outcome[0])
             del out, result
     finally:
         program.inputs = kept
-    faults = [
-        replace(fault, place=f"{fault.place} in call {worst[1]}".lstrip())
-        for fault in (judge(worst[2]) if worst[0] else ())
-    ]
+    wrong = judge(worst[2]) if worst[0] else ()
+    faults = [replace(fault, place=f"{fault.place} in call {worst[1]}".lstrip()) for fault in wrong]
     del worst
     return faults + [
         _growth(name, number, len(alive))
@@ -80,19 +79,8 @@ def called_often(
     ]
 
 
-def _stopwatch() -> Callable[[], float]:
-    """Returns a function of the seconds that this thread has computed since, or a share of the wall time."""
-    computed, passed = time.thread_time(), time.perf_counter()
-    return lambda: max(time.thread_time() - computed, (time.perf_counter() - passed) / WAITING)
-
-
 def cloned(value: Any, *, strided: bool = True) -> Any:
-    """Clones a tensor with its strides; returns other values, and marked tensors, unchanged.
-
-    Args:
-        value: Input of a program.
-        strided: True if its device has strides.
-    """
+    """Clones a tensor with its strides, where its device has them; other values, and marked tensors, are unchanged."""
     if type(value) is not Tensor or value.layout is not torch.strided or vars(value):
         return value
     if not strided:

@@ -39,9 +39,7 @@ WHOLE = ""
 class CloserLooks:
     """Judges again where a result is close to its budget.
 
-    Attributes:
-        trial: Case that is judged.
-        needed: Draws that are right only by the budget of a class of fast algorithms, by class.
+    `needed` has the draws that are right only by the budget of a class of fast algorithms, by class.
     """
 
     trial: Trial

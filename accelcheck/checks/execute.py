@@ -45,15 +45,11 @@ if TYPE_CHECKING:
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
     {
-        Mode.FORWARD: numerics.verify,
-        Mode.BACKWARD: numerics.verify,
-        Mode.TRAIN: numerics.verify,
+        **dict.fromkeys((Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN), numerics.verify),
         Mode.TRAJECTORY: trajectory.verify,
         Mode.RANDOM: randomness.verify,
-        Mode.ACCURACY: accuracy.verify,
-        Mode.LEARNING: accuracy.verify,
-        Mode.SPEED: speed.verify,
-        Mode.TRAIN_SPEED: speed.verify,
+        **dict.fromkeys((Mode.ACCURACY, Mode.LEARNING), accuracy.verify),
+        **dict.fromkeys((Mode.SPEED, Mode.TRAIN_SPEED), speed.verify),
         Mode.PLATFORM: items.verify,
         Mode.PLATFORM_SPEED: modes.verify,
     }
@@ -77,12 +73,7 @@ TOO_EARLY = (
 class Bench:
     """Techniques, workloads and devices that cases are run with, and the probe's answer for each device.
 
-    Attributes:
-        matrix: Techniques and workloads by name.
-        devices: Devices by name.
-        statuses: Answers of the probe, by device name.
-        store: References of this run.
-        traces: Folder for traces of timed cases.
+    `store` has the references of this run, and `traces` is the folder for traces of timed cases.
     """
 
     matrix: Matrix

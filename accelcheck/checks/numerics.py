@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
-    """Judges every draw by its oracle, the random ones together too, and a rerun by the first run.
-
-    Args:
-        trial: Trial of forward, backward or train mode.
-        chosen: Draws, `FIRST` first; None for all of the workload's.
+    """Judges draws (`FIRST` first; None for all of the workload's), the random ones together too, and a rerun.
 
     Raises:
         OracleError: The oracle of a draw fails or cannot be trusted.
@@ -72,14 +68,10 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
         observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
         evidence = [*finding.evidence, Evidence(REFUSED, observed, engaged=True)]
         # A translation may refuse an operator; in eager a missing operator is a fault.
-        faults = _lacking(refused) if trial.technique.family == "eager" else []
+        lacking = refused if trial.technique.family == "eager" else {}
+        raised = [(label, reason.partition(": ")) for label, reason in lacking.items()]
+        faults = [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in raised]
         return replace(finding, evidence=evidence, faults=[*faults, *finding.faults], refused=refused)
-
-
-def _lacking(refused: Mapping[str, str]) -> list[Fault]:
-    """Makes a fault for each part that raises in eager."""
-    words = {label: reason.partition(": ") for label, reason in refused.items()}
-    return [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in words.items()]
 
 
 def refusals(trial: Trial) -> dict[str, str]:
@@ -135,12 +127,7 @@ STALE = 10
 
 
 class _Run:
-    """Runs the draws of one case in turn, in one prepared program where the technique allows it.
-
-    Args:
-        trial: The case.
-        draw: First draw that the program is prepared for.
-    """
+    """Runs the draws of one case in turn, in one program prepared for the first draw where the technique allows it."""
 
     def __init__(self, trial: Trial, draw: Draw = FIRST) -> None:
         self.trial = trial
@@ -154,8 +141,7 @@ class _Run:
         self.faults: list[Fault] = []
         self.figures: list[Figure] = []
         self.alike: dict[str, list[tuple[Draw, Mapping[str, Reading], Reference]]] = {}
-        self._wrong: list[Draw] = []
-        """Draws with faults of their own, in order."""
+        self._wrong: list[Draw] = []  # with faults of their own, in order
         self._excess: dict[Draw, float] = {}
         """Largest error of each judged draw, as a multiple of its budget."""
         self._closer = CloserLooks(trial)
@@ -167,8 +153,7 @@ class _Run:
         """Returns the faults of the result that is held over the next call."""
         self._last: Draw | None = None
         """Last random draw, whose inputs further calls get; None where none are wanted, as in timed cases."""
-        self._traces: Traces | None = None
-        """Traces of the previous run."""
+        self._traces: Traces | None = None  # of the previous run
         self._asking: Mapping[str, bool]
         """True for each parameter that requires a gradient once the technique is prepared."""
         self.program = self._prepared(draw)
@@ -396,8 +381,7 @@ class _Run:
                 return self._judged_again(again, _on_host(again), reference, draw)
 
         with self.trial.clock("rerun"):
-            further = called_often(self.trial, self.program, result, faults)
-        self.faults += [_drawn(fault, draw) for fault in further]
+            self.faults += [_drawn(fault, draw) for fault in called_often(self.trial, self.program, result, faults)]
 
     def _again(self, state: State, *, accumulates: bool = False) -> Result:
         state.restore()
@@ -462,19 +446,15 @@ def _refill(program: Program, other: Program, dense: Sequence[bool], *, strided:
     address show. Inputs whose elements share memory are replaced; on a device without strides, so are those that were
     not `dense` on the CPU.
     """
+    module = other.module
     for name, tensor in [*program.module.named_parameters(), *program.module.named_buffers()]:
-        tensor.copy_(
-            other.module.get_parameter(name)
-            if isinstance(tensor, torch.nn.Parameter)
-            else other.module.get_buffer(name)
-        )
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        tensor.copy_(module.get_parameter(name) if parameter else module.get_buffer(name))
     program.inputs = tuple(
         _renewed(own, new) if whole or (strided and isinstance(own, Tensor) and 0 not in own.stride()) else new
         for own, new, whole in zip(program.inputs, other.inputs, dense, strict=True)
     )
-    program.target = other.target
-    program.further = other.further
-    program.seed = other.seed
+    program.target, program.further, program.seed = other.target, other.further, other.seed
 
 
 def _renewed(own: Any, new: Any) -> Any:
@@ -513,10 +493,8 @@ def eager_strides(trial: Trial, draw: Draw = FIRST) -> Mapping[str, tuple[int, .
 
     Devices may choose others than the CPU, such as channels-last for convolutions; a technique must keep eager's. Must
     be called before the technique is prepared.
-
-    Returns:
-        Empty where the strides of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and
-        where eager does not run on the device, which the case of `eager` reports.
+    It is empty where the strides of the CPU hold: on the CPU, on devices without strides, in modes without outputs, and
+    where eager does not run on the device, which the case of `eager` reports.
     """
     case, device = trial.case, trial.device
     if device.has("host") or not device.has("strided") or case.mode not in {Mode.FORWARD, Mode.BACKWARD}:

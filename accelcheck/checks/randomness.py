@@ -40,8 +40,8 @@ class Undropped:
 
     Attributes:
         truth: FP64 results on the CPU, of parameters and inputs rounded to the storage dtype.
-        rounding: The largest errors of the CPU's eager in the technique's precision and of the rounding samples: see
-            `verify.randomness.errors`.
+        rounding: The largest `verify.randomness.errors` of the CPU's eager in the technique's precision and of the
+            rounding samples.
         told: Elements from whose value the mask can be read.
     """
 
@@ -127,9 +127,8 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
     undropped: dict[str, Undropped] = {}
     for dropout in workload.dropouts:
         if absent := {dropout.output, dropout.gradient} - truth.keys():
-            raise ValueError(
-                f"{case.workload}: no {', '.join(sorted(absent))} in its result: {', '.join(sorted(truth))}"
-            )
+            names = f"no {', '.join(sorted(absent))} in its result: {', '.join(sorted(truth))}"
+            raise ValueError(f"{case.workload}: {names}")
         for path in (dropout.output, dropout.gradient):
             value = _aligned(truth[path], path, dropout)
             told = randomness.clear(value)
@@ -149,11 +148,8 @@ def _expected(trial: Trial) -> Mapping[str, Undropped]:
 def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dict[str, list[dict[str, Tensor]]]:
     """Computes evaluation-mode outputs and gradients: FP64, eager in the technique's precision, rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
-    # TF32 has the significand of float16.
-    results = [
-        exact.gradients(),
-        _evaluating(workload, seed, "float16" if precision == "tf32" else precision).gradients(),
-    ]
+    eager = _evaluating(workload, seed, "float16" if precision == "tf32" else precision)  # of the same significand
+    results = [exact.gradients(), eager.gradients()]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
     with unfused(), Rounding(precision, dtype, generator):
@@ -193,15 +189,11 @@ def _values(
         forward = result[dropout.output]
         backward = _aligned(result[dropout.gradient], dropout.gradient, dropout)
         for path, value in ((dropout.output, forward), (dropout.gradient, backward)):
-            known = expected[path]
-            kept = known.told & (value != 0)
-            yield from randomness.rescaling(
-                f"{path}{name}", value, known.truth, kept, dropout.rate, known.rounding, unit
-            )
-        told = expected[dropout.gradient].told
-        yield randomness.difference(
-            f"{dropout.gradient}{name}", "mask of the output", backward != 0, forward != 0, told
-        )
+            truth, rounding = expected[path].truth, expected[path].rounding
+            kept = expected[path].told & (value != 0)
+            yield from randomness.rescaling(f"{path}{name}", value, truth, kept, dropout.rate, rounding, unit)
+        told, path = expected[dropout.gradient].told, f"{dropout.gradient}{name}"
+        yield randomness.difference(path, "mask of the output", backward != 0, forward != 0, told)
 
 
 def _evaluated(result: Result, expected: Mapping[str, Undropped], dropouts: Sequence[Dropout]) -> Iterator[Figure]:

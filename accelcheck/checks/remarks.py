@@ -41,12 +41,7 @@ MOST_UNJUDGED = 0.5
 def remarks(trial: Trial, program: Program, reference: Reference, raw: Result, strict: Contract) -> list[Evidence]:
     """Makes the remarks on the first draw of a case.
 
-    Args:
-        trial: The case.
-        program: Program that the technique prepared.
-        reference: Reference of the draw.
-        raw: Result of the run, on the device.
-        strict: Metadata that the result of a built-in workload must have.
+    `raw` is the result of the run, on the device, and `strict` the metadata that a built-in workload's must have.
     """
     own, mode = trial.workload.owned, trial.case.mode
     listed: dict[str, Sequence[str]] = {

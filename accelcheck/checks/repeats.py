@@ -39,12 +39,7 @@ def _storage(value: Any) -> int:
 
 
 def halved(accumulated: Result, once: Result) -> Result:
-    """Halves the gradients that a second pass has accumulated, which is exact unless the sum overflows.
-
-    Args:
-        accumulated: Result of the second pass, on the CPU.
-        once: Result of the first pass, on the CPU.
-    """
+    """Halves gradients that a second pass has accumulated over those of one pass, exact unless the sum overflows."""
     return {
         path: _half(tensor, once[path]) if path.startswith("grad:") and path in once else tensor
         for path, tensor in accumulated.items()

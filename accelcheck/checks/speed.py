@@ -89,12 +89,10 @@ def ratio(
 
 
 class Contender:
-    """Program that does the work of a mode once a call, each time with other inputs.
+    """Program that does the work of a mode once a call (`call`), each time with other inputs.
 
     Attributes:
-        program: Program that is run.
         state: Its parameters and buffers as they were before it ran.
-        call: Function that runs one forward pass or training step.
         preparation: Seconds that the technique took to prepare.
         timed: Function that runs a block of warm calls and returns the seconds of one; None before a comparison.
     """
@@ -116,10 +114,8 @@ class Contender:
         self.sets = [(self.program.inputs, self.program.target)]
         for number in range(1, ROTATED):
             other = _problem(trial, number)
-            inputs = tuple(
-                _like(own, trial.placed(new)) for own, new in zip(self.program.inputs, other.inputs, strict=True)
-            )
-            self.sets.append((inputs, trial.placed(other.target)))
+            inputs = zip(self.program.inputs, map(trial.placed, other.inputs), strict=True)
+            self.sets.append((tuple(_like(own, new) for own, new in inputs), trial.placed(other.target)))
         self._turns = itertools.cycle(range(ROTATED))
         self._turn, self._latest, self._blocks = 0, None, 0
         self.program.synchronize = lambda: None  # the clock waits for the device, once a block
@@ -273,9 +269,9 @@ class _Measuring:
         products = self.trial.device.float32_products()
         if not products.exact:  # the base of the speed-up is then no FP32
             self._add("fp32-eager-error", products.error, "1", f"FP32 eager here is none: {products.reading}")
-        items = _items(candidate.program.inputs)
-        if items:
-            self._add("throughput", items / latency, "samples/s")
+        first = next((value for value in candidate.program.inputs if isinstance(value, Tensor) and value.dim()), None)
+        if first is not None and len(first):
+            self._add("throughput", len(first) / latency, "samples/s")
         return latency
 
     def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:
@@ -356,10 +352,8 @@ class _Measuring:
 
     def _impossible(self, latency: float) -> str:
         """Returns why a call cannot be as fast as it was timed; empty if it can, or no clock tells."""
-        if not math.isfinite(latency):
-            return ""
         with contextlib.suppress(ClockError):
-            return roof.excluded(self.trial.device, self._work, self._moved, latency)
+            return roof.excluded(self.trial.device, self._work, self._moved, latency) if math.isfinite(latency) else ""
         return ""
 
     def _unfused(self) -> list[Fault]:
@@ -401,9 +395,7 @@ class _Measuring:
             path = f"parameter:{name}"
             trains = path in truth and not torch.equal(truth[path], start.detach().double())
             if trains and path not in moved:
-                yield Fault(
-                    FaultKind.RULE, path, "not trained", expected="moved by the timed steps", got="as before them"
-                )
+                yield Fault(FaultKind.RULE, path, "not trained", "", "moved by the timed steps", "as before them")
 
     def _add(
         self,
@@ -431,11 +423,6 @@ def _like(own: Any, new: Any) -> Any:
     return own.detach().clone().copy_(new) if isinstance(own, Tensor) else new
 
 
-def _items(inputs: tuple[Any, ...]) -> int:
-    first = next((value for value in inputs if isinstance(value, Tensor) and value.dim()), None)
-    return 0 if first is None else len(first)
-
-
 def _parameters(contender: Contender) -> Iterator[Any]:
     """Yields the state of the called module: tensors, and packed tensors in tuples."""
     called = contender.program.call
@@ -443,11 +430,9 @@ def _parameters(contender: Contender) -> Iterator[Any]:
     yield from module.state_dict().values()
 
 
-@contextlib.contextmanager
-def _fresh_caches() -> Iterator[None]:
+def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
     """Provides an empty folder for Inductor's cache."""
     from accelcheck.devices.torch_names import fresh_cache
 
     fresh: Callable[[], contextlib.AbstractContextManager[Any]] = fresh_cache
-    with fresh():
-        yield
+    return fresh()

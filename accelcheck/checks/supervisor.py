@@ -33,10 +33,10 @@ RUNS = 3
 
 
 class Supervisor:
-    """Makes the records of cases for the journal.
+    """Makes the records of cases for the journal, by a `bench` that is used in the process of the cases.
 
     Args:
-        bench: Runner of cases, used in the process of the cases.
+        bench: Runner of cases.
         ledger: Known failures.
         gate: Baselines and limits that measurements are compared with; None where neither was asked for.
         seconds: Time limit of a case; 0 for none; None for `seconds_of`, by its level and technique.
@@ -109,18 +109,12 @@ class Supervisor:
             record = Record.from_json(json.loads(process.call(recorded, process.begun, case, limit=limit or None)))
         except CleanProcessError as error:
             if process.gone:
-                return Record(
-                    case, Verdict.CRASH, reason="the process that ran it is gone, and so is the one that starts it"
-                )
+                why = "the process that ran it is gone, and so is the one that starts it"
+                return Record(case, Verdict.CRASH, reason=why)
             if error.end is None:
                 return Record(case, Verdict.ERROR, reason=str(error))
-            return Record(
-                case,
-                error.end.verdict,
-                code=error.end.how,
-                reason=f"the process that ran it {error.end}",
-                traceback=error.printed,
-            )
+            why, how = f"the process that ran it {error.end}", error.end.how
+            return Record(case, error.end.verdict, code=how, reason=why, traceback=error.printed)
         if record.verdict is Verdict.DEVICE_LOST:
             self._renew()  # the next process may reach the device again
         return record

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Habits:
-    """Side effects that eager itself has with a workload on a device.
+    """Side effects that eager itself has with a workload on a device: changed buffers, and generators it draws from.
 
-    Attributes:
-        buffers: Names of the buffers that change.
-        generators: Names of the generators that eager draws from.
-        shared: Pairs of an output and the input, parameter or buffer whose memory it shares.
+    `shared` has pairs of an output and the input, parameter or buffer whose memory it shares.
     """
 
     buffers: frozenset[str]
@@ -42,12 +39,8 @@ class Habits:
 class Traces:
     """Compares the surroundings of a run before and after it.
 
-    Args:
-        trial: The case.
-        program: Program that has not run yet.
-        state: Its parameters and buffers at that time.
-        asked: For each parameter, True if it required a gradient when the technique was prepared.
-        training: True for a run in training mode.
+    The program has not run yet, and `state` is that of its parameters and buffers then. `asked` is True for each
+    parameter that required a gradient when the technique was prepared.
     """
 
     def __init__(
@@ -69,10 +62,8 @@ class Traces:
     def faults(self, result: Result, former: Traces | None = None) -> list[Fault]:
         """Returns faults of changed inputs and parameters, and of traces that eager does not leave.
 
-        Args:
-            result: Result of the run that just ended.
-            former: Traces of a previous run with other initial generators: ending in its final state means that the
-                technique sets them.
+        `former` are the traces of a previous run with other initial generators: ending in its final state means that
+        the technique sets them.
         """
         faults = mutations(self._program.inputs, self._inputs)
         if self._trial.case.mode is not Mode.TRAIN:
@@ -97,14 +88,13 @@ class Traces:
         elsewhere = [] if former is None else former.before.moved(self.before)
         ended = [] if former is None else former.after.moved(self.after)
         for name in moved:
+            sides = None
             if name not in habits.generators:
-                yield Fault(
-                    FaultKind.STATE, name, expected="it left alone, as eager leaves it", got="numbers drawn from it"
-                )
+                sides = ("it left alone, as eager leaves it", "numbers drawn from it")
             elif name in elsewhere and name not in ended:
-                yield Fault(
-                    FaultKind.STATE, name, expected="it advanced, as eager does", got="it set to the same state twice"
-                )
+                sides = ("it advanced, as eager does", "it set to the same state twice")
+            if sides is not None:
+                yield Fault(FaultKind.STATE, name, "", "", *sides)
 
     def _flags(self) -> Iterator[Fault]:
         program = self._program
@@ -137,17 +127,15 @@ def _modes(program: Program) -> dict[str, bool]:
 
 def _hooks(program: Program) -> dict[str, tuple[Any, ...]]:
     """Collects the hooks of modules and parameters, by path."""
-    owners: list[tuple[str, Any]] = [(f"module:{name}", module) for name, module in program.module.named_modules()]
-    hooks_by_path: dict[str, tuple[Any, ...]] = {}
-    for place, owner in owners:
-        kinds = [hooks for name, hooks in vars(owner).items() if name.endswith("_hooks") and isinstance(hooks, dict)]
-        if any(kinds):
-            hooks_by_path[place] = tuple(hook for hooks in kinds for hook in hooks.values())
+    kinds_by_path = {
+        f"module:{name}": [v for key, v in vars(module).items() if key.endswith("_hooks") and isinstance(v, dict)]
+        for name, module in program.module.named_modules()
+    }
     for name, parameter in program.module.named_parameters():
-        kinds = [getattr(parameter, kind) or {} for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-        if any(kinds):
-            hooks_by_path[f"parameter:{name}"] = tuple(hook for hooks in kinds for hook in hooks.values())
-    return hooks_by_path
+        own = (getattr(parameter, kind) for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+        kinds_by_path[f"parameter:{name}"] = [hooks for hooks in own if hooks]
+    hooks_by_path = {path: [hook for kind in kinds for hook in kind.values()] for path, kinds in kinds_by_path.items()}
+    return {path: tuple(hooks) for path, hooks in hooks_by_path.items() if hooks}
 
 
 def _shared(program: Program, result: Result) -> frozenset[tuple[str, str]]:

@@ -35,7 +35,6 @@ SPOILT = 2
 INTERVAL = 3
 """Growth interval of the run that tests the scaler's rule: 8 steps with an infinite gradient in step 2. The scale is
 halved once and grows after steps 5 and 8; a scaler that kept its count would grow it after step 3."""
-
 RESUMED = "resumed"
 """Draw name of faults of a resumed training."""
 
@@ -50,9 +49,8 @@ class Bed:
         self.trial = trial
         self.program = trial.program(trial.case.seed)
         if self.program.trainer is None:
-            raise TypeError(
-                f"workload {trial.workload.name} has mode {Mode.TRAJECTORY} and no recipe: give its Problem one"
-            )
+            mode = Mode.TRAJECTORY
+            raise TypeError(f"workload {trial.workload.name} has mode {mode} and no recipe: give its Problem one")
         self.steps = self.program.steps
         self._state = State(self.program)
         self._prepare()
@@ -201,10 +199,9 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
         return []
     path = min(differing, key=lambda path: (step(path), quantity(path) == "parameter", path))
     if path not in got or path not in wanted:
-        part, sides = (
-            ("missing", ("a tensor", "nothing")) if path in wanted else ("unexpected", ("nothing", "a tensor"))
-        )
-        return [Fault(FaultKind.METADATA, path, part, RESUMED, *sides)]
+        lost = path in wanted
+        sides = ("a tensor", "nothing") if lost else ("nothing", "a tensor")
+        return [Fault(FaultKind.METADATA, path, "missing" if lost else "unexpected", RESUMED, *sides)]
     distance = float((got[path].double() - expected[path].double()).norm() / expected[path].double().norm())
     others = f"{len(differing)} that differ, this first, by {distance:.3e}"
     equal = f"{len(wanted)} tensors bitwise equal"
@@ -213,11 +210,7 @@ def _unequal(expected: Result, got: Result, first: int) -> list[Fault]:
 
 def _rule(bed: Bed) -> Iterator[Fault]:
     """Checks that an infinite gradient changes no parameter and lowers the scale, and that clean steps raise it."""
-
-    def counting(scaler: torch.amp.GradScaler) -> None:
-        scaler.set_growth_interval(INTERVAL)
-
-    bed.begin(RULE_STEPS, counting)
+    bed.begin(RULE_STEPS, lambda scaler: scaler.set_growth_interval(INTERVAL))
     trainer, scaler = bed.trainer, bed.program.scaler
     if scaler is None:
         raise TypeError("the program's scaler was taken away after it was prepared")

@@ -111,11 +111,7 @@ def _run(device: Device, own: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 
 def rank(arguments: Sequence[str]) -> None:
-    """Runs one rank; torchrun calls it.
-
-    Args:
-        arguments: Folder of the mailbox.
-    """
+    """Runs one rank, with the folder of the mailbox; torchrun calls it."""
     box, number = Mailbox(Path(arguments[0])), int(os.environ["RANK"])
     try:
         imports.load()

@@ -60,17 +60,11 @@ def verify(trial: Trial) -> Finding:
         if name in {"int4", "float4"}:
             packed(tries, name, codes)
         else:
-            _ordinary(tries, name, codes)
+            _tried(tries, name, [code & (1 << FORMATS[name].bits) - 1 for code in codes], _products)
+            # A dtype with faults exists: its faults are reported, not missing operations.
+            if (lacking := absent(tries, NEEDED)) and not tries.faults:
+                raise refuse(name, tries.device, lacking)
     return tries.finding()
-
-
-def _ordinary(tries: Tries, name: str, codes: list[int]) -> None:
-    form = FORMATS[name]
-    codes = [code & (1 << form.bits) - 1 for code in codes]
-    _tried(tries, name, codes, _products)
-    # A dtype with faults exists: its faults are reported, not missing operations.
-    if (lacking := absent(tries, NEEDED)) and not tries.faults:
-        raise refuse(name, tries.device, lacking)
 
 
 def _tried(
@@ -148,9 +142,8 @@ def _for_casting(form: Format, values: Sequence[Value], source: Format) -> list[
     else:
         inside = [value for value in numbers if form.smallest <= abs(value) < form.largest / 2]
         halves = [Fraction(2) ** (math.frexp(abs(value))[1] - form.precision - 1) for value in inside]
-        kept = [
-            value + part * half for value, half in zip(inside, halves, strict=True) for part in (0, 1, Fraction(3, 2))
-        ]
+        points = zip(inside, halves, strict=True)
+        kept = [value + part * half for value, half in points for part in (0, 1, Fraction(3, 2))]
         kept += [ZERO, form.largest]
     return [value for value in kept if source.rounded(value) == value and not source.subnormal(value)]
 
@@ -164,21 +157,16 @@ def _cast(value: Value, form: Format) -> Accepted:
 def _accepted(
     form: FloatFormat, operands: Sequence[Value], exact: Callable[..., Fraction], of: FloatFormat | None = None
 ) -> Accepted:
-    """Lists the right results: correctly rounded, also with subnormal operands or results flushed to 0.
+    """Lists the right results of an exact operation: correctly rounded, also with subnormal numbers flushed to 0.
 
-    Args:
-        form: Format of the result.
-        operands: Operands; infinities, NaN and overflow of a format without infinities are not judged.
-        exact: Operation on exact numbers.
-        of: Format of the operands, if another than `form`.
+    Infinities, NaN and overflow of a format without infinities are not judged. The operands' format is `form` or `of`.
     """
     own = form if of is None else of
     if not all(isinstance(operand, Fraction) for operand in operands):
         return (operands[0],) if len(operands) == 1 and form.infinite else ()
     flushed = ZERO
-    choices = [
-        (operand, flushed) if own.subnormal(operand) or form.subnormal(operand) else (operand,) for operand in operands
-    ]
+    tiny = [own.subnormal(operand) or form.subnormal(operand) for operand in operands]
+    choices = [(operand, flushed) if small else (operand,) for operand, small in zip(operands, tiny, strict=True)]
     accepted: dict[Value, None] = {}
     for numbers in itertools.product(*choices):
         value = form.rounded(exact(*numbers))
@@ -223,8 +211,7 @@ def _reductions(tries: Tries, name: str, codes: Sequence[int]) -> None:
         values = [form.decode(code) for code in codes]
         total = IntegerFormat(64).wrapped(sum(int(value) for value in values))
         tries.attempt("summed", lambda: host.to(place).sum(), "int64", [(total,)])  # torch sums integers in int64
-        largest = max(values)
-        tries.attempt("largest", lambda: host.to(place).max(), name, [(largest,)])
+        tries.attempt("largest", lambda: host.to(place).max(), name, [(max(values),)])
         return
     numbers = _small(form, codes, TERMS, max(1, (1 << form.precision) // TERMS))
     terms = torch.tensor([float(number) for number in numbers], dtype=torch.float64).to(dtype)

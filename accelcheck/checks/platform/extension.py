@@ -44,10 +44,8 @@ def verify(trial: Trial) -> Finding:
         Unsupported: There is no compiler, or no ninja: `unavailable`.
     """
     compiler = os.environ.get("CXX", "c++")
-    for program, advice in (
-        (compiler, "install a C++ compiler, or set CXX to its name"),
-        ("ninja", "pip install ninja"),
-    ):
+    needed = {compiler: "install a C++ compiler, or set CXX to its name", "ninja": "pip install ninja"}
+    for program, advice in needed.items():
         if shutil.which(program) is None:
             reason = f"torch.utils.cpp_extension needs {program}, which is not on PATH"
             raise Unsupported(unavailable(Code.NO_PACKAGE, reason, advice))
@@ -66,9 +64,8 @@ def verify(trial: Trial) -> Finding:
     pairs = zip(left.tolist(), right.tolist(), strict=True)
     expected = [(Fraction(x) * Fraction(y) + Fraction(x),) for x, y in pairs]
     with OperatorLog(trial.device.type) as log:
-        tries.attempt(
-            "multiply_add", lambda: getattr(torch.ops, LIBRARY).multiply_add(left, right), "float32", expected
-        )
+        operator = getattr(torch.ops, LIBRARY).multiply_add
+        tries.attempt("multiply_add", lambda: operator(left, right), "float32", expected)
     inner = log.count(r"aten::(mul|add)")
     tries.evidence.append(Evidence("ATen operators that it dispatched >= 2", inner, engaged=inner >= 2))
     return tries.finding()

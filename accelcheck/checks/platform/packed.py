@@ -48,17 +48,14 @@ def packed(tries: Tries, name: str, codes: Sequence[int]) -> None:
         tries.attempt("unpacked", lambda: _unpacked(name, host.to(place))[0], "float32", low)
         tries.attempt("unpacked, high half", lambda: _unpacked(name, host.to(place))[1], "float32", high)
         exact = torch.tensor([float(value) for (value,) in low])
-        tries.bits("packed", lambda: _packed(name, exact.to(place), exact.to(place)), "uint8", _doubled(name, pairs))
+        # Only float4's pattern of -0 does not follow from its value.
+        doubled = [(0 if low_code == 8 and name == "float4" else low_code) * 17 for low_code, _ in pairs]
+        tries.bits("packed", lambda: _packed(name, exact.to(place), exact.to(place)), "uint8", doubled)
         for label, work in (("added", torch.add), ("multiplied", torch.mul)):
             _pairwise(tries, name, label, host, [(x, y) for (x,), (y,) in zip(low, high, strict=True)], work)
         _reduced(tries, name, host, [value for (value,) in low])
     if (lacking := absent(tries, NEEDED)) and not tries.faults:
         raise refuse(name, tries.device, lacking)
-
-
-def _doubled(name: str, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    # Only float4's pattern of -0 does not follow from its value.
-    return [(0 if low == 8 and name == "float4" else low) * 17 for low, _ in pairs]
 
 
 def _unpacked(name: str, held: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,12 +85,8 @@ def _float4(number: Tensor) -> Tensor:
 
 def _packed(name: str, low: Tensor, high: Tensor) -> Tensor:
     """Packs two FP32 tensors to bytes: int4 wraps around, float4 rounds to nearest, ties to even, and saturates."""
-    low_code, high_code = (_int4_code(half) if name == "int4" else _float4_code(half) for half in (low, high))
+    low_code, high_code = (_low_part(half, 16) if name == "int4" else _float4_code(half) for half in (low, high))
     return (low_code + 16 * high_code).to(torch.uint8)
-
-
-def _int4_code(number: Tensor) -> Tensor:
-    return _low_part(number, 16)
 
 
 def _float4_code(number: Tensor) -> Tensor:

@@ -41,10 +41,9 @@ Accepted = tuple["Value", ...]
 
 @dataclass
 class Tries:
-    """Tried operations of one item.
+    """Tried operations of one item, on an opened device.
 
     Attributes:
-        device: Opened device on which they run.
         label: First word of each operation's name, such as ``int8``.
         evidence, faults, compared: The same as in `Finding`.
         refused: Messages of the device, by operations that it does not have.
@@ -60,16 +59,10 @@ class Tries:
     right: list[str] = field(default_factory=list)
 
     def attempt(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[Accepted]) -> bool:
-        """Tries an operation, and compares its values; an absent operation is no fault.
-
-        Args:
-            name: Name of the operation.
-            work: Function that returns the result, on the device.
-            dtype: Expected dtype of the result.
-            expected: Right values of each element, in order.
+        """Tries an operation, and compares dtype and values with the right ones of each element, in order.
 
         Returns:
-            True if it is right.
+            True if it is right; an absent operation is no fault.
         """
         read = self._read(name, work, dtype)
         if read is None:
@@ -77,15 +70,10 @@ class Tries:
         codes, values = read
         if len(values) != len(expected):
             return self._misshapen(name, "shape", f"{len(expected)} elements", str(len(values)))
-        wrong = [
-            index
-            for index, (value, accepted) in enumerate(zip(values, expected, strict=True))
-            if accepted and value not in accepted
-        ]
-        judged = sum(bool(accepted) for accepted in expected)
-        return self._compared(
-            name, judged, wrong, lambda index: (_said(expected[index][0]), _said(values[index])), codes
-        )
+        pairs = enumerate(zip(values, expected, strict=True))
+        wrong = [index for index, (value, accepted) in pairs if accepted and value not in accepted]
+        sides = (_said(expected[wrong[0]][0]), _said(values[wrong[0]])) if wrong else None
+        return self._compared(name, sum(map(bool, expected)), wrong, sides, len(codes))
 
     def bits(self, name: str, work: Callable[[], Tensor], dtype: str, expected: Sequence[int]) -> bool:
         """Tries an operation and compares bit patterns: only NaN may have any."""
@@ -101,9 +89,8 @@ class Tries:
             for index, (code, owed) in enumerate(zip(codes, expected, strict=True))
             if code != owed and not (form is not None and values[index] == "nan" == form.decode(owed))
         ]
-        return self._compared(
-            name, len(expected), wrong, lambda index: (f"{expected[index]:#x}", f"{codes[index]:#x}"), codes
-        )
+        sides = (f"{expected[wrong[0]]:#x}", f"{codes[wrong[0]]:#x}") if wrong else None
+        return self._compared(name, len(expected), wrong, sides, len(codes))
 
     def finding(self) -> Finding:
         """Returns the outcome."""
@@ -153,18 +140,13 @@ class Tries:
         self.evidence.append(Evidence(f"{self.label}: {name}", reason, engaged=True))
         return False
 
-    def _compared(
-        self, name: str, judged: int, wrong: list[int], shown: Callable[[int], tuple[str, str]], codes: Sequence[int]
-    ) -> bool:
+    def _compared(self, name: str, judged: int, wrong: list[int], sides: tuple[str, str] | None, count: int) -> bool:
         self.compared += judged
-        if wrong:
-            expected, got = shown(wrong[0])
-            got = f"{got}; {len(wrong)} of {len(codes)} elements differ"
+        if sides is not None:
             place = f"[{wrong[0]}]"
-            return self._wrong(
-                f"{name}{place}",
-                Fault(FaultKind.VALUE, f"{self.label} {name}", expected=expected, got=got, place=place),
-            )
+            got = f"{sides[1]}; {len(wrong)} of {count} elements differ"
+            fault = Fault(FaultKind.VALUE, f"{self.label} {name}", expected=sides[0], got=got, place=place)
+            return self._wrong(f"{name}{place}", fault)
         self.right.append(name)
         self.evidence.append(Evidence(f"{self.label}: {name}", f"right in all {judged} elements", engaged=True))
         return True
