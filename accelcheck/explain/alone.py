@@ -19,13 +19,7 @@ SECONDS = 300.0
 
 
 def alone(path: Path, meanings: Mapping[int, str], limit: float | None = SECONDS) -> str:
-    """Run a script in a fresh process; a sentence about how it ends.
-
-    Args:
-        path: The script; it runs in its own folder.
-        meanings: Text for each exit status.
-        limit: Seconds after which it is killed; None for no limit.
-    """
+    """Run a script in a fresh process, in its own folder; a sentence about how it ends, with what its status means."""
     folders = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     try:
         ended = subprocess.run(  # noqa: S603 - a script that was just written here, by this interpreter

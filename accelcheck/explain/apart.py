@@ -46,8 +46,6 @@ class Asked:
 
     Attributes:
         bench: Bench with the case's technique, workload and device; it begins in the process that explains.
-        case: The case.
-        script: Path of the script to write.
         layers: True to run the case in other layers too.
         limit: Seconds for the case; None for `seconds_of` it.
         most: Seconds for its explanation; None for `TIMES` the case, and at least `LEAST`.
@@ -72,14 +70,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """An explanation as text.
-
-    Attributes:
-        lines: Text and tables for people.
-        facts: JSON for programs.
-        verdict: Verdict of the case.
-        script: True where a script was written.
-    """
+    """An explanation: text and tables for people, JSON for programs, the case's verdict, and if a script was written."""
 
     lines: Sequence[str | Table]
     facts: dict[str, Any]
@@ -176,10 +167,8 @@ def _ran(bench: Bench, case: Case) -> tuple[str, float]:
 
 
 def _explained(bench: Bench, asked: Asked, ran: str, took: float, shrinking: float) -> Told:
-    record = Record.from_json(json.loads(ran))
-    explanation = explain(
-        bench, asked.case, asked.say, with_layers=asked.layers, ran=(record, took), shrinking=shrinking
-    )
+    first = Record.from_json(json.loads(ran)), took
+    explanation = explain(bench, asked.case, asked.say, with_layers=asked.layers, ran=first, shrinking=shrinking)
     remarks = _written(explanation, asked, bench) if explanation.failed else []
     return _told(explanation, remarks, _identity(bench, asked.case.device), script=len(remarks) > 1)
 

@@ -33,20 +33,15 @@ ROUNDERS = frozenset({"native_dropout_backward"})
 """Operators of `EXACT` that multiply; exact only as part of a workload."""
 ADDING = frozenset({"index_put", "index_put_", "put", "put_"})
 """Operators of `EXACT` that add where they accumulate."""
-INDICES = frozenset(
-    {"max", "min", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "argmax", "argmin"}
-)
+INDICES = frozenset("max min sort topk kthvalue median mode cummax cummin argmax argmin".split())
 """Operators that return places along a dimension; of equal values, any place is right."""
 
 
 @dataclass(frozen=True)
 class OperatorFinding:
-    """The judgement of one operator.
+    """The judgement of one operator: its faults with their paths, if any.
 
-    Attributes:
-        faults: Faults with their paths; none where the operator is right.
-        judged: Judgements by dtype of its results; empty where every bit is the nearest one.
-        references: References of these judgements.
+    Judgements and references are by dtype of its results; there are none where every bit is the nearest one.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -71,12 +66,9 @@ class OperatorBudgets:
     strict: bool = False
 
     def find(self, call: OperatorCall, results: Mapping[str, Tensor], *, peers: bool = False) -> OperatorFinding:
-        """Judge the results of an operator.
+        """Judge the results of an operator by place, from a call with its arguments from before it ran.
 
-        Args:
-            call: The call with its arguments from before it ran.
-            results: Tensors by place, as `OperatorCall.results` gives them; on any device.
-            peers: True where the CPU's own operator is another implementation than the one that is judged.
+        `peers` is True where the CPU's own operator is another implementation than the one that is judged.
 
         Raises:
             NoTruthError: FP64 has no such operator, or it raised.
@@ -112,11 +104,8 @@ class OperatorBudgets:
         """The arithmetic precision of an operator with results of a dtype."""
         # The sums that attention saves for the backward pass are no more accurate than their terms.
         if fused.fused_attention(call):
-            return max(
-                (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point()),
-                key=lambda precision: UNIT_ROUNDOFF.get(precision, 0.0),
-                default=dtype,
-            )
+            floats = (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point())
+            return max(floats, key=lambda precision: UNIT_ROUNDOFF.get(precision, 0.0), default=dtype)
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
 
     def _judged(
@@ -161,14 +150,8 @@ def _parted(wide: OperatorCall) -> Any:
 def _placed(out: Any, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the parts by place; outputs that no part computes are the operator's own, and so not judged."""
     made = {f"out[{i}]": part for i, part in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
-    return {
-        path: made[path]
-        if path in made and made[path].shape == tensor.shape
-        else tensor.to(torch.float64)
-        if tensor.is_floating_point()
-        else tensor
-        for path, tensor in results.items()
-    }
+    own = {path: x.to(torch.float64) if x.is_floating_point() else x for path, x in results.items()}
+    return own | {path: made[path] for path, x in own.items() if path in made and made[path].shape == x.shape}
 
 
 def _sample(
@@ -231,11 +214,9 @@ def _inexact(path: str, result: Tensor, truth: Tensor) -> Fault:
     rounded = truth.to(result.dtype)
     differing = ((result != rounded) & ~(result.isnan() & rounded.isnan())).nonzero()
     where = tuple(differing[0].tolist())
-    count = f"{len(differing)} of {result.numel()} elements differ"
     expected, got = (f"{side[where].item():.9g}" for side in (rounded, result))
-    return Fault(
-        FaultKind.VALUE, path, "not rounded once", expected=expected, got=f"{got}; {count}", place=str(list(where))
-    )
+    got += f"; {len(differing)} of {result.numel()} elements differ"
+    return Fault(FaultKind.VALUE, path, "not rounded once", expected=expected, got=got, place=str(list(where)))
 
 
 def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:

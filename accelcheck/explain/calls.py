@@ -27,12 +27,7 @@ _TRAINING = 5
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One call.
-
-    Attributes:
-        func: The overload that was dispatched.
-        args, kwargs: Arguments of the call.
-    """
+    """One call of an overload with its arguments."""
 
     func: Any
     args: tuple[Any, ...]
@@ -50,9 +45,8 @@ class OperatorCall:
 
     def each(self, change: Callable[[Any], Any]) -> OperatorCall:
         """Apply `change` to each argument, and to each item of lists; the call with the results."""
-        return OperatorCall(
-            self.func, mapped(self.args, change), {name: mapped(value, change) for name, value in self.kwargs.items()}
-        )
+        kwargs = {name: mapped(value, change) for name, value in self.kwargs.items()}
+        return OperatorCall(self.func, mapped(self.args, change), kwargs)
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, in order."""
@@ -83,14 +77,13 @@ class OperatorCall:
 
     def results(self, out: Any) -> dict[str, Tensor]:
         """Map places to the tensors that the operator wrote to or returned."""
-        written = self.written()
-        seen = {id(part) for _, part in written}
-        made = dict(written)
-        returned = out if isinstance(out, (tuple, list)) else (out,)
-        for place, part in enumerate(returned):
+        made = dict(self.written())
+        seen = {id(part) for part in made.values()}
+        many = isinstance(out, (tuple, list))
+        for place, part in enumerate(out if many else (out,)):
             for tensor in found((part,)):
                 if id(tensor) not in seen:
-                    made[f"out[{place}]" if isinstance(out, (tuple, list)) else "out"] = tensor
+                    made[f"out[{place}]" if many else "out"] = tensor
         return made
 
     def kept(self) -> OperatorCall:

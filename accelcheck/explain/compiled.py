@@ -37,7 +37,6 @@ class Region:
         operator: The last operator of the cut, such as ``aten::sin``.
         number: Its position in the graph, from 0, and the number of operators.
         line: Source line in the model; empty where torch does not say.
-        faults: Faults of the results of the cut.
         smallest: Fewest of its operators that are wrong; None where none of its results is wrong alone.
     """
 
@@ -59,21 +58,14 @@ class Graph:
 
 
 def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
-    """Find the first wrong cut; a sentence where there is none, or where it cannot be found.
-
-    Args:
-        trial: Trial whose technique has the `arguments` of ``torch.compile``.
-        draw: Draw of the inputs.
-        seconds: Time limit for shrinking the wrong part.
-    """
+    """Find the first wrong cut, and shrink it for some seconds; a sentence where there is none, or none can be found."""
     technique = trial.technique
     arguments = getattr(getattr(technique, "base", technique), "arguments", None)
     if arguments is None:
         return f"{technique.name} does not say how it compiles: its code is not taken apart"
     try:
-        program = trial.place(
-            draw.problem(trial.workload, trial.case.seed, trial.case.dtype), draw.seed(trial.case.seed)
-        )
+        problem = draw.problem(trial.workload, trial.case.seed, trial.case.dtype)
+        program = trial.place(problem, draw.seed(trial.case.seed))
         program.twice = twice(technique, trial.workload, trial.case.mode)
         technique.prepare(program, trial.case.mode, trial.device)
         graphs: list[Graph] = []

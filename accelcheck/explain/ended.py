@@ -57,11 +57,7 @@ class Elsewhere:
     end: float = math.inf
 
     def left(self, beginning: float = 0.0) -> float | None:
-        """Seconds that the next step may take; None for no limit.
-
-        Args:
-            beginning: Further seconds, for Python and torch to start.
-        """
+        """Seconds that the next step may take, with some for Python and torch to start; None for no limit."""
         least = min((self.limit or math.inf) + beginning, max(0.1, self.end - time.monotonic()))
         return least if math.isfinite(least) else None
 
@@ -73,12 +69,7 @@ class Elsewhere:
 def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script: Path, steps: Steps) -> list[str]:
     """Add layers and the operator to an explanation; the lines about the script, where one was written.
 
-    Args:
-        there: Process of each step.
-        explanation: Explanation with the record of a case that ended or hung its process.
-        bench: Bench with the case's technique, workload and device; nothing runs with it here.
-        script: Path of the script.
-        steps: Steps to take.
+    `bench` has the case's technique, workload and device; nothing runs with it here.
     """
     case = explanation.record.case
     technique, workload = bench.matrix.techniques[case.technique], bench.matrix.workloads[case.workload]
@@ -97,15 +88,13 @@ def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script
             break
     else:
         explanation.draw = None
-        explanation.notes.append(
-            "with each operator noted, no run ends its process: chance, or the time between operators, matters"
-        )
+        why = "with each operator noted, no run ends its process: chance, or the time between operators, matters"
+        explanation.notes.append(why)
     if steps.layers:
         steps.say("layers")
         chosen = [FIRST] if explanation.draw in {None, FIRST} else [FIRST, explanation.draw]
-        explanation.layers = [
-            _layer(there, case, plan, chosen) for plan in of_layers.planned(technique, bench.devices[case.device])
-        ]
+        plans = of_layers.planned(technique, bench.devices[case.device])
+        explanation.layers = [_layer(there, case, plan, chosen) for plan in plans]
     if explanation.ended is None or explanation.ended.returned:
         return []
     steps.say(f"a script of {explanation.ended.operator}")
@@ -117,10 +106,8 @@ def explain_end(there: Elsewhere, explanation: Explanation, bench: Bench, script
         explanation.notes.append(f"no script: {why}")
         return []
     meanings = {0: "the operator returns alone: what ran before it, or beside it, matters"}
-    return [
-        f"\nThe operator alone\n{script}: with the inputs of the case",
-        alone(script, meanings, there.left(BEGIN_AGAIN)),
-    ]
+    outcome = alone(script, meanings, there.left(BEGIN_AGAIN))
+    return [f"\nThe operator alone\n{script}: with the inputs of the case", outcome]
 
 
 def _noted(there: Elsewhere, case: Case, draw: Draw) -> tuple[str, bool]:

@@ -46,12 +46,7 @@ FAILED = ENDED | {Verdict.FAIL, Verdict.ERROR}
 
 @dataclass(frozen=True)
 class OperatorDifference:
-    """The first place where a technique runs other operators than eager.
-
-    Attributes:
-        eager: Eager's operators there; empty where the technique adds operators.
-        technique: The technique's operators there; empty where it leaves some out.
-    """
+    """The first place where a technique runs other operators than eager: those of both, of which one may have none."""
 
     eager: tuple[Seen, ...]
     technique: tuple[Seen, ...]
@@ -62,7 +57,6 @@ class Explanation:
     """Findings about why a case failed.
 
     Attributes:
-        record: The case's record.
         draw: Draw of the inputs that the rest is about; None where no draw fails alone, but all of them together.
         layers: The case in each layer; empty where the verdict is no failure of values.
         trace: Operators that the run dispatched; None where it was not traced.
@@ -107,15 +101,9 @@ def explain(
     ran: tuple[Record, float] | None = None,
     shrinking: float = math.inf,
 ) -> Explanation:
-    """Run a case, and find out why it fails.
+    """Run a case, or take its record and seconds if it `ran` already, and find out why it fails.
 
-    Args:
-        bench: Bench with the case's technique, workload and device.
-        case: The case.
-        say: Function that is called with each next step.
-        with_layers: True to run other layers too.
-        ran: The case's record and its seconds, where it ran already.
-        shrinking: Most seconds for shrinking a wrong operator or graph.
+    `say` is called with each next step, and `shrinking` limits the seconds for shrinking a wrong operator or graph.
     """
     began = time.monotonic()
     if ran is None:
@@ -131,13 +119,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of an explanation.
-
-    Attributes:
-        say: Function that is called with each next step.
-        layers: True to run other layers too.
-        shrinking: Most seconds for shrinking a wrong operator.
-    """
+    """The steps of an explanation: a function of each next one, if other layers run, and most seconds for shrinking."""
 
     say: Callable[[str], None]
     layers: bool
@@ -236,10 +218,8 @@ def _traced(trial: Trial, draw: Draw, explanation: Explanation, steps: Steps, *,
     explanation.culprit = next(iter(trace.culprits), None)
     explanation.smallest = next(iter(shrunk), None)
     if error is not None:
-        where = f" in {trace.raised}" if trace.raised else ""
-        explanation.notes.append(
-            f"the run raised {type(error).__name__}{where}; operators dispatched until then: {len(trace.seen)}"
-        )
+        where = f"{type(error).__name__}{f' in {trace.raised}' if trace.raised else ''}"
+        explanation.notes.append(f"the run raised {where}; operators dispatched until then: {len(trace.seen)}")
     return error
 
 

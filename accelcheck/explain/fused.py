@@ -29,12 +29,7 @@ ATTENTION = "_scaled_dot_product_"
 SCALED = "_scaled_mm"
 """The product of float8 numbers."""
 _CANCELLING = frozenset(
-    [
-        "_softmax_backward_data",
-        "_log_softmax_backward_data",
-        "native_group_norm_backward",
-        "native_batch_norm_backward",
-    ]
+    ("_softmax_backward_data", "_log_softmax_backward_data", "native_group_norm_backward", "native_batch_norm_backward")
 )
 """Operators whose inner sums cancel; torch's own decompositions give their parts."""
 ELEMENTWISE = frozenset({"gelu", "gelu_backward"})
@@ -186,9 +181,8 @@ def _norm_gradients(call: OperatorCall) -> tuple[Tensor | None, ...]:
     normal = math.prod(shape)
     if not x.numel():
         return tuple(call.run())
-    rows = [tensor.reshape(-1, *shape) for tensor in (grad, x)] + [
-        tensor.reshape(-1, *[1] * len(shape)) for tensor in (mean, deviation)
-    ]
+    rows = [tensor.reshape(-1, *shape) for tensor in (grad, x)]
+    rows += [tensor.reshape(-1, *[1] * len(shape)) for tensor in (mean, deviation)]
     size = max(1, -(-(x.numel() // normal) // STORED_BLOCKS))
     split = zip(*(tensor.split(size) for tensor in rows), strict=True)
     gradients = [call.func(a, b, shape, c, d, *rest) for a, b, c, d in split]

@@ -38,15 +38,10 @@ def judged(
     eager: Mapping[str, Tensor] | None = None,
     careful: int = 0,
 ) -> tuple[Judgement, Reference]:
-    """Judge results of one dtype.
+    """Judge results of one floating-point dtype, by path on the CPU, by the same in FP64 (`truth`).
 
-    Args:
-        own: Results by path, on the CPU, of one floating-point dtype.
-        truth: The same in FP64.
-        precision: Key of `UNIT_ROUNDOFF`.
-        sample: Function ``sample(number, generator)`` that computes with one more correct implementation, in FP64.
-        eager: Results of another device, which widen a budget where the samples explain them.
-        careful: Number of `COUNTS` left out.
+    ``sample(number, generator)`` computes with one more correct implementation, in FP64. `eager` has results of another
+    device, which widen a budget where the samples explain them. `careful` is the number of `COUNTS` left out.
 
     Raises:
         NoTruthError: The precision is unknown.

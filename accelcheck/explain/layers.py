@@ -55,13 +55,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Planned:
-    """A layer that is to run.
-
-    Attributes:
-        name, blames: The same as in `Layer`.
-        technique: Name of the technique.
-        on_cpu: True to run on the CPU, and not on the case's device.
-    """
+    """A layer that is to run with a technique, on the CPU or on the case's device."""
 
     name: str
     blames: str
@@ -70,13 +64,7 @@ class Planned:
 
 
 def layers(bench: Bench, case: Case, draws: Sequence[Draw]) -> list[Layer]:
-    """Run the case in every layer, with these draws of its inputs only.
-
-    Args:
-        bench: Bench with the case's device, which is present.
-        case: Case in a mode that `accelcheck.checks.numerics` judges.
-        draws: Draws of the inputs, `FIRST` first.
-    """
+    """Run the case in every layer, with these draws of its inputs (`FIRST` first) only, on a device that is present."""
     technique, device = bench.matrix.techniques[case.technique], bench.devices[case.device]
     return [layer(bench, case, plan, draws) for plan in planned(technique, device)]
 
@@ -114,26 +102,16 @@ def layer(bench: Bench, case: Case, plan: Planned, draws: Sequence[Draw]) -> Lay
 
 
 def blamed(outcomes: Sequence[Layer], cpu: str = "cpu") -> str:
-    """Name the part at fault; empty where no layer is wrong.
+    """Name the part at fault, by the result of `layers`; empty where no layer is wrong.
 
     The first wrong layer on the device counts, unless the technique is wrong on the CPU too.
-
-    Args:
-        outcomes: Result of `layers`.
-        cpu: Name of the CPU.
     """
     first = next((layer for layer in outcomes if layer.wrong), None)
     if first is None:
         return ""
-    elsewhere = outcomes[-1]
-    if (
-        elsewhere is not first
-        and elsewhere.wrong
-        and elsewhere.name.endswith(f" on the {cpu}")
-        and first.blames != KERNEL
-    ):
-        return TECHNIQUE
-    return first.blames
+    last = outcomes[-1]
+    on_cpu = last is not first and last.wrong and last.name.endswith(f" on the {cpu}")
+    return TECHNIQUE if on_cpu and first.blames != KERNEL else first.blames
 
 
 def _judged(trial: Trial, plan: Planned, draws: Sequence[Draw]) -> Layer:

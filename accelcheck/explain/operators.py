@@ -13,7 +13,7 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.explain.calls import OperatorCall, aside, found
 from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import judge_together
-from accelcheck.verify.reference import Reference
+from accelcheck.verify.reference import Layout, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,17 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Metadata of one tensor: dtype, shape, strides."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Shape:
-        """Read them off a tensor; a device without strides calls every tensor contiguous."""
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
+class Shape(Layout):
+    """Metadata of one tensor, as text; a device without strides calls every tensor contiguous."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}, strides {list(self.stride)}"
@@ -49,11 +40,9 @@ class Culprit:
     Attributes:
         number: Position among the operators of the run, from 0.
         operator: Name with namespace and overload, such as ``aten::mm``.
-        place: Call site in the model.
         inputs: Shapes of its tensors, in order.
         options: Other arguments, as text.
         faults: One fault for each output and view.
-        figures: Errors against budgets.
         call: Call with its inputs; None where several runs together show the fault.
     """
 
@@ -136,12 +125,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         watcher: Watcher | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self.holder = holder
-        self.places = places
-        self.peers = peers
-        self.first = first
-        self.most = most
-        self.only = only
+        self.holder, self.places, self.peers = holder, places, peers
+        self.first, self.most, self.only = first, most, only
         self.watcher = watcher or Watcher()
         self.trace = OperatorTrace()
 

@@ -34,25 +34,13 @@ def result_path(place: int) -> str:
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A graph of operators, and its inputs.
-
-    Attributes:
-        module: Graph that returns a tuple of tensors.
-        inputs: Tensors on the device; numbers too in a captured graph.
-    """
+    """A graph that returns a tuple of tensors, and its inputs: tensors on the device; in a captured graph numbers too."""
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
 
     def found(self, arguments: Mapping[str, Any]) -> OperatorFinding:
-        """Compile the part, run it, and judge its results.
-
-        Args:
-            arguments: Keyword arguments of ``torch.compile``.
-
-        Raises:
-            Exception: The compiler raised it.
-        """
+        """Compile the part by arguments of ``torch.compile``, which may raise, run it, and judge its results."""
         torch.compiler.reset()
         with torch.no_grad():
             out = torch.compile(self.module, **arguments)(*(kept(tensor) for tensor in self.inputs))
@@ -71,11 +59,8 @@ class GraphPart:
         with aside():
             truth = computed(Wide(self.module))
             for dtype in dict.fromkeys(named(tensor.dtype) for tensor in own.values()):
-                some = {
-                    path: tensor
-                    for path, tensor in own.items()
-                    if named(tensor.dtype) == dtype and not nearest(tensor, truth[path])
-                }
+                same = {path: tensor for path, tensor in own.items() if named(tensor.dtype) == dtype}
+                some = {path: tensor for path, tensor in same.items() if not nearest(tensor, truth[path])}
                 if some:
                     judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
         faults = tuple(fault for judgement in judgements.values() for fault in judgement.faults)
@@ -95,14 +80,7 @@ class GraphPart:
 
 @dataclass(frozen=True)
 class SmallestPart:
-    """A wrong part alone.
-
-    Attributes:
-        part: Part with one result, which is wrong.
-        finding: Judgement of that result.
-        values, steps: The same as in `accelcheck.explain.smallest.Smallest`.
-        arguments: Keyword arguments of ``torch.compile``.
-    """
+    """A wrong part alone, with one result, which is wrong; `values` and `steps` are as in `Smallest`."""
 
     part: GraphPart
     finding: OperatorFinding
@@ -112,12 +90,7 @@ class SmallestPart:
 
 
 class PartShrinker:
-    """Makes a part smaller while it fails.
-
-    Args:
-        arguments: Keyword arguments of ``torch.compile``.
-        seconds: Most time, if less than `SECONDS`.
-    """
+    """Makes a part smaller while it fails, for at most `SECONDS`; compiles it by arguments of ``torch.compile``."""
 
     def __init__(self, arguments: Mapping[str, Any], seconds: float = math.inf) -> None:
         self.arguments = arguments
@@ -125,12 +98,7 @@ class PartShrinker:
         self._steps = 0
 
     def shrink(self, part: GraphPart, wrong: int) -> SmallestPart | None:
-        """Find the smallest part that fails; None where none with one result alone does.
-
-        Args:
-            part: Part that fails.
-            wrong: Position of its wrong result.
-        """
+        """Find the smallest part that fails, with one wrong result; None where none with one result alone does."""
         whole = last(part, wrong, len(part.operators()))
         finding = self.failing(whole)
         if finding is None:
@@ -196,13 +164,9 @@ def last(part: GraphPart, wrong: int, count: int) -> GraphPart:
             if isinstance(value, Tensor):
                 inputs.append(value)
     for node in chosen:
-        made[node] = graph.create_node(
-            "call_function",
-            node.target,
-            fx.map_arg(node.args, lambda source: made[source]),
-            fx.map_arg(node.kwargs, lambda source: made[source]),
-            name=node.name,
-        )
+        args = fx.map_arg(node.args, lambda source: made[source])
+        kwargs = fx.map_arg(node.kwargs, lambda source: made[source])
+        made[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
     graph.output((made[target],))
     return GraphPart(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs))
 
@@ -248,13 +212,7 @@ class Wide(fx.Interpreter):
 
 
 class RoundedGraph(Wide):
-    """Runs a graph in FP64 with random rounding errors of each operator in the dtype of its own results.
-
-    Args:
-        module: The graph.
-        dtypes: Dtypes of each node's values.
-        generator: Generator of the errors.
-    """
+    """Runs a graph in FP64 with random rounding errors of each operator in the dtype of its own results."""
 
     def __init__(
         self, module: fx.GraphModule, dtypes: Mapping[fx.Node, Sequence[torch.dtype | None]], generator: torch.Generator

@@ -43,14 +43,8 @@ def attempted(
 ) -> tuple[OperatorTrace, Exception | None]:
     """Prepare the technique and run the draw once; the dispatched operators, and the exception.
 
-    Args:
-        trial: Trial in a mode of `MODES`.
-        draw: Draw of the inputs.
-        first: The same as for `Recompute`.
-        most: The same as for `Recompute`.
-        watcher: The same as for `Recompute`.
-        only: The same as for `Recompute`; the operator is judged with more samples.
-        strict: The same as for `OperatorBudgets`.
+    `first`, `most`, `watcher` and `only` are those of `Recompute`, and `strict` that of `OperatorBudgets`; the operator
+    `only` is judged with more samples.
     """
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
@@ -104,10 +98,7 @@ def in_turn(trial: Trial, draws: Sequence[Draw], *, first: First | None = None) 
     Its errors point one way in all draws, with small samples and with more, or it is wrong in a later turn, since a
     fault may need an earlier run.
 
-    Args:
-        trial: Trial in a mode of `MODES`.
-        draws: Random draws of the inputs.
-        first: Function of an operator whose errors point one way, and of a function that runs it: see `Recompute`.
+    `first` is a function of an operator whose errors point one way, and of a function that runs it: see `Recompute`.
     """
     end = time.monotonic() + SECONDS
     traces = _traces(trial, draws)

@@ -68,13 +68,7 @@ _COUNTS = {
 
 
 class Subject(Protocol):
-    """The subject of a script.
-
-    Attributes:
-        name: Name of the operator, which the script prints.
-        tensors: Tensors of the call.
-        finding: Judgement of its results.
-    """
+    """The subject of a script: the operator's name, which the script prints, its tensors, and the judgement."""
 
     name: str
     tensors: Tensors
@@ -93,21 +87,14 @@ class Subject(Protocol):
 class FaultScript:
     """The text of a script, and the data of a file beside it.
 
-    Args:
-        subject: The wrong operator or part.
-        device: Name of the torch device that it runs on.
-        title: First line of the script.
-        imports: Modules to import for the device to exist.
+    The title is its first line, and `imports` are modules without which the device does not exist.
 
     Raises:
         NotWrittenError: It needs more than `LINES` lines.
     """
 
     def __init__(self, subject: Subject, device: str, title: str, imports: Sequence[str] = ()) -> None:
-        self.subject = subject
-        self.device = device
-        self.title = title
-        self.imports = imports
+        self.subject, self.device, self.title, self.imports = subject, device, title, imports
         self.data = subject.tensors.data
         self.path, self.view, self.allowed = _telling(subject.finding)
 
@@ -124,6 +111,7 @@ class FaultScript:
         """Lines of the script; `packed` makes and moves all tensors in one line each."""
         subject = self.subject
         inputs, truth = _packed(subject.tensors.made(), packed=packed), subject.truth(self.path)
+        what = self.view if self.view in _VIEWS else f"elements that differ ({self.view})"
         return [
             f'"""{self.title}"""',
             *(["import json"] if self.data else []),
@@ -144,7 +132,7 @@ class FaultScript:
             *self._measure(),
             f"allowed = {self.allowed!r}  # {self._why()}",
             (
-                f'print(f"{subject.name}: {self._what()} measured {{measured:.3e}}, allowed {{allowed:.3e}}, '
+                f'print(f"{subject.name}: {self.path}, {what}: measured {{measured:.3e}}, allowed {{allowed:.3e}}, '
                 'torch {torch.__version__}")'
             ),
             "sys.exit(0 if measured <= allowed else 1)",
@@ -167,11 +155,6 @@ class FaultScript:
         """Dtype of the result, and the reference that it was judged by."""
         finding = self.subject.finding
         return next((dtype, known) for dtype, known in finding.references.items() if self.path in known.truth)
-
-    def _what(self) -> str:
-        return (
-            f"{self.path}, {self.view}:" if self.view in _VIEWS else f"{self.path}, elements that differ ({self.view}):"
-        )
 
     def _why(self) -> str:
         if self.view in _VIEWS:

@@ -32,11 +32,9 @@ STEPS = 64
 
 @dataclass(frozen=True)
 class Smallest:
-    """A wrong operator alone.
+    """A wrong operator alone: its call on the device, and the judgement of its results.
 
     Attributes:
-        call: Call with its inputs, on the device.
-        finding: Judgement of its results.
         values: Kind of its floating-point inputs: ``ones``, ``normal`` (of `SEED`) or ``given``.
         steps: Number of smaller cases tried.
     """
@@ -70,11 +68,7 @@ def smallest_runs(
 ) -> SmallestRuns | None:
     """Call an operator with other numbers, again and again; None where its errors do not point one way then.
 
-    Args:
-        holder: Budgets of operators.
-        run: Function that runs a call where it failed, on its device.
-        call: Call of the case.
-        peers: The same as for `OperatorBudgets.find`.
+    `run` runs a call where it failed, on its device, and `peers` is the same as for `OperatorBudgets.find`.
     """
     draws: dict[str, list[Any]] = {}
     for seed in range(RUNS):
@@ -96,14 +90,7 @@ def smallest_runs(
 
 
 class Shrinker:
-    """Makes a call smaller while it fails.
-
-    Args:
-        holder: Budgets of operators.
-        run: Function that runs a call where it failed, on its device.
-        peers: The same as for `OperatorBudgets.find`.
-        seconds: Most time, if less than `SECONDS`.
-    """
+    """Makes a call smaller while it fails, for at most `SECONDS`; the arguments are those of `smallest_runs`."""
 
     def __init__(
         self,

@@ -25,11 +25,8 @@ def report(explanation: Explanation) -> Iterator[str | Table]:
     yield f"{record.case.id}: {record.verdict}"
     yield from _cut([f"  {line}" for line in record.why.splitlines()])
     if not explanation.failed:
-        yield (
-            "nothing to explain"
-            if record.verdict.executed
-            else f"nothing to explain: the case did not run ({record.code})"
-        )
+        why = "" if record.verdict.executed else f": the case did not run ({record.code})"
+        yield f"nothing to explain{why}"
         return
     if explanation.layers:
         draw = "all draws" if explanation.draw is None else str(explanation.draw)
@@ -105,9 +102,8 @@ def culprit(wrong: Culprit, count: int) -> Iterator[str | Table]:
         yield f"  with {wrong.options}"
     beyond = [figure for figure in wrong.figures if figure.gates and not figure.within]
     if beyond:
-        rows = [
-            (f.path, f.view, f.where, f"{f.measured:.3e}", f"{f.allowed:.3e}", f"{f.used:.3g}") for f in beyond[:FAULTS]
-        ]
+        shown = beyond[:FAULTS]
+        rows = [(f.path, f.view, f.where, f"{f.measured:.3e}", f"{f.allowed:.3e}", f"{f.used:.3g}") for f in shown]
         yield Table(("result", "view", "where", "error", "budget", "times"), rows, right=(3, 4, 5), indent=2)
     else:
         yield from _cut([f"  {fault}" for fault in wrong.faults])
@@ -127,6 +123,17 @@ def all_named(explanation: Explanation) -> list[str]:
 def as_json(explanation: Explanation) -> dict[str, Any]:
     """Facts of an explanation as JSON."""
     trace, wrong = explanation.trace, explanation.culprit
+    skipped = [] if trace is None else sorted(trace.skipped.items())
+    operator = None
+    if wrong is not None:
+        operator = {
+            "name": wrong.operator,
+            "number": wrong.number,
+            "place": asdict(wrong.place),
+            "inputs": [asdict(shape) for shape in wrong.inputs],
+            "options": wrong.options,
+            "faults": [asdict(fault) for fault in wrong.faults],
+        }
     return {
         "case": explanation.record.case.id,
         "verdict": str(explanation.record.verdict),
@@ -136,20 +143,9 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "blamed": explanation.blamed,
         "operators": 0 if trace is None else len(trace.seen),
         "judged": 0 if trace is None else trace.judged,
-        "not_judged": []
-        if trace is None
-        else [[name, why, count] for (name, why), count in sorted(trace.skipped.items())],
+        "not_judged": [[name, why, count] for (name, why), count in skipped],
         "named": all_named(explanation),
-        "operator": None
-        if wrong is None
-        else {
-            "name": wrong.operator,
-            "number": wrong.number,
-            "place": asdict(wrong.place),
-            "inputs": [asdict(shape) for shape in wrong.inputs],
-            "options": wrong.options,
-            "faults": [asdict(fault) for fault in wrong.faults],
-        },
+        "operator": operator,
         "ended": None if explanation.ended is None else asdict(explanation.ended),
         "compiled": None if explanation.region is None else asdict(replace(explanation.region, smallest=None)),
         "notes": explanation.notes,

@@ -18,14 +18,9 @@ LENGTH = 8
 
 @dataclass(frozen=True)
 class Last:
-    """The operator that ran last.
+    """The operator that ran last: see `accelcheck.explain.operators.Culprit`; place and inputs are text.
 
     Attributes:
-        operator: Name with namespace and overload, such as ``aten::mm``.
-        number: Position among the operators of the run, from 0.
-        place: Call site in the model.
-        inputs: Shapes of its tensors, in order, as text.
-        options: Other arguments, as text.
         returned: True where the operator had returned, and the device had done its work.
     """
 
