@@ -72,7 +72,6 @@ class Fingerprint:
     """The identity of a device for baselines and reports, in plain texts and numbers, so that it travels as JSON.
 
     Attributes:
-        device: The device's name.
         chip: The processor's name, such as ``NVIDIA H200`` or a CPU's model name.
         count: Number of chips that this process may use.
         memory: Bytes of device memory of one chip; 0 where it is not known.
@@ -101,7 +100,6 @@ class Status:
     """The probe's result for one device.
 
     Attributes:
-        device: The device's name.
         capability: ``ok``, or why the device cannot be used.
         fingerprint: Identity of the device; None where it cannot be used.
         answers: Results of the trials, by dtype or feature: `FOUND`, or why not. No part of the fingerprint, so that

@@ -61,13 +61,7 @@ def elapsed(call: Callable[[], object], times: int) -> float:
 
 
 def following(writes: int, launch: float, written: float) -> int:
-    """Number of writes before each of the next calls.
-
-    Args:
-        writes: Number of writes before each of these calls.
-        launch: Seconds that the host took to launch one call.
-        written: Seconds that these writes took on the GPU.
-    """
+    """Number of writes before each next call, from that before these, and the seconds of a launch and these writes."""
     if written <= 0.0 or (writes > 1 and launch > WAITED * written):
         return 1  # the call waits for the GPU itself, or nothing covers it: more writes only take longer
     each = written / writes

@@ -26,24 +26,10 @@ class Cpu(Device):
         {"float64", "strided", "inductor", "autocast-bfloat16", "autocast-float16", "quantized-engine", "deterministic"}
     )
     variables: ClassVar[tuple[str, ...]] = (
-        "ATEN_CPU_CAPABILITY",
-        "DNNL_DEFAULT_FPMATH_MODE",
-        "DNNL_MAX_CPU_ISA",
-        "GOMP_CPU_AFFINITY",
-        "KMP_AFFINITY",
-        "KMP_BLOCKTIME",
-        "LRU_CACHE_CAPACITY",
-        "MKL_CBWR",
-        "MKL_DEBUG_CPU_TYPE",
-        "MKL_DYNAMIC",
-        "MKL_ENABLE_INSTRUCTIONS",
-        "MKL_NUM_THREADS",
-        "OMP_NUM_THREADS",
-        "OMP_PROC_BIND",
-        "OMP_SCHEDULE",
-        "ONEDNN_DEFAULT_FPMATH_MODE",
-        "ONEDNN_MAX_CPU_ISA",
-        "TORCH_MKLDNN_MATMUL_MIN_DIM",
+        *("ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+        *("KMP_BLOCKTIME", "LRU_CACHE_CAPACITY", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC"),
+        *("MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_SCHEDULE"),
+        *("ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "TORCH_MKLDNN_MATMUL_MIN_DIM"),
     )
 
     def detect(self) -> Capability:

@@ -47,11 +47,8 @@ class CudaLike(Device):
             return present
         for mask in self.masks:
             if mask in os.environ and not chips(os.environ[mask]):
-                return unavailable(
-                    Code.NO_HARDWARE,
-                    f"{mask}={os.environ[mask]!r} hides every GPU",
-                    f"unset {mask} or name a GPU in it",
-                )
+                reason = f"{mask}={os.environ[mask]!r} hides every GPU"
+                return unavailable(Code.NO_HARDWARE, reason, f"unset {mask} or name a GPU in it")
         return requires_torch()
 
     def offered(self) -> Capability:
@@ -116,21 +113,10 @@ class Cuda(CudaLike):
     name = "cuda"
     masks: ClassVar[tuple[str, ...]] = ("CUDA_VISIBLE_DEVICES",)
     variables: ClassVar[tuple[str, ...]] = (
-        "CUBLASLT_WORKSPACE_SIZE",
-        "CUBLAS_WORKSPACE_CONFIG",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_MODULE_LOADING",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDNN_CONV_WSCAP_DBG",
-        "NVIDIA_TF32_OVERRIDE",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-        "TORCH_BLAS_PREFER_CUBLASLT",
-        "TORCH_CUDNN_V8_API_DISABLED",
+        *("CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER"),
+        *("CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "CUDNN_CONV_WSCAP_DBG"),
+        *("NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_V8_API_DISABLED"),
     )
 
     def hardware(self) -> hardware.Hardware:

@@ -35,10 +35,7 @@ _FEATURES = {
     "xpu": frozenset({"strided", "inductor", "autocast-bfloat16", "autocast-float16"}),
     "mps": frozenset({"strided", "autocast-bfloat16", "autocast-float16"}),
 }
-_DTYPES = {
-    "xpu": frozenset({"float32", "bfloat16", "float16"}),
-    "mps": frozenset({"float32", "float16"}),
-}
+_DTYPES = {"xpu": frozenset({"float32", "bfloat16", "float16"}), "mps": frozenset({"float32", "float16"})}
 _UNORDERED = {"deterministic": "torch promises it only with torch.use_deterministic_algorithms, which cases do not set"}
 _DENIED = {"xpu": _UNORDERED, "mps": _UNORDERED}
 _VARIABLES = {
@@ -77,9 +74,8 @@ class Generic(Device):
             )
         module = self._module()
         if hasattr(module, "is_available") and not module.is_available():
-            return unavailable(
-                Code.NO_HARDWARE, f"torch.{self.type}.is_available() is False", "check the vendor's driver"
-            )
+            reason = f"torch.{self.type}.is_available() is False"
+            return unavailable(Code.NO_HARDWARE, reason, "check the vendor's driver")
         return SUPPORTED
 
     def open(self) -> None:

@@ -50,13 +50,9 @@ _VULKAN_PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Accelerators of one vendor on this host.
+    """Accelerators of one vendor on this host; names and driver are empty where they are not known.
 
-    Attributes:
-        count: Number of accelerators found.
-        names: Their names, one each; empty where they are not known.
-        driver: Version of the kernel driver; empty where it is not known.
-        capability: ``ok`` where a driver offers them to this process, else the reason why not.
+    The capability is ``ok`` where a driver offers them to this process, else the reason why not.
     """
 
     count: int
@@ -85,15 +81,11 @@ def nvidia(root: Path = ROOT) -> Hardware:
         count = 1
     if count:
         return Hardware(count, names if len(names) == count else (), driver, SUPPORTED)
+    reason, action = "no NVIDIA GPU found", "run on a machine with an NVIDIA GPU"
     if boards:
-        capability = unavailable(
-            Code.NO_HARDWARE,
-            f"PCI shows {len(boards)} NVIDIA GPU(s), but neither /dev/nvidia0 nor /proc/driver/nvidia exists",
-            "load the NVIDIA driver, or pass the GPUs into the container (--gpus all)",
-        )
-    else:
-        capability = unavailable(Code.NO_HARDWARE, "no NVIDIA GPU found", "run on a machine with an NVIDIA GPU")
-    return Hardware(len(boards), (), driver, capability)
+        reason = f"PCI shows {len(boards)} NVIDIA GPU(s), but neither /dev/nvidia0 nor /proc/driver/nvidia exists"
+        action = "load the NVIDIA driver, or pass the GPUs into the container (--gpus all)"
+    return Hardware(len(boards), (), driver, unavailable(Code.NO_HARDWARE, reason, action))
 
 
 def amd(root: Path = ROOT) -> Hardware:
@@ -105,11 +97,10 @@ def amd(root: Path = ROOT) -> Hardware:
     if (root / "dev/dxg").exists() and (root / "opt/rocm").exists():
         return Hardware(1, (), driver, SUPPORTED)
     boards = [board for board in _pci(root, _AMD) if board.is_class(_DISPLAY, _ACCELERATOR)]
+    reason, action = "no AMD GPU found", "run on a machine with an AMD GPU"
     if boards:
         reason = f"PCI shows {len(boards)} AMD GPU(s), but /dev/kfd offers none for compute"
         action = "load amdgpu, or pass the GPUs into the container (--device=/dev/kfd --device=/dev/dri)"
-    else:
-        reason, action = "no AMD GPU found", "run on a machine with an AMD GPU"
     return Hardware(len(boards), (), driver, unavailable(Code.NO_HARDWARE, reason, action))
 
 

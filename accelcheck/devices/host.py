@@ -27,14 +27,14 @@ _PREFIXES = (
     *("AOT_", "BLIS_", "DNNL_", "NCCL_", "ONEDNN_", "OPENBLAS_", "TRITON_", "XPU_"),
 )
 _NAMES = frozenset(
-    {
+    (
         "LD_PRELOAD",
         "MALLOC_CONF",
         "PYTEST_ADDOPTS",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
         "PYTEST_PLUGINS",
         "PYTHONHASHSEED",
-    }
+    )
 )
 _DEBUGGERS = ("py-spy", "eu-stack", "gdb")
 _PTRACE_SEIZE = 0x4206  # from <linux/ptrace.h>
@@ -56,11 +56,9 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Room | None:  # noqa: S108 
 
 def temporary() -> Room | None:
     """Disk space in the folder of temporary files: compiled code, references, messages; None where there is none."""
-    try:
-        folder = Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        return None
-    return _room(folder)
+    with suppress(FileNotFoundError):
+        return _room(Path(tempfile.gettempdir()))
+    return None
 
 
 def memory(root: Path = hardware.ROOT) -> Room:
@@ -93,12 +91,7 @@ def limits() -> dict[str, int]:
 
 
 def variables(declared: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The set variables, by name, that change results, speed or the start of a run.
-
-    Args:
-        declared: Variables that devices declare.
-        environ: Environment of the process.
-    """
+    """The set variables of a process, by name, that change results, speed or the start of a run, with declared ones."""
     wanted = {*declared, *_NAMES}
     return {name: value for name, value in sorted(environ.items()) if name in wanted or name.startswith(_PREFIXES)}
 
@@ -139,12 +132,7 @@ def compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
 
 
 def cuda_major(runtime: str, driver: str) -> int:
-    """Major version of CUDA for extras: that of torch's build, else the newest that the driver runs, else 0.
-
-    Args:
-        runtime: Runtime in the device's fingerprint, such as ``CUDA 13.0``.
-        driver: Version of the driver, such as 580.159.04.
-    """
+    """Major version of CUDA for extras: that of torch's build, else the newest that the driver runs, else 0."""
     built = re.match(r"CUDA (\d+)", runtime)
     if built:
         return int(built[1])

@@ -81,12 +81,7 @@ def callers_count(device: str, environ: Mapping[str, str]) -> int:
 
 
 def workers(devices: Iterable[str], environ: Mapping[str, str]) -> int | None:
-    """Number of workers by which each chip gets one; None where counting would open a device, and for the processor.
-
-    Args:
-        devices: Names of the selected devices.
-        environ: Environment of the caller, whose masks are counted.
-    """
+    """Number of workers by which each chip gets one; None where counting would open a device, and for the processor."""
     counts = [_count(name, environ) for name in devices]
     return max(counts) if counts and all(counts) else None
 

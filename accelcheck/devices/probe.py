@@ -52,7 +52,6 @@ class HostFacts:
     """Facts of the host that concern all devices.
 
     Attributes:
-        cpu: The processor's name.
         cores: Number of logical processors that this process may use.
         backends: Names of the installed out-of-tree backends, by their entry points.
         broken: The backends that cannot be loaded, with their errors.
@@ -83,29 +82,24 @@ def probe(
 ) -> tuple[dict[str, Status], HostFacts]:
     """The statuses of devices on this machine, by name, and the facts of the host.
 
-    Args:
-        names: Devices to probe; an unknown name is taken as the torch type of some other accelerator. None means all
-            known devices and the other accelerators that are found.
-        timeout: Time limit of each child process in seconds.
-        extra: Devices of other packages; their classes must be importable and take no arguments.
+    An unknown name is taken as the torch type of some other accelerator; None means all known devices and the other
+    accelerators that are found. `timeout` limits each child process, in seconds. `extra` are devices of other packages;
+    their classes must be importable and take no arguments.
     """
     known = dict(registry.index("device", [*builtin().values(), *extra]))
     wanted = list(dict.fromkeys(known if names is None else names))
     detected = {name: _detect(known[name], timeout) for name in wanted if name in known}
     statuses = {name: Status(name, capability) for name, capability in detected.items() if not capability.ok}
     unknown = [name for name in wanted if name not in known]
-    jobs = _jobs(
-        [name for name, capability in detected.items() if capability.ok],
-        others=installed("torch") and (names is None or bool(unknown)),
-    )
-    specs = {device.name: _spec(device) for device in extra}
-    results, broken, autoload = _ask(jobs, specs, timeout)
-    for result in results:
-        statuses |= {
-            name: status
-            for name, status in result.statuses.items()
-            if not name.startswith((_LOAD, _IMPORT)) and (names is None or name in wanted)
-        }
+    ready = [name for name, capability in detected.items() if capability.ok]
+    jobs = _jobs(ready, others=installed("torch") and (names is None or bool(unknown)))
+    results, broken, autoload = _ask(jobs, {device.name: _spec(device) for device in extra}, timeout)
+    statuses |= {
+        name: status
+        for result in results
+        for name, status in result.statuses.items()
+        if not name.startswith((_LOAD, _IMPORT)) and (names is None or name in wanted)
+    }
     for name, error in broken.items():
         if names is None or name in wanted:
             statuses[name] = Status(name, _broken(name, error))
@@ -124,11 +118,7 @@ def probe(
 
 
 def broken_backends(timeout: float) -> dict[str, str]:
-    """The installed out-of-tree backends that keep `import torch` from ending, with errors; `probe` remembers them.
-
-    Args:
-        timeout: Time limit of each child process in seconds.
-    """
+    """The installed out-of-tree backends that keep `import torch` from ending, with errors; `probe` remembers them."""
     _, broken, _ = _ask([[]], {}, timeout)
     _BROKEN.update(broken)
     return broken
@@ -288,9 +278,8 @@ def _detect(device: Device, timeout: float) -> Capability:
 
 
 def _broken(name: str, error: str) -> Capability:
-    return unavailable(
-        Code.IMPORT_FAILED, f"the backend {name} breaks `import torch`: {error}", f"set {AUTOLOAD}=0, or uninstall it"
-    )
+    reason = f"the backend {name} breaks `import torch`: {error}"
+    return unavailable(Code.IMPORT_FAILED, reason, f"set {AUTOLOAD}=0, or uninstall it")
 
 
 def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -> Capability:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement  # pytest requires it
 from packaging.utils import canonicalize_name
 
 import accelcheck
-from accelcheck.devices.packages import version
+from accelcheck.devices.packages import version, versions
 
 _CHECKOUT = Path(accelcheck.__file__).parents[1]
 _RIVALS = {
@@ -30,13 +30,9 @@ _RIVALS = {
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """One requirement of accelcheck.
+    """One requirement of accelcheck: a distribution, its legal and its installed version, and the extra requiring it.
 
-    Attributes:
-        name: Name of the distribution.
-        wanted: The legal versions, such as ``<2.16,>=2.9``; empty for any.
-        installed: The installed version; empty where there is none.
-        extra: The extra that requires it; empty for accelcheck itself.
+    The legal versions, such as ``<2.16,>=2.9``, are empty for any, and the extra for accelcheck itself.
     """
 
     name: str
@@ -106,10 +102,8 @@ def checkout() -> bool:
 
 def rivals() -> dict[str, list[str]]:
     """The installed distributions, with versions, of each module that several of them install."""
-    present = {
-        module: [f"{name} {have}" for name in names if (have := version(name))] for module, names in _RIVALS.items()
-    }
-    return {module: names for module, names in present.items() if len(names) > 1}
+    have = {module: [f"{name} {text}" for name, text in versions(*names).items()] for module, names in _RIVALS.items()}
+    return {module: names for module, names in have.items() if len(names) > 1}
 
 
 def _declared() -> list[tuple[str, str]]:

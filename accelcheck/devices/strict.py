@@ -165,9 +165,7 @@ def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Te
     is exact in FP32 in any order, so an FP32 multiplication gives 0.0. TF32 (11 bits) gives 2**-11, bf16 (8 bits)
     2**-8.2, and both err in every element. Both sides of the product are tried.
 
-    Args:
-        device: Device that multiplies.
-        multiply: Function that multiplies two float32 matrices; `torch.matmul` by default.
+    `multiply` multiplies two float32 matrices on the device; `torch.matmul` by default.
     """
     import torch
 
@@ -220,11 +218,8 @@ def _reading(error: Tensor) -> str:
 def _place(wrong: Tensor) -> str:
     """The rows and columns of wrong elements, in words."""
     rows, columns = (wrong.any(other).nonzero().flatten().tolist() for other in (1, 0))
-    every = (len(rows) == wrong.shape[0], len(columns) == wrong.shape[1])
-    where = [
-        "all" if whole else _listed(indices, size)
-        for whole, indices, size in zip(every, (rows, columns), wrong.shape, strict=True)
-    ]
+    pairs = zip((rows, columns), wrong.shape, strict=True)
+    where = ["all" if len(indices) == size else _listed(indices, size) for indices, size in pairs]
     full = int(wrong.sum()) == len(rows) * len(columns)
     return f"rows {where[0]}; columns {where[1]}{'' if full else ' (not all of them)'}"
 

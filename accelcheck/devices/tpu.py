@@ -42,12 +42,8 @@ class Tpu(Device):
     )
     package: ClassVar[str] = "torch_tpu"
     variables: ClassVar[tuple[str, ...]] = (
-        "LIBTPU_INIT_ARGS",
-        "TPU_CHIPS_PER_PROCESS_BOUNDS",
-        "TPU_LIBRARY_PATH",
-        "TPU_PROCESS_BOUNDS",
-        "TPU_VISIBLE_CHIPS",
-        "XLA_FLAGS",
+        *("LIBTPU_INIT_ARGS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_LIBRARY_PATH", "TPU_PROCESS_BOUNDS"),
+        *("TPU_VISIBLE_CHIPS", "XLA_FLAGS"),
     )
 
     def detect(self) -> Capability:
@@ -55,10 +51,8 @@ class Tpu(Device):
         if not present.ok:
             return present
         if sys.version_info < _PYTHON:
-            running = f"{sys.version_info.major}.{sys.version_info.minor}"
-            return unavailable(
-                Code.NO_PACKAGE, f"torch_tpu needs Python >= 3.12, this is {running}", "use a newer Python"
-            )
+            reason = f"torch_tpu needs Python >= 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
+            return unavailable(Code.NO_PACKAGE, reason, "use a newer Python")
         needed = requires_torch()
         if needed.ok:
             needed = requires(self.package, 'pip install "accelcheck[tpu]"')
@@ -81,11 +75,8 @@ class Tpu(Device):
 
         if hasattr(torch, self.type):
             return SUPPORTED
-        return unavailable(
-            Code.PROBE_FAILED,
-            "torch_tpu was loaded and registered no device",
-            "see torch_tpu's messages on standard error",
-        )
+        reason = "torch_tpu was loaded and registered no device"
+        return unavailable(Code.PROBE_FAILED, reason, "see torch_tpu's messages on standard error")
 
     def shared(self) -> bool:
         return False

@@ -24,10 +24,7 @@ _UNENDED = "not found: its trial, or one before it, did not end"
 def answers(device: Device) -> Iterator[Mapping[str, str]]:
     """Yields the answers for all undeclared words of `TRIED` again after each trial, which may end the process.
 
-    A trial finds out if a feature exists; cases find out if it computes rightly.
-
-    Args:
-        device: An open device.
+    A trial finds out if a feature of an open device exists; cases find out if it computes rightly.
     """
     known = {word: f"denied: {reason}" for word, reason in device.denied.items()}
     open_words = [word for word in TRIED if not (word in known or word in device.dtypes or device.has(word))]

@@ -44,22 +44,10 @@ class Xla(Device):
     )
     modules: ClassVar[tuple[str, ...]] = ("torch_xla",)
     variables: ClassVar[tuple[str, ...]] = (
-        "CPU_NUM_DEVICES",
-        "LIBTPU_INIT_ARGS",
-        "PJRT_DEVICE",
-        "TPU_CHIPS_PER_PROCESS_BOUNDS",
-        "TPU_LIBRARY_PATH",
-        "TPU_PROCESS_BOUNDS",
-        "TPU_VISIBLE_CHIPS",
-        "XLA_DISABLE_FUNCTIONALIZATION",
-        "XLA_DOWNCAST_BF16",
-        "XLA_DOWNCAST_FP16",
-        "XLA_FLAGS",
-        "XLA_PERSISTENT_CACHE_PATH",
-        "XLA_USE_BF16",
-        "XLA_USE_EAGER_DEBUG_MODE",
-        "XLA_USE_FP16",
-        "XLA_USE_SPMD",
+        *("CPU_NUM_DEVICES", "LIBTPU_INIT_ARGS", "PJRT_DEVICE", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_LIBRARY_PATH"),
+        *("TPU_PROCESS_BOUNDS", "TPU_VISIBLE_CHIPS", "XLA_DISABLE_FUNCTIONALIZATION", "XLA_DOWNCAST_BF16"),
+        *("XLA_DOWNCAST_FP16", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "XLA_USE_BF16", "XLA_USE_EAGER_DEBUG_MODE"),
+        *("XLA_USE_FP16", "XLA_USE_SPMD"),
     )
 
     def __init__(self) -> None:

@@ -27,18 +27,8 @@ SCHEMA = 1
 """Version of the file's layout; other versions are refused."""
 _SUFFIX = ".json"
 CHOOSING = frozenset(
-    {
-        "ASCEND_RT_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "TPU_LIBRARY_PATH",
-        "TPU_VISIBLE_CHIPS",
-        "XLA_PERSISTENT_CACHE_PATH",
-        "ZE_AFFINITY_MASK",
-    }
+    """ASCEND_RT_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL HIP_VISIBLE_DEVICES
+    ROCR_VISIBLE_DEVICES TPU_LIBRARY_PATH TPU_VISIBLE_CHIPS XLA_PERSISTENT_CACHE_PATH ZE_AFFINITY_MASK""".split()
 )
 """Variables that only select chips or files; kind and number of chips are part of the place."""
 _STEEPEST = 20.0
@@ -58,8 +48,6 @@ class Place:
     """The coarse fingerprint, which comparable figures share.
 
     Attributes:
-        device: The device's name.
-        chip: The processor's name.
         count: Number of processors.
         torch: Major and minor version, such as ``2.13``.
         runtime: Runtime without its minor version: ``CUDA 13``, ``HIP 7``, ``PJRT CPU``, ``ATen AVX2``.
@@ -95,9 +83,7 @@ class Baseline:
     """The stored figures of a case.
 
     Attributes:
-        case: Id of the case.
         digest: Digest of the case's work; a case whose workload has changed has no baseline.
-        place: Place of the measurement.
         ratio: Log ratio of its time to FP32 eager's.
         figures: Other figures of the case, by name, in the units of its measurements.
         environment: Variables that were set and change speed, by name; figures with other settings are not comparable.
@@ -122,11 +108,7 @@ def settings(fingerprint: Fingerprint) -> dict[str, str]:
 
 
 class Baselines:
-    """The store: a folder of folders.
-
-    Args:
-        root: Folder of the store; need not exist.
-    """
+    """The store: a folder of folders, which need not exist."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -161,9 +143,8 @@ class Baselines:
         else:
             folders = [folder for device in _listed(self.root) for folder in _listed(device)]
         for path in (path for folder in folders for path in _listed(folder) if path.suffix == _SUFFIX):
-            if (
-                baseline := _read(path)
-            ) is not None:  # None: another run has replaced it after a change of the workload
+            baseline = _read(path)
+            if baseline is not None:  # None: another run has replaced it after a change of the workload
                 yield path, baseline
 
     def near(self, place: Place, case: str, digest: str) -> list[Baseline]:
@@ -200,14 +181,9 @@ class Baselines:
             )
 
     def write(self, baseline: Baseline, *, replace: bool) -> bool:
-        """Store a baseline atomically, without touching files of other cases.
+        """Store a baseline atomically, in place of others of its case and place, and return True.
 
-        Args:
-            baseline: Baseline, which replaces others of the same case and place.
-            replace: True to replace a stored baseline with the same digest too.
-
-        Returns:
-            True if it was stored.
+        A stored one with the same digest stays, and the result is False, unless `replace`.
 
         Raises:
             BaselineError: The folder cannot be written.
@@ -345,9 +321,8 @@ class _Reader:
     path: Path
 
     def wrong(self, name: str, expected: str, came: object) -> BaselineError:
-        return BaselineError(
-            f"{self.path}: field {quoted(name, 80)}: expected {expected}, got {quoted(came)}; {_MENDING}"
-        )
+        got = f"expected {expected}, got {quoted(came)}"
+        return BaselineError(f"{self.path}: field {quoted(name, 80)}: {got}; {_MENDING}")
 
     def table(self, value: object, name: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -65,13 +65,8 @@ def positive(seconds: float, device: Device, times: int) -> float:
 def settle(timed: Callable[[], float], now: Callable[[], float] = time.perf_counter, patience: float = PATIENCE) -> int:
     """Measure until times no longer fall: caches are warm, clock rates are up, code is compiled. Keeps freed memory.
 
-    Args:
-        timed: Function that measures a block.
-        now: Clock in seconds.
-        patience: Time limit in seconds; a running block is finished.
-
     Returns:
-        Number of blocks. If `patience` ended the warm-up, times may still have been falling.
+        Number of blocks. If `patience` seconds ended the warm-up, times may still have been falling.
     """
     keep_freed_memory()
     start, seen = now(), [timed()]

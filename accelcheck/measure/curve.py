@@ -44,12 +44,9 @@ class Point:
 
     Attributes:
         count: Number of statements.
-        shapes: Shapes of the inputs.
-        form: Form of compilation.
         eager, seconds: Median seconds of one call, eager and compiled, without compilation.
         ratio: Compiled time divided by eager's, the median over pairs.
         low, high: Interval of the ratio.
-        pairs: Number of pairs measured.
         first: Seconds of the first pass over all shapes, with compilation.
         eager_first: The same for eager.
         graphs: Number of graphs that Dynamo captured, recompilations included.

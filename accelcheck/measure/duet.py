@@ -37,10 +37,8 @@ class Duet:
     """The result of the pairs of one case.
 
     Attributes:
-        answer: Verdict of the second environment compared with the first.
         ratio: Time of the second divided by that of the first, the geometric mean over pairs.
         low, high: Interval of the ratio.
-        pairs: Number of pairs measured.
     """
 
     answer: SpeedVerdict

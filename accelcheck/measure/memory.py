@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Peak memory of a run above what was allocated when it began, or the reason why it is unknown.
-
-    Attributes:
-        bytes: Peak in bytes; None if it is unknown.
-        reason: Reason why it is unknown; empty if it is known.
-    """
+    """Peak memory of a run above what was allocated when it began, in bytes, or the reason why it is unknown."""
 
     bytes: int | None
     reason: str = ""
@@ -36,9 +31,7 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
     On the CPU every allocation and release is followed, so the figure is exact. Device statistics also count the
     release of memory that was allocated before: give the run nothing to release, such as gradients.
 
-    Args:
-        device: An open device.
-        run: Function that is called if the device has statistics; its result is held until the peak has been read.
+    The result of `run` is held until the peak has been read.
 
     Raises:
         RuntimeError: A profiler is already running.

@@ -72,13 +72,9 @@ def compare(
 ) -> Comparison:
     """Measure both in turns, A B B A, until the interval lies on one side of a margin or the last look is over.
 
-    Args:
-        base: Function that runs a block of the base, and returns its time in seconds.
-        candidate: The same for the candidate.
-        margin: Smallest relative difference that counts.
-        looks: Seconds after which to compute the interval, ascending.
-        now: Clock for the looks.
-        error: Probability per look and side that the interval misses the true median; sets the least number of pairs.
+    `base` and `candidate` run a block and return its time in seconds. `looks` are the seconds after which to compute
+    the interval, ascending. `error` is the probability per look and side that the interval misses the true median; it
+    sets the least number of pairs.
 
     Raises:
         ClockError: A clock stood still or went backwards.
@@ -137,12 +133,8 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
     The k-th smallest value is above the true median if at most k - 1 values are below it, which has the probability
     P(Binomial(n, 1/2) <= k - 1) (W. R. Thompson, Annals of Mathematical Statistics 7, 1936, 122-128).
 
-    Args:
-        values: At least `fewest(error)` values.
-        error: Probability of missing the median, on each side.
-
     Raises:
-        ValueError: There are too few values.
+        ValueError: There are fewer than `fewest(error)` values for this error on each side.
     """
     import numpy as np
     from scipy.special import bdtr

@@ -32,13 +32,7 @@ LEAST_SPREAD = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Log ratios, one per process.
-
-    Attributes:
-        mean: Mean natural logarithm of the ratio of times, candidate to eager.
-        spread: Standard deviation of the logarithms.
-        count: Number of processes.
-    """
+    """Log ratios of times, candidate to eager, one per process: their mean, standard deviation and number."""
 
     mean: float
     spread: float
@@ -67,7 +61,6 @@ class Change:
     """The comparison of a check with a baseline. All values are factors of the time: 1.02 is 2 % slower.
 
     Attributes:
-        factor: Change of the ratio.
         limit: Largest factor that is no regression.
         smallest: The smallest slowdown that such a check finds in 95 of 100 runs.
     """
@@ -83,12 +76,7 @@ class Change:
 
 
 def change(stored: Sample, checked: Sample, cases: int) -> Change:
-    """Compare a check with a baseline.
-
-    Args:
-        stored: Sample of the baseline.
-        checked: Sample of this run.
-        cases: Number of cases that this run compares with baselines; they share the error.
+    """Compare a check with a baseline; all the cases that a run compares share the error.
 
     Raises:
         ValueError: There is no case, or a sample of fewer than two processes.
