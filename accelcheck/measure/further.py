@@ -24,11 +24,9 @@ def leads(record: Record) -> bool:
 
 
 def widened(record: Record, timed: Timed) -> Record:
-    """The record with a speed-up whose interval spans all processes, and whose value is their geometric mean.
+    """The record of a case that leads, with a speed-up whose interval spans all processes, at their geometric mean.
 
-    Args:
-        record: Record of a case that leads.
-        timed: Measurements of the further processes; where these are lacking, the interval begins at 0.
+    Where the measurements of the further processes are lacking, the interval begins at 0.
     """
     speed = _speed(record)
     assert speed is not None

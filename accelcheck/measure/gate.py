@@ -48,12 +48,9 @@ class Gate:
     """Baselines and limits of one run.
 
     Attributes:
-        use: Use of baselines.
-        store: The stored baselines.
         places: Place of each device, by device name.
         environments: Variables that are set and change speed, by device name.
-        limits: Limits that users set.
-        words: Options of pytest that they come from.
+        words: Options of pytest that the limits come from.
         stored: Baselines of the run's devices, by device name and case id; several of a case after a killed writer or a
             merge of branches.
         timed: Measurements of timing processes, by case id.
@@ -97,10 +94,8 @@ class Gate:
         Processes differ in their memory layout: for some cases a third of all take 1.2 times as long as the others, at
         times all of a check. Larger samples show this spread.
 
-        Args:
-            cases: Cases to time, see `wanted`.
-            counts: Number of processes for every case, and of further ones for cases that exceed their limit.
-            measure: Function that times cases, given their ids and the number of processes.
+        `counts` are the numbers of processes for every case, and of further ones for cases that exceed their limit.
+        `measure` times cases, given their ids and the number of processes.
 
         Raises:
             TimingError: The first process measured no case.
@@ -156,9 +151,8 @@ class Gate:
         held = change(baseline.ratio, Sample.of(self.timed[case.id].ratios), self.compared)
         smallest = held.smallest
         if case.id in self.few:  # these processes must exceed the limit first
-            smallest = max(
-                smallest, change(baseline.ratio, Sample.of(self.few[case.id].ratios), self.compared).smallest
-            )
+            few = change(baseline.ratio, Sample.of(self.few[case.id].ratios), self.compared)
+            smallest = max(smallest, few.smallest)
         added = [
             Measurement(CHANGE, held.factor, "x", high=held.limit, reason=f"a regression from {held.limit:.4g} on"),
             Measurement(DETECTABLE, smallest, "x", reason="found in 95 of 100 checks like this one"),
@@ -167,43 +161,30 @@ class Gate:
         if held.regression:
             waited = statistics.median(self.timed[case.id].waited or (0.0,))
             beside = f"it waited for a core {waited:.0%} of the time, because of other work or of its own threads"
-            faults.append(
-                Fault(
-                    FaultKind.REGRESSION,
-                    "regression",
-                    "time",
-                    expected="times the baseline's time beside FP32 eager",
-                    got=f"{held.factor:.4g}; {beside}" if waited > BUSY else "",
-                    measured=held.factor,
-                    allowed=held.limit,
-                )
-            )
+            got = f"{held.factor:.4g}; {beside}" if waited > BUSY else ""
+            sides = "times the baseline's time beside FP32 eager", got, held.factor, held.limit
+            faults.append(Fault(FaultKind.REGRESSION, "regression", "time", "", *sides))
         memory, before = found.get("peak-memory"), baseline.figures.get("peak-memory")
         # Exact and reproducible on the CPU, so any growth is real.
         now = memory.value if memory is not None and case.device == "cpu" else None
         if now is not None and before is not None and now > before:
-            faults.append(
-                Fault(FaultKind.REGRESSION, "regression", "memory", expected="bytes", measured=now, allowed=before)
-            )
+            grown = Fault(FaultKind.REGRESSION, "regression", "memory", expected="bytes", measured=now, allowed=before)
+            faults.append(grown)
         return added, faults
 
     def _apart(self, record: Record, stored: Sequence[Baseline], baseline: Baseline | None) -> str:
         """The reason why a case has no baseline to compare with; empty if it has one."""
+        here = self.environments.get(record.case.device, {})
         if baseline is not None:
-            here = self.environments.get(record.case.device, {})
             if here == baseline.environment:
                 return ""
-            return (
-                f"the baseline was measured with {_set(baseline.environment)}, this with {_set(here)}: not compared; "
-                "--accel-baseline=update replaces it"
-            )
+            others = f"the baseline was measured with {_set(baseline.environment)}, this with {_set(here)}"
+            return f"{others}: not compared; --accel-baseline=update replaces it"
         if stored:
-            return (
-                "the workload has changed since its baseline was stored: store it again with --accel-baseline=new-only"
-            )
+            why = "the workload has changed since its baseline was stored"
+            return f"{why}: store it again with --accel-baseline=new-only"
         place = self.places[record.case.device]
         for near in self.store.near(place, record.case.id, record.digest):
-            here = self.environments.get(record.case.device, {})
             other = "" if near.environment == here else f", with {_set(near.environment)},"
             return (
                 f"no baseline for {place.folder}; for information, with torch {near.place.torch}, {near.place.runtime} "
@@ -228,9 +209,8 @@ class Gate:
             sample = Sample.of(timed.ratios)
             figures = {m.name: m.value for m in record.measurements if m.name in KEPT and m.value is not None}
             device = record.case.device
-            baseline = Baseline(
-                record.case.id, record.digest, self.places[device], sample, figures, self.environments.get(device, {})
-            )
+            place, environment = self.places[device], self.environments.get(device, {})
+            baseline = Baseline(record.case.id, record.digest, place, sample, figures, environment)
             try:
                 stored = self.store.write(baseline, replace=self.use is Use.UPDATE)
             except BaselineError as error:
@@ -242,11 +222,7 @@ class Gate:
 
     def idle(self, records: Iterable[Record]) -> list[str]:
         """Unused limits, a line each: no timed case matches, or has the figure."""
-        measured = [
-            (record.case.id, {measurement.name: measurement for measurement in record.measurements})
-            for record in records
-            if record.measurements
-        ]
+        measured = [(r.case.id, {m.name: m for m in r.measurements}) for r in records if r.measurements]
         return [
             f"limit: {limit.kind} {limit.bound:g} of {', '.join(limit.cases)}: no timed case has this figure"
             for limit in self.limits

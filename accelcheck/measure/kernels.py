@@ -61,12 +61,7 @@ def activities(device_type: str) -> list[ProfilerActivity]:
 
 
 def launches(device: Device, call: Callable[[], object], trace: Path | None = None) -> Launches:
-    """Profile one call.
-
-    Args:
-        device: An open device.
-        call: A call that has run before, since first calls may compile.
-        trace: File for the trace, in Chrome's format, in a folder that exists.
+    """Profile one call that has run before, since first calls may compile; `trace` is a file in Chrome's format.
 
     Raises:
         RuntimeError: A profiler is already running.
@@ -97,9 +92,8 @@ def _counts(events: Iterable[Any]) -> dict[str, int]:
 
 
 def _listed(names: Counter[str]) -> str:
-    listed = names.most_common(LISTED)
-    parts = [f"{count} {name}" for name, count in listed]
-    if other := names.total() - sum(count for _, count in listed):
+    parts = [f"{count} {name}" for name, count in names.most_common(LISTED)]
+    if other := names.total() - sum(count for _, count in names.most_common(LISTED)):
         parts.append(f"{other} other")
     return ", ".join(parts) or "nothing"
 

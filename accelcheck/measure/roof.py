@@ -52,10 +52,9 @@ _now = time.perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A measured peak rate.
+    """A measured peak rate: FLOP/s of a matmul, or bytes/s of a copy.
 
     Attributes:
-        value: FLOP/s of a matmul, bytes/s of a copy.
         size: Size of the measured work, such as ``1024 x 1024 matrices``.
         seconds: Duration of the measurement.
     """
@@ -100,13 +99,9 @@ def bandwidth(device: Device) -> Rate:
 
 
 def excluded(device: Device, operations: float, moved: float, seconds: float) -> str:
-    """Reason why a call cannot have done its work in this time; empty where it can.
+    """Reason why a call cannot have done its work in this time (`seconds`); empty where it can.
 
-    Args:
-        device: Device of the call.
-        operations: Floating-point operations of eager's products.
-        moved: Bytes that any implementation reads: inputs and parameters.
-        seconds: Time of the call.
+    `operations` are those of eager's products, and `moved` the bytes that any implementation reads: inputs, parameters.
     """
     # The peaks of all precisions are measured only where one alone does not settle it.
     fastest = 0.0
@@ -139,11 +134,7 @@ def _fastest(
 ) -> tuple[int, float, float]:
     """The fastest call of the largest size that `LIMIT` allows, after warm-up.
 
-    Args:
-        device: Device of the calls, which times them.
-        sizes: Sizes to try, in rising order.
-        calls_of: Function that makes the calls of a size: ways to do the same work.
-        work: Amount of work of a call by size.
+    `sizes` rise; `calls_of` makes the calls of a size, ways to do the same work, whose amount is `work` of the size.
 
     Returns:
         The size, the seconds of its fastest call, and the seconds of the whole measurement.

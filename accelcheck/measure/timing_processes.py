@@ -67,13 +67,8 @@ def measure(
 ) -> dict[str, Timed]:
     """Time cases in separate processes. A case that makes one of them crash or hang is left out from then on.
 
-    Args:
-        arguments: Arguments of the pytest run.
-        cases: Ids of the cases to time.
-        count: Number of timing processes.
-        folder: Folder for their files.
-        start: Folder that the run was started in.
-        say: Function that is called with each line of progress.
+    `arguments` are those of the pytest run, which was started in the folder `start`; files of the `count` processes go
+    to `folder`. `say` is called with each line of progress.
 
     Raises:
         TimingError: The first process ended before its first case: the fault is in the command, not in a case.

@@ -52,14 +52,9 @@ class Rows(Dataset[tuple[Any, ...]]):
 
 @dataclass
 class Delivery:
-    """Record of a pass over a loader.
+    """Record of a pass over a loader: number of batches, of those in page-locked memory, and their device types.
 
-    Attributes:
-        batches: Number of batches.
-        rows: Row numbers, in the order of their arrival.
-        workers: Id of the process that read each row.
-        pinned: Number of batches in page-locked memory.
-        places: Device types of the batches.
+    Row numbers are in the order of their arrival, with the id of the process that read each.
     """
 
     batches: int = 0
@@ -80,12 +75,9 @@ class Delivery:
 
 
 class Feed:
-    """DataLoader whose workers persist from pass to pass.
+    """DataLoader of CPU tensors with the same first size, whose workers persist from pass to pass.
 
-    Args:
-        tensors: Tensors on the CPU, with the same first size.
-        sampler: Row numbers of each batch; iterated again for each pass.
-        pinned: True to copy batches to page-locked memory.
+    `sampler` gives the row numbers of each batch; it is iterated again for each pass.
     """
 
     def __init__(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], *, pinned: bool) -> None:
@@ -138,12 +130,11 @@ class FaultyRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class PassEnd:
-    """End of a pass with a fault in the middle.
+    """End of a pass with a fault in the middle, after the number of rows that arrived before.
 
     Attributes:
         worker: Id of the process with the fault; 0 if too few rows arrived to tell.
         error: Type and text of the exception that the program got, and of its cause; empty if there was none.
-        rows: Number of rows that arrived before.
     """
 
     worker: int
@@ -162,10 +153,7 @@ def faulty_pass(
     descriptor, which its sender must pass on: if the sender is dead by then, the program may get a ConnectionResetError
     that names no worker.
 
-    Args:
-        tensors: Tensors with the same first size.
-        fault: Picklable function, called in the worker that reads row `FAULTY_ROW`.
-        through: Function of the DataLoader that returns the iterable for the program.
+    `fault` is picklable, and called in the worker that reads row `FAULTY_ROW`. `through` makes the program's iterable.
     """
     loader = DataLoader(
         FaultyRows(tensors, fault),

@@ -68,13 +68,7 @@ class FedLoader(Loader):
 
 
 class FedTrainer(Trainer):
-    """Trainer with a `FedLoader`.
-
-    Args:
-        recipe: Recipe of the `Trainer`.
-        feeder: Function ``feeder(tensors, sampler)`` that makes a feed of tensors on the CPU.
-        place: Device that mini-batches are moved to.
-    """
+    """Trainer with a `FedLoader`, whose feed of CPU tensors is `feeder(tensors, sampler)`, for batches on a device."""
 
     def __init__(self, recipe: Recipe, feeder: Feeder, place: torch.device) -> None:
         super().__init__(recipe)

@@ -63,13 +63,7 @@ class ReloadedInputs(Technique):
     early = frozenset({"deep-blocks"})
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        """Moves tensors to the device.
-
-        Args:
-            program: Program whose `extras` can keep what `evidence` needs.
-            tensors: Tensors on the CPU: those among the inputs, and the target.
-            device: Device to move to.
-        """
+        """Moves CPU tensors to the device: those among the inputs, and the target. `extras` can keep evidence."""
         raise NotImplementedError(f"{type(self).__name__}.move: move the tensors to the device")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
@@ -129,11 +123,8 @@ class PinnedMemory(ReloadedInputs):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen: Pinning = program.extras[_PINNED]
-        yield Evidence(
-            f"tensors that travelled from page-locked memory = {seen.tensors}",
-            seen.pinned,
-            engaged=seen.pinned == seen.tensors >= 1,
-        )
+        claim = f"tensors that travelled from page-locked memory = {seen.tensors}"
+        yield Evidence(claim, seen.pinned, engaged=seen.pinned == seen.tensors >= 1)
 
 
 class PrefetchLoader(ReloadedInputs):

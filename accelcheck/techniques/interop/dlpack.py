@@ -33,21 +33,10 @@ if TYPE_CHECKING:
 EXCHANGES = "exchanges"
 """Key in `Program.extras` of the list of `ExchangeRecord`."""
 WORKLOADS = frozenset(
-    {
-        "attention-mask",  # bool
-        "elementwise-5",
-        "index-select",  # int64
-        "matmul",
-        "matmul-empty",
-        "matmul-expanded",
-        "matmul-long",
-        "matmul-sliced",
-        "matmul-transposed",
-        "mlp",
-        "train-mlp",
-    }
+    """attention-mask elementwise-5 index-select matmul matmul-empty matmul-expanded matmul-long matmul-sliced
+    matmul-transposed mlp train-mlp""".split()
 )
-"""One workload for each kind of tensor memory, since an exchange does not depend on the computation."""
+"""One workload for each kind of tensor memory (bool, int64, ...): an exchange does not depend on the computation."""
 
 
 class _Exchange(torch.autograd.Function):
@@ -86,13 +75,9 @@ def _each(values: Any, through_library: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRecord:
-    """Record of an exchange of a tensor.
+    """Record of an exchange of a tensor: addresses of its first element in torch, in the library, and back in torch.
 
-    Attributes:
-        here: Address of the first element in torch.
-        there: Address of the first element in the other library.
-        back: Address of the first element of the tensor that came back.
-        shareable: True if the library promises to share this tensor's memory, so that the addresses must be equal.
+    They must be equal if the library promises to share this tensor's memory (`shareable`).
     """
 
     here: int
@@ -159,9 +144,8 @@ class ArrayExchange(Technique):
                 return tensor
             array = self.give(tensor)
             back = self.take(array)
-            exchanges.append(
-                ExchangeRecord(tensor.data_ptr(), self.address(array), back.data_ptr(), self.shareable(tensor))
-            )
+            places = tensor.data_ptr(), self.address(array), back.data_ptr()
+            exchanges.append(ExchangeRecord(*places, self.shareable(tensor)))
             return back
 
         exchange_all(program, through_library)
@@ -202,11 +186,8 @@ class NumpyExchange(ArrayExchange):
         if not device.has("host"):
             return unsupported(Code.NO_FEATURE, f"NumPy's arrays are in host memory, {device.name}'s tensors are not")
         if not self.give(torch.zeros(1)).flags.writeable:
-            return unavailable(
-                Code.WRONG_VERSION,
-                f"numpy {version('numpy')} makes all imported arrays read-only",
-                "pip install 'numpy>=2.2.5'",
-            )
+            reason = f"numpy {version('numpy')} makes all imported arrays read-only"
+            return unavailable(Code.WRONG_VERSION, reason, "pip install 'numpy>=2.2.5'")
         return SUPPORTED
 
     def address(self, array: Any) -> int:

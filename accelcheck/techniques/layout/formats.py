@@ -76,10 +76,8 @@ class Contiguous(Technique):
             extras[_COPIES] += 1
             return value.contiguous()
 
-        def make_contiguous(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return tuple(dense(value) for value in args), {name: dense(value) for name, value in kwargs.items()}
+        def make_contiguous(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return tuple(map(dense, args)), {name: dense(value) for name, value in kwargs.items()}
 
         for module in program.module.modules():
             module.register_forward_pre_hook(make_contiguous, with_kwargs=True)

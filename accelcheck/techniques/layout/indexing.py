@@ -41,13 +41,9 @@ class ReplacedFunctions(TorchFunctionMode):
 
 
 class Indexing(Technique):
-    """Replaces all indexing of one kind by the other.
+    """Replaces functions of torch, and so all indexing of one kind, in workloads with a trait.
 
-    Args:
-        trait: Trait of workloads that index in the way to be replaced.
-        replaced: Pattern of the operators that must not be dispatched any more.
-        used: Pattern of the operators that replace them.
-        functions: Replacements of torch's functions.
+    `replaced` is a pattern of operators that must not be dispatched any more, `used` of those in their place.
     """
 
     family = "indexing"

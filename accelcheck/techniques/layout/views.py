@@ -31,13 +31,9 @@ _VIEWS = "views"
 
 @dataclass(frozen=True)
 class View:
-    """Input as a window into a larger, poisoned tensor.
+    """Input, by its index, as a window into a larger, poisoned 1-D tensor (`base`).
 
-    Attributes:
-        index: Position among the program's inputs.
-        base: Whole storage, 1-D.
-        outside: Elements of `base` that are not part of the window: bool, of its shape.
-        contiguous: True if the window is nevertheless contiguous.
+    `outside` marks the elements that are not part of the window: bool. The window may nevertheless be contiguous.
     """
 
     index: int
@@ -66,10 +62,7 @@ class Viewed(Technique):
 
     def __init__(self, name: str, promise: str, strides: Callable[[Sequence[int]], Strides], *, dense: bool) -> None:
         """Takes `strides`, a map from a shape to strides without overlap, and `dense`: True if these are contiguous."""
-        self.name = name
-        self.promise = promise
-        self.strides = strides
-        self.dense = dense
+        self.name, self.promise, self.strides, self.dense = name, promise, strides, dense
 
     def capability(self, device: Device) -> Capability:
         return self.needs(device, "strided")
@@ -103,10 +96,8 @@ class Viewed(Technique):
             yield at_least("non-contiguous inputs", sum(1 for value in taken if not value.is_contiguous()))
             used = operators(log).having(lambda operator: any(not dense for _, dense, _ in operator.inputs))
             yield at_least("operators that took a non-contiguous tensor", used)
-        hurt = [view.index for view in views if not view.intact()]
-        yield Evidence(
-            "inputs around which memory was written = none", ", ".join(map(str, hurt)) or "none", engaged=not hurt
-        )
+        hurt = ", ".join(str(view.index) for view in views if not view.intact()) or "none"
+        yield Evidence("inputs around which memory was written = none", hurt, engaged=hurt == "none")
 
     def _window(self, index: int, value: Tensor) -> tuple[Tensor, View]:
         strides = self.strides(value.shape)

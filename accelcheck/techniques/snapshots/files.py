@@ -44,14 +44,7 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Snapshot that was read.
-
-    Attributes:
-        path: Path of the file.
-        step: Number of steps that had been taken.
-        state: Saved state; tensors are on the CPU.
-        refused: Newer snapshots that are damaged, the newest first.
-    """
+    """Snapshot that was read: steps taken, the state on the CPU, and newer snapshots that are damaged, newest first."""
 
     path: Path
     step: int
@@ -64,9 +57,7 @@ class Snapshots:
 
     Processes may share the folder: a lock lets one at a time read or write, and a killed process releases it.
 
-    Args:
-        folder: Path of the folder, created if it does not exist.
-        keep: Number of snapshots to keep. With two, a damaged one costs the steps since the previous one.
+    `keep` is the number of snapshots to keep. With two, a damaged one costs the steps since the previous one.
 
     Raises:
         ValueError: `keep` is below 1.
@@ -124,12 +115,7 @@ class Snapshots:
 def write(path: Path, state: Mapping[str, Any]) -> int:
     """Writes a snapshot, of which readers find the old file or the new, even if this process is killed.
 
-    Args:
-        path: Path of the file; an existing one is replaced.
-        state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
-
-    Returns:
-        Number of bytes written.
+    The state has tensors of any device, numbers, text, and dicts, lists and tuples of them. Returns the bytes written.
 
     Raises:
         TypeError: The state holds something else, which could be written but not read; the message has its path.

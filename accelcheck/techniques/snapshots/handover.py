@@ -37,14 +37,12 @@ SEED = 20231
 
 @dataclass(frozen=True)
 class ContinuationTask:
-    """Task of the other process: continue a training, whose state is in the snapshots.
+    """Task of the other process: continue a training, whose state is in the snapshots of a folder.
 
     Attributes:
         problem: Problem on the CPU; its parameters are NaN.
-        device, dtype, seed, mode: Properties of the program.
         scaled: True if it has a gradient scaler.
         threads: Number of torch's threads: sums depend on it.
-        folder: Folder with the snapshots.
         records: Steps after which a long training records its parameters.
     """
 
@@ -64,9 +62,7 @@ class ContinuationReport:
     """Report of the other process.
 
     Attributes:
-        pid: Process id.
-        used: Name of the snapshot that it continued from.
-        step: Number of steps in that snapshot.
+        used, step: Name of the snapshot that it continued from, and the number of steps in it.
         refused: Names of damaged snapshots, each with its damage.
         operators: Number of operators that it dispatched on the device.
         strays: Operators that left the device for the CPU, by name.
@@ -123,16 +119,10 @@ class ContinuationProcess:
 class Handover:
     """Hands the trainings of one program over to another process, and keeps observations of the last one.
 
-    Args:
-        program: Program on the device.
-        mode: Mode: train or trajectory.
-        device: Device under test.
-
     Attributes:
-        began: State of the last training before its first step.
+        began, ended: States of the last training before its first and after its last step.
         left: Newest intact snapshot of the last training.
         report: Report of the other process.
-        ended: State of the last training after its last step.
         compared: True once a training was compared with one without a stop.
     """
 
@@ -157,12 +147,7 @@ class Handover:
         return Snapshots(Path(self._scratch.name) / str(self._count))
 
     def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """Lets the other process continue from the newest intact snapshot.
-
-        Args:
-            snapshots: Snapshots of the training.
-            steps: Total number of steps (train mode), or number of further steps (trajectory mode).
-            records: Value for `ContinuationTask`.
+        """Lets the other process continue from the newest intact snapshot, up to all steps, or for so many (trajectory).
 
         Returns:
             ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
@@ -192,19 +177,12 @@ class Handover:
         with torch.no_grad():
             for tensor in problem.module.state_dict().values():  # not of buffers that no state has
                 tensor.fill_(math.nan if tensor.is_floating_point() else 0)
-        scaled = self.program.scaler is not None
-        threads = torch.get_num_threads()
-        return ContinuationTask(
-            problem, self.device, dtype, self.program.seed, self.mode, scaled, threads, folder, records
-        )
+        scaled, seed, threads = self.program.scaler is not None, self.program.seed, torch.get_num_threads()
+        return ContinuationTask(problem, self.device, dtype, seed, self.mode, scaled, threads, folder, records)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the other process: opens the device while the parent is still busy, then does one errand after the other.
-
-    Args:
-        arguments: Folder of the mailbox.
-    """
+    """Runs the other process: opens the device while the parent is still busy, then does one errand after the other."""
     mailbox = Mailbox(Path(arguments[0]))
     imports.load()
     mailbox.take("device").open()

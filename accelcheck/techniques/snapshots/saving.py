@@ -62,16 +62,13 @@ class Relay(Trainer):
         with unwatched():
             snapshots.save(self.step, unpack(self.save(program)))
             last = handover.go_on(snapshots, steps - half, wanted)
-        self._catch_up(program, last["training"])
+        if self._parts is None:
+            raise TypeError("a training left no parts")
+        self.load(program, self._parts, last["training"])
+        self._parts.generator = last["training"]["generator"]
         self.scales |= last["scales"]
         place = next(program.module.parameters()).device
         return result | {path: tensor.to(place) for path, tensor in last["result"].items()}
-
-    def _catch_up(self, program: Trainable, state: dict[str, Any]) -> None:
-        if self._parts is None:
-            raise TypeError("a training left no parts")
-        self.load(program, self._parts, state)
-        self._parts.generator = state["generator"]
 
 
 class SnapshotRestore(Technique):

@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 class StepwiseTraining:
-    """Training of a program, from the beginning or from a saved state.
+    """Training of a program in place, from the beginning or from a saved state.
 
     Attributes:
-        program: Program that is trained in place.
-        optimizer: Optimizer made for this training.
         losses: Losses of all steps, also of those before it was loaded; 0-D, on the device.
     """
 
@@ -72,12 +70,6 @@ def placed(program: Program, losses: Sequence[Tensor]) -> list[Tensor]:
 
 
 def adopted(program: Program, module: Mapping[str, Tensor], losses: Sequence[Tensor]) -> Result:
-    """Returns the result of train mode after a training by other processes; `program` gets the state of its module.
-
-    Args:
-        program: Program that is changed in place.
-        module: State of the module at the end, on any device.
-        losses: Losses of the steps.
-    """
+    """Returns the result of train mode after a training by other processes; `program` gets the state of its module."""
     program.module.load_state_dict(module)
     return program.trained(placed(program, losses))

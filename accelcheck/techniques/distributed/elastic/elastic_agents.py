@@ -33,11 +33,9 @@ CONF: Mapping[str, int] = {
 }
 """Configuration of the rendezvous. torch's default waits are for machines that boot."""
 
-ENVIRON = {
-    # A store for each rendezvous. One that is used again gives new ranks the addresses of old ones:
-    # https://github.com/pytorch/pytorch/issues/135712
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-}
+# A store for each rendezvous. One that is used again gives new ranks the addresses of old ones:
+# https://github.com/pytorch/pytorch/issues/135712
+ENVIRON = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 _FAILED = re.compile(r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 """Pattern of torchrun's output: exit code and process of the rank that failed first."""
@@ -71,14 +69,9 @@ def etcd() -> Iterator[list[str]]:
 
 
 class ElasticAgents:
-    """Elastic job of several agents.
+    """Elastic job of `least` to `most` agents with so many ranks each, which meet by options of torchrun.
 
-    Args:
-        rendezvous: Context whose options of torchrun let the agents meet.
-        device: Device on which the ranks compute.
-        least, most: Numbers of agents.
-        ranks: Number of ranks of each agent.
-        restarts: Number of failures after which an agent restarts its ranks.
+    An agent restarts its ranks after at most `restarts` failures.
 
     Attributes:
         running: Agents, in the order of their start.

@@ -23,7 +23,6 @@ class TrainingTask:
 
     Attributes:
         problem: Problem on the CPU, in the storage dtype.
-        dtype, seed: Dtype and seed of the program.
         threads: Number of torch's threads in each rank: sums depend on it.
         every: Steps between snapshots.
         victim: Step during which the last rank is killed, at the first attempt; none if negative.

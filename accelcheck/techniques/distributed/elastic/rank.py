@@ -46,9 +46,7 @@ LINGER = 1.0
 class SharedBackward:
     """Backward pass of a step that ranks share: see `accelcheck.workloads.base.Program.backpropagate`.
 
-    Args:
-        program: Program of this rank, with the whole batch.
-        between: Function of the step's number, called after this rank's own part and before the collective.
+    `between` is called with the step's number, after this rank's own part and before the collective.
     """
 
     def __init__(self, program: Program, between: Callable[[int], None]) -> None:
@@ -84,13 +82,7 @@ class SharedBackward:
 
 
 class Rank:
-    """Part of this process in one training.
-
-    Args:
-        mailbox: Mailbox of the job.
-        number: Number of the task.
-        device: Device on which it computes.
-    """
+    """Part of this process in one training: the task of a number in the job's mailbox."""
 
     def __init__(self, mailbox: Mailbox, number: int, device: Device) -> None:
         self.mailbox, self.number, self.device = mailbox, number, device

@@ -42,10 +42,7 @@ class DisturbedTraining:
     """Trainings of one program: the first one is disturbed, later ones are not.
 
     Attributes:
-        elastic_agents: Agents that train.
-        disturb: Function that makes a disturbed task of a quiet one.
-        task: First task, undisturbed.
-        answer: Report on the first task, disturbed.
+        task, answer: First task, undisturbed, and the report on it, disturbed.
         last: Report on the last task; None until a judged run has trained.
         victim: Process that was killed in the first task, and its exit code.
     """
@@ -153,11 +150,8 @@ class Restart(Elastic):
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
         pid, code = job.victim or (0, 0)
-        yield Evidence(
-            f"exit code of the rank that was killed, as torchrun reports it: {int(-signal.SIGKILL)}",
-            f"{code} of process {pid}",
-            engaged=code == -signal.SIGKILL,
-        )
+        claim = f"exit code of the rank that was killed, as torchrun reports it: {int(-signal.SIGKILL)}"
+        yield Evidence(claim, f"{code} of process {pid}", engaged=code == -signal.SIGKILL)
         yield exactly("restarts by torchrun", answer.restarts, 1)
         last = (steps - 1) // 2 * 2
         claim = f"first steps of the groups of ranks: 0, {last}"
@@ -178,11 +172,8 @@ class RestartOverEtcd(Restart):
         ranks = super().capability(device)
         if not ranks.ok or shutil.which(os.environ.get(_BINARY, "etcd")):
             return ranks
-        return unavailable(
-            Code.NO_PACKAGE,
-            "there is no etcd server",
-            f"install etcd 3.4 or 3.5 (apt-get install etcd-server), which has the v2 interface, or set {_BINARY}",
-        )
+        action = f"install etcd 3.4 or 3.5 (apt-get install etcd-server), which has the v2 interface, or set {_BINARY}"
+        return unavailable(Code.NO_PACKAGE, "there is no etcd server", action)
 
     def rendezvous(self) -> AbstractContextManager[list[str]]:
         return etcd()
