@@ -133,20 +133,12 @@ class Status:
 
 
 def status_from_json(data: Any) -> Status:
-    """A status from parsed JSON, read by schema.
-
-    Raises:
-        ValueError: A field is missing, has another type or an illegal value; the message names it.
-    """
+    """A status from parsed JSON, read by schema; a ValueError names a field that is missing or not legal."""
     return _converted(data, Status)
 
 
 def fingerprint_from_json(data: Any) -> Fingerprint:
-    """A fingerprint from parsed JSON, read by schema.
-
-    Raises:
-        ValueError: A field is missing or has another type; the message names it.
-    """
+    """A fingerprint from parsed JSON, read by schema; a ValueError names a field that is missing or not legal."""
     return _converted(data, Fingerprint)
 
 

@@ -57,11 +57,9 @@ class CudaLike(Device):
 
         if torch.cuda.is_available():
             return SUPPORTED
-        return unavailable(
-            Code.NO_HARDWARE,
-            f"torch {torch.__version__} is built for it, but torch.cuda.is_available() is False",
-            "check the driver's version against the build, and that this user may open the device",
-        )
+        reason = f"torch {torch.__version__} is built for it, but torch.cuda.is_available() is False"
+        action = "check the driver's version against the build, and that this user may open the device"
+        return unavailable(Code.NO_HARDWARE, reason, action)
 
     def in_use(self) -> bool:
         torch = sys.modules.get("torch")
@@ -133,11 +131,9 @@ class Cuda(CudaLike):
         import torch
 
         if torch.version.cuda is None:
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"torch {torch.__version__} is built without CUDA, and this machine has an NVIDIA GPU",
-                "install a CUDA build of torch: https://pytorch.org/get-started/locally",
-            )
+            reason = f"torch {torch.__version__} is built without CUDA, and this machine has an NVIDIA GPU"
+            action = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
+            return unavailable(Code.WRONG_BUILD, reason, action)
         return self.offered()
 
     def open(self) -> None:

@@ -67,11 +67,9 @@ class Generic(Device):
 
     def usable(self) -> Capability:
         if self.type not in found_types():
-            return unavailable(
-                Code.NO_PACKAGE,
-                f"no installed package gives torch a device of type {self.type}",
-                "install the vendor's torch extension, and see that `import torch` loads it",
-            )
+            reason = f"no installed package gives torch a device of type {self.type}"
+            action = "install the vendor's torch extension, and see that `import torch` loads it"
+            return unavailable(Code.NO_PACKAGE, reason, action)
         module = self._module()
         if hasattr(module, "is_available") and not module.is_available():
             reason = f"torch.{self.type}.is_available() is False"

@@ -291,11 +291,9 @@ def _absent(name: str, broken: Mapping[str, str], results: Sequence[_Answers]) -
     failures += _failed_imports(results).values()
     if failures:
         return failures[0]
-    return unavailable(
-        Code.NO_PACKAGE,
-        f"no installed package gives torch a device of type {name}",
-        f"install the vendor's torch extension, check the spelling, or give {_IMPORT}MODULE",
-    )
+    reason = f"no installed package gives torch a device of type {name}"
+    action = f"install the vendor's torch extension, check the spelling, or give {_IMPORT}MODULE"
+    return unavailable(Code.NO_PACKAGE, reason, action)
 
 
 def _failed_imports(results: Sequence[_Answers]) -> dict[str, Capability]:

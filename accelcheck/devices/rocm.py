@@ -45,11 +45,9 @@ class Rocm(CudaLike):
         import torch
 
         if torch.version.hip is None:
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"torch {torch.__version__} is built without ROCm, and this machine has an AMD GPU",
-                "install a ROCm build of torch: https://pytorch.org/get-started/locally",
-            )
+            reason = f"torch {torch.__version__} is built without ROCm, and this machine has an AMD GPU"
+            action = "install a ROCm build of torch: https://pytorch.org/get-started/locally"
+            return unavailable(Code.WRONG_BUILD, reason, action)
         return self.offered()
 
     def fingerprint(self) -> Fingerprint:

@@ -57,11 +57,8 @@ class Tpu(Device):
         if needed.ok:
             needed = requires(self.package, 'pip install "accelcheck[tpu]"')
         if needed.ok and not _TORCH[0] <= release(version("torch")) <= _TORCH[1]:
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"torch_tpu needs torch 2.11 to 2.15, and torch {version('torch')} is installed",
-                'pip install "torch>=2.11,<2.16"',
-            )
+            reason = f"torch_tpu needs torch 2.11 to 2.15, and torch {version('torch')} is installed"
+            return unavailable(Code.WRONG_BUILD, reason, 'pip install "torch>=2.11,<2.16"')
         return needed
 
     def open(self) -> None:

@@ -64,21 +64,15 @@ class Xla(Device):
         # The extension module is bound to the C++ symbols of one torch release.
         if ours and theirs and release(ours) != release(theirs):
             wanted = ".".join(map(str, release(ours)))
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"torch_xla {ours} is built for torch {wanted}, and torch {theirs} is installed",
-                f'pip install "torch=={wanted}.*"',
-            )
+            reason = f"torch_xla {ours} is built for torch {wanted}, and torch {theirs} is installed"
+            return unavailable(Code.WRONG_BUILD, reason, f'pip install "torch=={wanted}.*"')
         client = os.environ.get(_CLIENT, "")
         chips = hardware.tpu()
         if client == "TPU" and not chips.capability.ok:
             return unavailable(Code.NO_HARDWARE, f"{_CLIENT}=TPU, but {chips.capability.reason}", f"set {_CLIENT}=CPU")
         if not client and chips.count and not (installed("libtpu") or "TPU_LIBRARY_PATH" in os.environ):
-            return unavailable(
-                Code.NO_PACKAGE,
-                f"this machine has {chips.count} TPU chip(s), but libtpu is not installed",
-                f'pip install "torch_xla[tpu]", or set {_CLIENT}=CPU',
-            )
+            reason = f"this machine has {chips.count} TPU chip(s), but libtpu is not installed"
+            return unavailable(Code.NO_PACKAGE, reason, f'pip install "torch_xla[tpu]", or set {_CLIENT}=CPU')
         return SUPPORTED
 
     def open(self) -> None:

@@ -53,11 +53,9 @@ class OperatorFinding:
 class OperatorBudgets:
     """Holds operators to their budgets.
 
-    Args:
-        arithmetic: Precision of contractions of `storage` by the technique's promise, such as ``tf32``.
-        storage: Storage dtype of the case.
-        careful: Number of `accelcheck.explain.holding.COUNTS` left out: 1 begins with more samples.
-        strict: True to hold functions such as GELU, whose usual formulas cancel, to a whole workload's budget.
+    `arithmetic` is the precision of contractions of the case's `storage` dtype by the technique's promise, such as
+    ``tf32``. `careful` of `accelcheck.explain.holding.COUNTS` are left out: 1 begins with more samples. `strict` holds
+    functions such as GELU, whose usual formulas cancel, to a whole workload's budget.
     """
 
     arithmetic: str = "float32"

@@ -108,36 +108,24 @@ def settings(fingerprint: Fingerprint) -> dict[str, str]:
 
 
 class Baselines:
-    """The store: a folder of folders, which need not exist."""
+    """The store: a folder of folders, which need not exist. Reading raises `BaselineError` for an invalid file."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def read(self, place: Place) -> dict[str, Baseline]:
-        """All baselines of a place, by case id; the last one where a killed writer or a merge left several of a case.
-
-        Raises:
-            BaselineError: A file is invalid.
-        """
+        """All baselines of a place, by case id; the last one where a killed writer or a merge left several of a case."""
         return {case: baselines[-1] for case, baselines in self.cases(place).items()}
 
     def cases(self, place: Place) -> dict[str, list[Baseline]]:
-        """All baselines of a place, by case id: several if a writer was killed or two branches were merged.
-
-        Raises:
-            BaselineError: A file is invalid.
-        """
+        """All baselines of a place, by case id: several if a writer was killed or two branches were merged."""
         baselines: dict[str, list[Baseline]] = {}
         for _, baseline in self.stored(place):
             baselines.setdefault(baseline.case, []).append(baseline)
         return baselines
 
     def stored(self, place: Place | None = None) -> Iterator[tuple[Path, Baseline]]:
-        """All files and their baselines, sorted by path, of one place or of all.
-
-        Raises:
-            BaselineError: A file is invalid.
-        """
+        """All files and their baselines, sorted by path, of one place or of all."""
         if place is not None:
             folders = [self.root / place.folder]
         else:

@@ -52,11 +52,7 @@ def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
 
 
 def positive(seconds: float, device: Device, times: int) -> float:
-    """Check the seconds that this number of calls took.
-
-    Raises:
-        ClockError: They are not positive and finite.
-    """
+    """The seconds that this number of calls took; a `ClockError` where they are not positive and finite."""
     if not (seconds > 0.0 and math.isfinite(seconds)):
         raise ClockError(f"{device.name}: expected {times} calls to take a positive time, the clock says {seconds} s")
     return seconds

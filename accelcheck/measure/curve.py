@@ -43,7 +43,6 @@ class Point:
     """One form of one chain on one kind of shapes, beside eager.
 
     Attributes:
-        count: Number of statements.
         eager, seconds: Median seconds of one call, eager and compiled, without compilation.
         ratio: Compiled time divided by eager's, the median over pairs.
         low, high: Interval of the ratio.

@@ -63,13 +63,9 @@ def order(pair: int) -> tuple[int, int]:
 
 
 def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: float = MARGIN) -> Duet:
-    """The result after these pairs.
+    """The result after these pairs, from the second environment's time divided by the first's; at least two.
 
-    Args:
-        ratios: Time of the second environment divided by that of the first, one per pair; at least two.
-        cases: Number of cases that this run compares; they share the error.
-        looks: Number of looks at each case; they share the error too.
-        margin: Smallest relative difference that counts.
+    All cases that this run compares, and all looks at each, share the error.
 
     Raises:
         ValueError: Too few ratios, or one is not positive and finite; no case, no look; a margin not between 0 and 1.
@@ -77,9 +73,8 @@ def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: 
     if len(ratios) < 2 or not all(0.0 < ratio < math.inf for ratio in ratios):
         raise ValueError(f"expected two or more positive ratios, got {list(ratios)}")
     if cases < 1 or looks < 1 or not 0.0 < margin < 1.0:
-        raise ValueError(
-            f"expected a case, a look and a margin between 0 and 1, got {cases} cases, {looks} looks and {margin}"
-        )
+        got = f"{cases} cases, {looks} looks and {margin}"
+        raise ValueError(f"expected a case, a look and a margin between 0 and 1, got {got}")
     from scipy.special import stdtrit  # the command's start-up does not wait for SciPy
 
     logs = [math.log(ratio) for ratio in ratios]

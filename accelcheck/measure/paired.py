@@ -41,10 +41,8 @@ class Comparison:
     """The result of `compare`.
 
     Attributes:
-        answer: Verdict for the given margin.
         ratio: Candidate's time divided by the base's, the median over pairs.
         low, high: Interval of the ratio, with the given error on each side.
-        pairs: Number of pairs measured.
         seconds: Duration of the measurement.
         base, candidate: Times of the blocks, in seconds, in the order of measuring.
         waited: Seconds that threads of this process waited for a core, divided by `seconds`; above 1 if several waited;

@@ -24,13 +24,7 @@ GENERIC = "generic"
 
 @dataclass(frozen=True)
 class TechniqueRow:
-    """One technique.
-
-    Attributes:
-        name, family, promise, source, packages: The same as in `Technique`.
-        answers: Answers by device: support, or the reason against it.
-        cases: Number of its cases on one device up to each level.
-    """
+    """One technique, with each device's answer (support, or the reason against it) and its cases up to each level."""
 
     name: str
     family: str

@@ -45,12 +45,10 @@ class SelectedRun(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """The numbers of cases on one device; the matrix is the same on each.
+    """The numbers of cases on one device, of all levels and up to each; the matrix is the same on each.
 
     Attributes:
-        total: Cases of all levels.
-        levels: Cases up to each level, of the selected techniques, workloads and dtypes.
-        techniques: Number of selected techniques.
+        levels, techniques: Selected cases up to each level, and selected techniques.
         missing: Ids on the must-pass lists of the selected devices that the matrix lacks.
         elsewhere: Selected cases of all devices that are in other shards.
     """

@@ -27,11 +27,7 @@ class ResultsError(ValueError):
 
 
 def writable(path: Path) -> None:
-    """Check that a file can be written, before anything is measured.
-
-    Raises:
-        ResultsError: It cannot be written.
-    """
+    """Check that a file can be written, before anything is measured; a `ResultsError` where it cannot."""
     if path.is_dir():
         raise ResultsError(f"{path}: expected a file's name, got a folder")
     if not path.parent.is_dir():
@@ -39,11 +35,7 @@ def writable(path: Path) -> None:
 
 
 def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -> None:
-    """Write results of a kind atomically: readers see the old file or the new one. Floats are rounded.
-
-    Raises:
-        ResultsError: It cannot be written.
-    """
+    """Write results of a kind by `save`, with schema, date, versions and device; floats are rounded."""
     plain = {
         "schema": SCHEMA,
         "kind": kind,
@@ -56,11 +48,7 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text atomically, in UTF-8.
-
-    Raises:
-        ResultsError: It cannot be written.
-    """
+    """Write a text in UTF-8, so that readers see the old file or the new one; a `ResultsError` where that fails."""
     try:
         with replacing(path) as file:
             file.write(text.encode())

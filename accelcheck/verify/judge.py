@@ -245,15 +245,8 @@ def _pattern_fault(path: str, candidate: Tensor, truth: Tensor) -> Fault | None:
         expected, got = where(truth), where(candidate)
         differing = (expected != got).nonzero()
         if len(differing):
-            return Fault(
-                FaultKind.PATTERN,
-                path,
-                kind,
-                expected=f"{int(expected.sum())} of them",
-                got=f"{int(got.sum())}",
-                measured=len(differing),
-                place=str(differing[0].tolist()),
-            )
+            counts, place = (f"{int(expected.sum())} of them", f"{int(got.sum())}"), str(differing[0].tolist())
+            return Fault(FaultKind.PATTERN, path, kind, "", *counts, measured=len(differing), place=place)
     return None
 
 

@@ -75,6 +75,7 @@ class Reading:
         places: Positions of the worst row, column and block.
         relative: Relative Frobenius error of the whole tensor.
         finite: True where candidate and oracle are finite everywhere; other elements count as right.
+        errors: Norms for `accelcheck.verify.own`; None where something is not finite.
     """
 
     values: tuple[float, ...]
@@ -82,7 +83,6 @@ class Reading:
     relative: float
     finite: bool
     errors: Errors | None = field(default=None, compare=False, repr=False)
-    """Norms for `accelcheck.verify.own`; None where something is not finite."""
 
     def __getitem__(self, view: str) -> float:
         return self.values[VIEWS.index(view)]

@@ -48,11 +48,7 @@ SYMBOLS = {
 def write(
     path: Path, runs: Sequence[DeviceRun], curves: Sequence[CurveResult] = (), claims: Sequence[ClaimsResult] = ()
 ) -> None:
-    """Write the report, with compile curves and claims tables of these or other devices.
-
-    Raises:
-        ResultsError: It cannot be written.
-    """
+    """Write the report by `save`, with compile curves and claims tables of these or other devices."""
     save(path, document(runs, curves, claims))
 
 

@@ -137,11 +137,7 @@ T = TypeVar("T", CurveResult, ClaimsResult)
 
 
 def curve(path: Path) -> CurveResult:
-    """Read a compile curve.
-
-    Raises:
-        ResultFileError: The file cannot be read, or is none.
-    """
+    """Read a compile curve; a `ResultFileError` where the file cannot be read, or is none."""
     result = _read(path, CurveResult, "curve")
     figures = [figure for point in result.points for figure in (point.ratio, point.low, point.high)]
     if not all(math.isfinite(figure) and figure > 0 for figure in figures):
@@ -150,11 +146,7 @@ def curve(path: Path) -> CurveResult:
 
 
 def claims(path: Path) -> ClaimsResult:
-    """Read a claims table.
-
-    Raises:
-        ResultFileError: The file cannot be read, or is none.
-    """
+    """Read a claims table; a `ResultFileError` where the file cannot be read, or is none."""
     return _read(path, ClaimsResult, "claims")
 
 

@@ -37,7 +37,6 @@ class Standing:
         title: Verdict in a sentence.
         qualified, reasons: Qualification at its level, in a sentence, and the reasons against it.
         counts: Number of cases by verdict, the worst verdict first.
-        executed: Number of cases in which the technique ran.
         compared: Number of elements compared with the oracle.
         absent: Reason for the device's absence; empty where it was there.
         not_run: Reasons of cases that did not run, the most frequent one first.

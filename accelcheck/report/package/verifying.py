@@ -35,7 +35,7 @@ class Verified:
         notes: Remarks for the reader that are no alterations.
         signature: State of the signature, in words.
         runs: Devices and their records; empty where the journals cannot be read.
-        members: Number of members.
+        qualifications: Qualification of each run at its level by this accelcheck's list; the package's is untrusted.
     """
 
     path: Path
@@ -46,7 +46,6 @@ class Verified:
     runs: tuple[DeviceRun, ...] = ()
     members: int = 0
     qualifications: tuple[Qualification, ...] = ()
-    """Qualification of each run at its level by this accelcheck's must-pass list; the package's is untrusted."""
 
     @property
     def intact(self) -> bool:

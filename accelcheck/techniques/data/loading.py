@@ -183,17 +183,11 @@ class PrefetchLoader(ReloadedInputs):
         else:
             seen = program.extras[_DELIVERY]
             rows = len(program.extras[_FEED].rows)
-            yield Evidence(
-                f"rows delivered = 0 to {rows - 1}, each once, in this order",
-                _in_order(seen.rows, rows),
-                engaged=seen.rows == list(range(rows)),
-            )
+            claim = f"rows delivered = 0 to {rows - 1}, each once, in this order"
+            yield Evidence(claim, _in_order(seen.rows, rows), engaged=seen.rows == list(range(rows)))
         workers = set(seen.workers)
-        yield Evidence(
-            f"processes that read them = {WORKERS}, and not this one",
-            len(workers),
-            engaged=len(workers) == WORKERS and os.getpid() not in workers,
-        )
+        engaged = len(workers) == WORKERS and os.getpid() not in workers
+        yield Evidence(f"processes that read them = {WORKERS}, and not this one", len(workers), engaged=engaged)
         pinned = seen.batches if page_locked(device).ok else 0
         yield exactly("batches in page-locked memory", seen.pinned, pinned)
 
@@ -213,9 +207,8 @@ class XlaDeviceLoader(PrefetchLoader):
 
     def capability(self, device: Device) -> Capability:
         if not device.has("torch-xla"):
-            return unsupported(
-                Code.NO_BACKEND, f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
-            )
+            reason = f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
+            return unsupported(Code.NO_BACKEND, reason)
         return SUPPORTED
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
@@ -226,9 +219,8 @@ class XlaDeviceLoader(PrefetchLoader):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
         places = program.extras[_DELIVERY].places
-        yield Evidence(
-            f"batches are delivered on {device.type}", ", ".join(sorted(places)), engaged=places == {device.type}
-        )
+        listed = ", ".join(sorted(places))
+        yield Evidence(f"batches are delivered on {device.type}", listed, engaged=places == {device.type})
 
 
 class FaultyLoader(PrefetchLoader):

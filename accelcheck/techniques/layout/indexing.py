@@ -77,11 +77,8 @@ class Indexing(Technique):
         yield Evidence(f"{self.replaced} dispatched = 0, of {plain} in the plain module", left, left == 0 < plain)
         yield Evidence(f"copies by {self.used} = {calls}, its calls", made, engaged=made == calls >= 1)
         written = [changed for _, changed in written_through(program)]
-        yield Evidence(
-            "elements of the input that change when the results are overwritten = 0",
-            sum(written),
-            engaged=bool(written) and not any(written),
-        )
+        claim = "elements of the input that change when the results are overwritten = 0"
+        yield Evidence(claim, sum(written), engaged=bool(written) and not any(written))
 
 
 def _by_selection(x: Tensor, key: Any) -> Tensor:
@@ -104,9 +101,8 @@ def _by_selection(x: Tensor, key: Any) -> Tensor:
         if first.shape == others[0].shape and first.dim() == 1 and x.dim() == 2:
             return x.index_select(0, first).gather(1, others[0].unsqueeze(1)).squeeze(1)
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else part for part in keys]
-    raise Unsupported(
-        unsupported(Code.NO_FEATURE, f"no combination of index_select and gather is implemented for the key {shapes}")
-    )
+    reason = f"no combination of index_select and gather is implemented for the key {shapes}"
+    raise Unsupported(unsupported(Code.NO_FEATURE, reason))
 
 
 def _select_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -162,11 +162,7 @@ class Rank:
 def main(arguments: Sequence[str]) -> None:
     """Joins the other ranks, then does all tasks, from the first without an answer, until the process is ended.
 
-    Args:
-        arguments: Folder of the mailbox.
-
-    Raises:
-        BaseException: Any exception, `LINGER` s after it was reported.
+    Any exception is reported to the mailbox, whose folder is given, and raised `LINGER` s later.
     """
     mailbox = Mailbox(Path(arguments[0]))
     try:
