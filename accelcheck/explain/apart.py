@@ -70,7 +70,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """An explanation: text and tables for people, JSON for programs, the case's verdict, and if a script was written."""
+    """An explanation as text and tables, and as JSON; the case's verdict, and True if a script was written."""
 
     lines: Sequence[str | Table]
     facts: dict[str, Any]

@@ -58,7 +58,7 @@ class Graph:
 
 
 def region(trial: Trial, draw: Draw, seconds: float = math.inf) -> Region | str:
-    """Find the first wrong cut, and shrink it for some seconds; a sentence where there is none, or none can be found."""
+    """Find the first wrong cut, and shrink it for some seconds; a sentence where none is found."""
     technique = trial.technique
     arguments = getattr(getattr(technique, "base", technique), "arguments", None)
     if arguments is None:

@@ -34,7 +34,7 @@ def result_path(place: int) -> str:
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A graph that returns a tuple of tensors, and its inputs: tensors on the device; in a captured graph numbers too."""
+    """A graph that returns a tuple of tensors, and its inputs on the device; a captured graph also has numbers."""
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]

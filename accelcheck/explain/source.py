@@ -31,7 +31,7 @@ class NotWrittenError(ValueError):
 
 
 class Tensors:
-    """The tensors of a script, its list ``t``, on their devices; `values` is as in `accelcheck.explain.smallest.Smallest`.
+    """The tensors of a script, its list ``t``, on their devices; `values` is that of the `Smallest`.
 
     Attributes:
         data: Tensors of the file, by name; filled by `made`.

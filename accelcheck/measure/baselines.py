@@ -114,7 +114,7 @@ class Baselines:
         self.root = root
 
     def read(self, place: Place) -> dict[str, Baseline]:
-        """All baselines of a place, by case id; the last one where a killed writer or a merge left several of a case."""
+        """All baselines of a place, by case id; the last one where `cases` has several."""
         return {case: baselines[-1] for case, baselines in self.cases(place).items()}
 
     def cases(self, place: Place) -> dict[str, list[Baseline]]:

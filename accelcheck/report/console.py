@@ -33,7 +33,7 @@ _BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=\w[-/])(?=[^\W\d])")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a head; columns in `right`, by index, are aligned to the right, and lines begin with `indent` spaces."""
+    """Rows under a head; columns in `right`, by index, are aligned to the right; lines begin with `indent` spaces."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -204,7 +204,7 @@ def _clock(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format a line for each row, every column as wide as its widest text; those in `right` are aligned to the right."""
+    """Format a line for each row, columns as wide as their widest text; those in `right` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = [">" if index in right else "<" for index in range(len(widths))]
     form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))

@@ -32,7 +32,7 @@ class Qualification:
         unexecuted: Ids of those that did not run, each with its reason.
         wrong: Ids of those that ran and did not pass, or whose figures or evidence contradict a pass, with verdicts.
         red: Ids of cases outside of the list that are not green, each with its verdict.
-        shown, floor: Numbers of executed cases, techniques, and elements compared, of all cases; least numbers of these.
+        shown, floor: Numbers of executed cases, techniques, and elements compared; least numbers of these.
         unproven: Reasons why the journals may not be of a whole run on this device.
     """
 

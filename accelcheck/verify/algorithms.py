@@ -166,7 +166,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
 
 
 def admitted(result: Result, truth: Result, spread: Result) -> Result:
-    """A result on the CPU with the truth's values where a class spreads NaN and infinities: True in a mask of `spread`."""
+    """A result on the CPU with the truth's values where a class spreads NaN and infinities: where `spread` is True."""
     return {
         path: torch.where(spread[path] & ~torch.isfinite(tensor), truth[path].to(tensor.dtype), tensor)
         if path in spread and tensor.shape == spread[path].shape

@@ -76,8 +76,8 @@ def order_of(tensor: Tensor) -> list[int] | None:
 def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float, sums: Sums | None) -> bool:
     """Adds the rounding errors of `accelcheck.verify.rounding.Rounding` in place; False for unsupported tensors.
 
-    `factors` are those of mantissas: one, and two more with `sums`. `unit` is the largest relative error of the result's
-    own rounding, and `half` half the distance of numbers around 0. `sums` is None for operators that sum nothing.
+    `factors` are those of mantissas: one, and two more with `sums`. `unit` is the largest relative error of the own
+    rounding, and `half` is half the distance of numbers around 0. `sums` is None for operators that sum nothing.
     """
     order = order_of(tensor)
     if order is None or tensor.dtype != torch.float64:

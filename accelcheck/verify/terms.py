@@ -97,7 +97,7 @@ def lengths(name: str, args: tuple[Any, ...], results: Sequence[Tensor | None]) 
 
 
 class _Call(NamedTuple):
-    """Call of an operator: its floating-point tensors, all positional arguments, elements of the first result (>= 1)."""
+    """Call of an operator: its floating-point tensors, all arguments, and elements of the first result, at least 1."""
 
     operands: list[Tensor]
     args: tuple[Any, ...]
