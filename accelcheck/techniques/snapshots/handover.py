@@ -147,7 +147,7 @@ class Handover:
         return Snapshots(Path(self._scratch.name) / str(self._count))
 
     def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """Lets the other process continue from the newest intact snapshot, up to `steps` or, in trajectory mode, by them.
+        """Lets the other process continue from the newest intact snapshot: up to `steps`, or by them (trajectory mode).
 
         Returns:
             ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
