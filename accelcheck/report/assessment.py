@@ -171,7 +171,7 @@ def _answered(item: Item, records: Mapping[str, Record], answer: Answer | None) 
 
 
 def _all(item: Item, records: Mapping[str, Record], run: DeviceRun) -> ItemResult:
-    """Require that each case passes that exists on the device; for `Rule.FAST`, that none is slower than the CPU too."""
+    """Require that each case passes that exists on the device; for `Rule.FAST`, in no more time than the CPU."""
     evidence, against, left_out = [], [], []
     for glob in item.cases:
         matches = _matching(records, glob)
