@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
 from accelcheck.core.registry import unknown
@@ -164,14 +164,11 @@ def wrong(claim: Claim, fault: str) -> ClaimResult:
 
 
 def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]:
-    """Read a file of claims.
+    """Read a file of claims; raises `ClaimsError` where it cannot be read, or an entry is not legal.
 
     Args:
         path: TOML file with a table ``claim`` per claim, with the fields of `Claim`; ``devices`` has its `classes`.
         experiments: Quantities that each experiment measures, by its name.
-
-    Raises:
-        ClaimsError: The file cannot be read, or an entry lacks a field, or has an unknown field or an illegal value.
     """
     claims: dict[str, Claim] = {}
     for entry in toml.read(path, "claim", _FIELDS, ClaimsError):
@@ -184,10 +181,6 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     return list(claims.values())
 
 
-def _are_classes(value: object) -> bool:
-    return toml.is_texts(value) and set(cast("list[str]", value)) <= set(CLASSES)
-
-
 _TEXT = toml.Field("a text", toml.is_text)
 _FIGURE = toml.Field("a number", lambda value: toml.is_number(value, -math.inf, math.inf), required=False)
 _FIELDS = {
@@ -197,7 +190,9 @@ _FIELDS = {
     "what": toml.Field(f"one of {', '.join(What)}", lambda value: toml.is_text(value) and value in set(What)),
     "least": _FIGURE,
     "most": _FIGURE,
-    "devices": toml.Field(f"a list of {', '.join(CLASSES)}", _are_classes),
+    "devices": toml.Field(
+        f"a list of {', '.join(CLASSES)}", lambda value: toml.is_texts(value) and set(value) <= set(CLASSES)
+    ),
     "source": toml.Field(
         "an address that begins with https://, or an empty text",
         lambda value: isinstance(value, str) and (not value or value.startswith("https://")),
@@ -214,17 +209,8 @@ def _claim(entry: toml.TomlTable, experiments: Mapping[str, Collection[What]]) -
         given = ", ".join(sorted(experiments[experiment]))
         raise entry.wrong("what", f"experiment {experiment} measures {given}, not {what}")
     least, most = _figures(entry, what)
-    return Claim(
-        entry["name"],
-        experiment,
-        entry["workload"],
-        what,
-        least,
-        most,
-        tuple(entry["devices"]),
-        entry["source"],
-        entry["published"],
-    )
+    classes, source, published = tuple(entry["devices"]), entry["source"], entry["published"]
+    return Claim(entry["name"], experiment, entry["workload"], what, least, most, classes, source, published)
 
 
 def _figures(entry: toml.TomlTable, what: What) -> tuple[float | None, float | None]:

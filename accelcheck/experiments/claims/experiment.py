@@ -70,11 +70,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def contest(self, device: Device) -> AbstractContextManager[Contest]:
-        """Give both sides, after a check of the fast side's result.
-
-        Raises:
-            accelcheck.experiments.curve.WrongError: The result is wrong.
-        """
+        """Give both sides, after a check of the fast side's result: a `WrongError` where it is wrong."""
 
 
 def telling(device: Device, what: What) -> Capability:
@@ -83,11 +79,7 @@ def telling(device: Device, what: What) -> Capability:
 
 
 def measured(contest: Contest, what: What, figure: float) -> Measured:
-    """Measure a contest until the interval lies on one side of the claimed figure, or until the last look.
-
-    Raises:
-        ClockError: A clock stood still or went backwards.
-    """
+    """Measure a contest until the interval lies on one side of the claimed figure, or until the last look."""
     if what in contest.others:
         return contest.others[what]()
     return _memory(contest) if what is What.MEMORY else _time(contest, what, figure)
@@ -125,11 +117,7 @@ def _memory(contest: Contest) -> Measured:
 
 
 def allocated(device: Device, call: Callable[[], object]) -> int:
-    """Peak of the bytes that a call allocates.
-
-    Raises:
-        RuntimeError: The device has no memory statistics; see `telling`.
-    """
+    """Peak of the bytes that a call allocates, on a device with memory statistics; see `telling`."""
     memory = peak(device, call)
     if memory.bytes is None:
         raise RuntimeError(f"expected the device's memory statistics, got none: {memory.reason}")
