@@ -71,11 +71,8 @@ def add(commands: Any) -> None:
     prune = actions.add_parser(
         "prune", help="remove baselines of cases that no longer exist, and files that killed writers left"
     )
-    prune.add_argument(
-        "--unknown",
-        action="store_true",
-        help="also remove baselines of techniques and workloads that are not registered",
-    )
+    unknown = "also remove baselines of techniques and workloads that are not registered"
+    prune.add_argument("--unknown", action="store_true", help=unknown)
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     examples(prune, ("accelcheck baseline prune --dry-run", "what would be removed"))
     prune.set_defaults(run=_caught(_prune))

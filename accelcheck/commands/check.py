@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands import session
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.commands.session import RAN, Half, Session
 from accelcheck.core import foreground, quiet
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.report.run import DeviceRun
     from accelcheck.techniques.matrix import Matrix
@@ -70,9 +71,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
     add_selection(command)
-    command.add_argument(
-        "--dtype", action="append", default=[], choices=DTYPES, help="storage dtypes; repeatable (default: float32)"
-    )
+    add_many(command, "--dtype", None, "storage dtypes; repeatable (default: float32)", choices=DTYPES)
     command.add_argument(
         "--level",
         type=int,
@@ -159,21 +158,19 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
     """Describes the measured time of a forward pass, the estimated time of all cases, and how to need less."""
     from accelcheck.checks.estimate import seconds_of
 
-    selection = Selection(
-        tuple(devices), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level
-    )
-    cases = [case for case in model.known.cases(selection) if not (case.timed and given.no_speed)]
+    cases = [case for case in _cases(given, model, *devices) if not (case.timed and given.no_speed)]
     try:
         once, total = seconds_of(cases, model.known, model.workloads[0])
     except Exception as error:  # noqa: BLE001 - a model may raise anything: its cases then say so
         return f"{len(cases)} cases; a forward pass could not be timed: {type(error).__name__}"
     minutes = f"{total:.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
-    less = (
-        "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
-        if once > SLOW
-        else ""
-    )
-    return f"one forward pass takes {once:.2g} s, and {len(cases)} cases about {minutes}{less}"
+    less = "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
+    return f"one forward pass takes {once:.2g} s, and {len(cases)} cases about {minutes}{less if once > SLOW else ''}"
+
+
+def _cases(given: argparse.Namespace, model: _Model, *devices: str) -> list[Case]:
+    techniques, dtypes = tuple(given.technique), tuple(given.dtype)
+    return model.known.cases(Selection(devices, techniques, tuple(model.names), dtypes, level=given.level))
 
 
 def _usual(known: Matrix) -> set[str]:
@@ -185,8 +182,7 @@ def _usual(known: Matrix) -> set[str]:
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
     """Judges on a device, then times what is right; returns the journals with a case."""
-    selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
-    cases = model.known.cases(selection)
+    cases = _cases(given, model, device)
     chosen = [
         f"--accel-model={model.spec}",
         *(f"--accel-workload={name}" for name in model.names),

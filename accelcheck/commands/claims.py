@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, chosen, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, add_results, chosen, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
@@ -34,9 +33,7 @@ def add(commands: Any) -> None:
     )
     add_device(claims, "measure")
     add_many(claims, "--claim", "GLOB", "claims by name; repeatable (default: all)")
-    claims.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
-    )
+    add_results(claims)
     examples(
         claims,
         ("accelcheck claims", "all of them, on the CPU"),

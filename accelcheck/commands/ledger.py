@@ -31,13 +31,10 @@ def add(commands: Any) -> None:
         help="malformed and expired entries, patterns of no case, overlaps; with journals also what nothing needs",
     )
     check.add_argument("files", nargs="*", type=Path, metavar="FILE", help="ledgers (default: those of accelcheck)")
-    add_many(
-        check,
-        "--journal",
-        "FILE",
-        "journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
-        type=Path,
+    meaning = (
+        "journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named"
     )
+    add_many(check, "--journal", "FILE", meaning, type=Path)
     examples(
         check,
         ("accelcheck ledger check", "the ledgers of accelcheck"),
@@ -76,13 +73,8 @@ def _check(given: argparse.Namespace) -> int:
     records = [record for run in runs for record in run.records] if given.journal else None
     checked = ledger_check.check(paths, ids, _today(), records)
     tally = f"{len(checked.wrong)} to change, {len(checked.notes)} to look at"
-    console.show(
-        [
-            *(f"wrong: {line}" for line in checked.wrong),
-            *(f"note: {line}" for line in checked.notes),
-            f"{len(paths)} ledgers, {checked.entries} entries: {tally}",
-        ]
-    )
+    lines = [*(f"wrong: {line}" for line in checked.wrong), *(f"note: {line}" for line in checked.notes)]
+    console.show([*lines, f"{len(paths)} ledgers, {checked.entries} entries: {tally}"])
     return RED if checked.wrong else GREEN
 
 
