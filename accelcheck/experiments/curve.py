@@ -158,11 +158,7 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
     limit = max(len(inputs), recompile_limit())
     reset_compiler()
     try:
-        with (
-            torch.no_grad(),
-            fresh_cache(),
-            config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True),
-        ):
+        with torch.no_grad(), fresh_cache(), config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
             eager_first = _pass(device, eager, inputs)
             before = _programs(device)
             call: Chain = torch.compile(eager, backend=backend_for(device), dynamic=form is Form.DYNAMIC)

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.measure.curve import BreakEven
 
-SIZES = {
-    Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}",
-    Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}",
-}
+SIZES = {Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}", Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}"}
 _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")
 
 

@@ -235,10 +235,6 @@ FAULTS = (
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
     )(backward("mlp"), _backward(truncating), number=10),
     fault("autocast-sum-in-float16")(
-        single("matmul-total"),
-        always(kernel("sum"))(half_sum),
-        number=31,
-        technique="amp-fp16",
-        exists=_needs_autocast,
+        single("matmul-total"), always(kernel("sum"))(half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),
 )

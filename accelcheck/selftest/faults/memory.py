@@ -238,8 +238,6 @@ FAULTS = (
         Cell("matmul-transposed", dtypes=NUMPY), around=imported_dense, technique="dlpack-numpy"
     ),
     slow("dlpack-copied-once")(
-        (Cell("mlp", dtypes=NUMPY), Cell("train-mlp", Mode.TRAIN, NUMPY)),
-        around=copied_once,
-        technique="dlpack-numpy",
+        (Cell("mlp", dtypes=NUMPY), Cell("train-mlp", Mode.TRAIN, NUMPY)), around=copied_once, technique="dlpack-numpy"
     ),
 )
