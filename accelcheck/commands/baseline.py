@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.registry import unknown
@@ -83,8 +83,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
         try:
             return run(given)
         except BaselineError as error:
-            print(f"accelcheck: {error}", file=sys.stderr)
-            return USAGE
+            return refuse(error)
 
     return caught
 
@@ -98,8 +97,7 @@ def _show(given: argparse.Namespace) -> int:
     store = _store(given)
     places = _places(store)
     if not places:
-        print(f"accelcheck: {store.root}: no baseline is stored", file=sys.stderr)
-        return NOTHING
+        return refuse(f"{store.root}: no baseline is stored", NOTHING)
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     shown = {
         folder: [

@@ -72,17 +72,12 @@ def add(commands: Any) -> None:
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
     add_selection(command)
     add_many(command, "--dtype", None, "storage dtypes; repeatable (default: float32)", choices=DTYPES)
-    command.add_argument(
-        "--level",
-        type=int,
-        choices=LEVELS,
-        help=f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)",
-    )
+    level = f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)"
+    command.add_argument("--level", type=int, choices=LEVELS, help=level)
     command.add_argument("--all", action="store_true", help="every technique that can mean something for the model")
     command.add_argument("--no-speed", action="store_true", help="time nothing")
-    command.add_argument(
-        "--journal", type=Path, metavar="FILE", help="new file for the records; timed cases go to FILE-speed"
-    )
+    journal = "new file for the records; timed cases go to FILE-speed"
+    command.add_argument("--journal", type=Path, metavar="FILE", help=journal)
     command.add_argument("--report", type=Path, metavar="FILE", help="HTML page: advice, table, plot, and every case")
     add_json(command)
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
@@ -110,8 +105,7 @@ class _Model:
 
     @property
     def parameters(self) -> int:
-        made = self.workloads[0].problem(0)
-        return sum(parameter.numel() for parameter in made.module.parameters())
+        return sum(parameter.numel() for parameter in self.workloads[0].problem(0).module.parameters())
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -213,11 +207,8 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
 
 def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
     """Returns technique and dtype where every case that ran passed."""
-    verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
-    for record in records:
-        if record.verdict.executed:
-            verdicts_by_key.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
-    return {key for key, verdicts in verdicts_by_key.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
+    ran = [(record.case.technique, record.case.dtype, record.verdict) for record in records if record.verdict.executed]
+    return {key[:2] for key in ran} - {key[:2] for key in ran if key[2] is not Verdict.PASS}
 
 
 def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
@@ -255,11 +246,9 @@ def _show(given: argparse.Namespace, model: _Model, runs: Sequence[DeviceRun]) -
     """Prints table and advice of the runs; returns their records."""
     records = [record for run in runs for record in run.records]
     first = model.workloads[0]
-    refused = {
-        name: why
-        for name, why in model.known.refusals(first).items()
-        if not given.technique or any(fnmatch.fnmatchcase(name, word) for word in given.technique)
-    }
+    refusals = model.known.refusals(first)
+    named = {name for word in given.technique or ["*"] for name in fnmatch.filter(refusals, word)}
+    refused = {name: why for name, why in refusals.items() if name in named}
     if given.json:
         print_json("check", {"model": model.spec, **as_json(records, refused)})
         return records

@@ -16,6 +16,7 @@ from accelcheck.devices import devices, hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+from accelcheck.report import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,12 @@ N = TypeVar("N", int, float)
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 """Exit codes, as pytest's."""
+
+
+def refuse(why: object, code: int = USAGE) -> int:
+    """Prints why a command ends early, and returns its exit code."""
+    console.show([f"accelcheck: {why}"], sys.stderr)
+    return code
 
 
 def number(kind: Callable[[str], N], legal: Callable[[N], bool], expected: str) -> Callable[[str], N]:

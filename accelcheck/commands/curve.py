@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_results, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_results, refuse, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_report as report
@@ -58,8 +58,7 @@ def _curve(given: argparse.Namespace) -> int:
                 results.writable(path)
         measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
     except results.ResultsError as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     if not any(isinstance(point, Point) for point in measured):
         return NOTHING
     return RED if given.plot and not drawable.ok else GREEN

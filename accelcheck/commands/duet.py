@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, number, positive
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, number, positive, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.selection import Selection
@@ -81,9 +81,7 @@ def _setting(text: str) -> tuple[str, str]:
 def _duet(given: argparse.Namespace) -> int:
     if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
         expected = "--python at most twice, --pairs of at least 2 and a --timeout above 0"
-        got = f"{given.python}, {given.pairs} and {given.timeout:g}"
-        print(f"accelcheck: expected {expected}, got {got}", file=sys.stderr)
-        return USAGE
+        return refuse(f"expected {expected}, got {given.python}, {given.pairs} and {given.timeout:g}")
     if not (given.python or given.env_a or given.env_b):
         given.refuse("nothing to compare: name what differs, by --python, --env-a or --env-b")
     words = given.python or [sys.executable]
@@ -97,8 +95,7 @@ def _duet(given: argparse.Namespace) -> int:
         with _terminable(), console.progress("pairs at most", looks[-1], interval=0.0) as done:
             facts, rows = run_pairs(sides, selection, done, looks, given.margin, given.timeout)
     except SideError as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return NOTHING if isinstance(error, AbsentError) else USAGE
+        return refuse(error, NOTHING if isinstance(error, AbsentError) else USAGE)
     if given.json:
         print_json("duet", as_json(sides, facts, rows, given.margin))
     else:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, add_many, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, add_many, refusal, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
 from accelcheck.core.case import LEVELS
@@ -71,12 +71,9 @@ def add(commands: Any) -> None:
 def _explain(given: argparse.Namespace) -> int:
     parts = given.case.split("/")
     if len(parts) != PARTS:
-        print(f"accelcheck: {unknown_case(given.case, ())}", file=sys.stderr)
-        return USAGE
+        return refuse(unknown_case(given.case, ()))
     if (absent := refusal(parts[2])) is not None:
-        why = f"{parts[2]} cannot be used here: {absent}"
-        print(f"accelcheck: {given.case}: nothing to explain: {why}", file=sys.stderr)
-        return NOTHING
+        return refuse(f"{given.case}: nothing to explain: {parts[2]} cannot be used here: {absent}", NOTHING)
     # torch reads it at import: no pool of compiling processes for one case.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     script = given.script or Path(f"explain-{file_name(given.case)}.py")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_many
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _check(given: argparse.Namespace) -> int:
     try:
         runs = load(given.journal)
     except JournalError as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     config = registered.here()
     names = [*devices(registered.devices(config)), *(run.device for run in runs), *ledger_check.devices(paths)]
     selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
@@ -89,13 +88,11 @@ def _suggest(given: argparse.Namespace) -> int:
         names = tuple(dict.fromkeys(run.device for run in runs))
         ledger = Ledger.load((*shipped(names), *given.ledger))
     except (JournalError, LedgerError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     lines, count = ledger_stubs.suggest(runs, ledger, _today(), _titles)
     if not count:
         told = [line for line in lines if "no ledger can expect" in line]
-        console.show(["accelcheck: no failure that a ledger could expect", *told], sys.stderr)
-        return NOTHING
+        return refuse("\n".join(["no failure that a ledger could expect", *told]), NOTHING)
     console.show(lines)
     entries = "1 entry" if count == 1 else f"{count} entries"
     console.show([f"accelcheck: {entries}; write the reason, the link and the owner of each"], sys.stderr)

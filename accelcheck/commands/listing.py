@@ -91,22 +91,18 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
         if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
     # Reasons are printed if a workload is asked for.
-    asked = chosen.workloads.values() if given.workload else ()
     refusals = {
-        technique.name: {name: why for name, why in known.refusals(technique).items() if _named(name, given.technique)}
-        for technique in asked
+        workload.name: {name: why for name, why in known.refusals(workload).items() if _named(name, given.technique)}
+        for workload in (chosen.workloads.values() if given.workload else ())
     }
     if given.markdown:
         print("\n".join(shown.markdown(rows, chosen.workloads.values())))
         return GREEN
     statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
     if given.json:
-        body = {
-            "techniques": catalogue.techniques_as_json(rows),
-            "devices": {name: status.as_json() for name, status in statuses.items()},
-            "refusals": {name: dict(reasons) for name, reasons in refusals.items()},
-        }
-        print_json("list techniques", body)
+        devices_as_json = {name: status.as_json() for name, status in statuses.items()}
+        techniques = catalogue.techniques_as_json(rows)
+        print_json("list techniques", {"techniques": techniques, "devices": devices_as_json, "refusals": refusals})
     else:
         console.show(shown.text(rows, statuses))
         for name, reasons in refusals.items():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE, add_many
+from accelcheck.commands.common import GREEN, add_many, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ def _pack(given: argparse.Namespace) -> int:
             allow_missing=given.allow_missing,
         )
     except (JournalError, packing.PackError, signing.SigningError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     records = sum(journal.lines for journal in packed.manifest.journals)
     signed = f"signed with {given.sign}" if given.sign else "not signed: give --sign KEY so that changes can be found"
     members = packed.manifest.members

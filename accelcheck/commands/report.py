@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE, add_many
+from accelcheck.commands.common import GREEN, add_many, refuse
 from accelcheck.commands.parsing import examples
 from accelcheck.core.journal import JournalError
 from accelcheck.report import results
@@ -56,8 +55,7 @@ def _report(given: argparse.Namespace) -> int:
     asked = {name: path for name in FORMATS if (path := getattr(given, name)) is not None}
     if not asked:
         options = f"at least one of {', '.join(f'--{name} FILE' for name in FORMATS)}; -o FILE is --html FILE"
-        print(f"accelcheck: nothing to write: expected {options}", file=sys.stderr)
-        return USAGE
+        return refuse(f"nothing to write: expected {options}")
     try:
         for path in asked.values():
             results.writable(path)
@@ -65,8 +63,7 @@ def _report(given: argparse.Namespace) -> int:
         for name, path in asked.items():
             _write(name, path, runs, given)
     except (JournalError, ResultFileError, results.ResultsError) as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     for path in asked.values():
         print(f"report: {path}")
     return GREEN

@@ -44,7 +44,6 @@ class Session:
     """Both halves of a run on a device.
 
     Attributes:
-        device: Name of the device.
         journal: Journal of the first half, unless `more` names another one; the second half writes beside it.
         chosen: Options that select cases, for both halves.
         more: Arguments of the user for pytest; they come last, so that they win.

@@ -23,7 +23,7 @@ from accelcheck.core import entry_points
 from accelcheck.core.case import LEVELS, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from accelcheck.core.selection import Selection
@@ -169,20 +169,15 @@ def _read(line: str, head: dict[str, int], floors: dict[int, Floor], levels: dic
 
 def written(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> str:
     """The text of a list, which `parsed` reads."""
-    return "\n".join(_lines(version, measured, levels, floors)) + "\n"
-
-
-def _lines(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> Iterator[str]:
-    yield f"version {version}"
-    yield f"measured {measured}"
-    for level, floor in sorted(floors.items()):
-        yield f"floor {level} {floor.cases} {floor.techniques} {floor.elements}"
+    lines = [f"version {version}", f"measured {measured}"]
+    lines += [f"floor {level} {f.cases} {f.techniques} {f.elements}" for level, f in sorted(floors.items())]
     groups: dict[tuple[str, str, str, int], list[str]] = {}
     for key, level in levels.items():
         technique, workload, dtype, mode = key.split("/")
         groups.setdefault((technique, dtype, mode, level), []).append(workload)
     for (technique, dtype, mode, level), workloads in sorted(groups.items()):
-        yield f"case {technique} {dtype} {mode} {level} {' '.join(sorted(workloads))}"
+        lines.append(f"case {technique} {dtype} {mode} {level} {' '.join(sorted(workloads))}")
+    return "\n".join(lines) + "\n"
 
 
 def _chosen(key: str, selection: Selection) -> bool:

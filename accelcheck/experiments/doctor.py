@@ -55,8 +55,7 @@ class Diagnosis:
     Attributes:
         topic: Section of the report: torch, devices, packages, variables, machine, pytest.
         grade: ``ok``, ``note`` (cases are left out, or results may differ) or ``problem`` (something is wrong).
-        fact: Finding in words.
-        action: Remedy; empty where none is needed.
+        action: Remedy of the fact; empty where none is needed.
         stops: True if nothing can be tested because of it.
     """
 

@@ -77,16 +77,9 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
             return say(refused=f"{name}: {capability}", absent=True)
     device.open()
     facts = device.fingerprint()
-    say(
-        hello={
-            "protocol": PROTOCOL,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "accelcheck": __version__,
-            "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
-            "exclusive": device.has("exclusive"),
-        }
-    )
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "accelcheck": __version__}
+    runtime = " ".join(word for word in (facts.driver, facts.runtime) if word)
+    say(hello={"protocol": PROTOCOL, **versions, "runtime": runtime, "exclusive": device.has("exclusive")})
     cases = known.cases(selection, TIMED)
     if asked := list(selection.cases):  # in that order: it is the other process's too
         cases = sorted(cases, key=lambda case: asked.index(case.id))

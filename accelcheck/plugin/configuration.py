@@ -152,11 +152,9 @@ class RunConfiguration:
         """
         from accelcheck.expectations.ledger import shipped
 
-        paths = (*shipped(self.selection.devices), *self.ledgers)
-        return {
-            "packages": packages(),
-            "ledgers": [{"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in paths],
-        }
+        contents = {path: path.read_bytes() for path in (*shipped(self.selection.devices), *self.ledgers)}
+        ledgers = [{"name": path.name, "sha256": hashlib.sha256(text).hexdigest()} for path, text in contents.items()]
+        return {"packages": packages(), "ledgers": ledgers}
 
     def as_json(self) -> dict[str, Any]:
         """The configuration as JSON-ready values for a worker."""
@@ -202,10 +200,7 @@ class RunConfiguration:
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
         """Sets the environment variables that torch reads at import; values that the user has set stay.
 
-        Args:
-            environ: Environment of this process.
-            worker: xdist's name of this process, such as ``gw1``; empty without workers.
-            workers: Number of workers; 1 without.
+        `worker` is xdist's name of this process, such as ``gw1``; empty without workers.
         """
         from accelcheck.devices import hardware
         from accelcheck.devices.pinning import pin
@@ -349,11 +344,11 @@ def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
     other versions or another selection than `facts`, the header of the run that is beginning.
     """
     header, records = read(path)
-    if header and header["schema"] != SCHEMA:
-        raise ResumeError(
-            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema "
-            f"{header['schema']}, and those of this one of {SCHEMA}; begin anew with --accel-journal"
+    if header and (schema := header["schema"]) != SCHEMA:
+        older = (
+            f"an older accelcheck has written: its records are of schema {schema}, and those of this one of {SCHEMA}"
         )
+        raise ResumeError(f"cannot go on with {path}, which {older}; begin anew with --accel-journal")
     differing = [line for name in SAME for line in _differing(name, header.get(name), facts[name])]
     if differing:
         more = [f"and {len(differing) - MOST} more"] if len(differing) > MOST else []

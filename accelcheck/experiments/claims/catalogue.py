@@ -53,10 +53,8 @@ class Claim:
     """One claim.
 
     Attributes:
-        name: Name on the command line.
         experiment: Name of the experiment that measures it; claims may share one.
         workload: Description of the workload, with published sizes where there are some.
-        what: Quantity of the figure.
         least: Lower end of the figure; None for a quantity with an upper bound.
         most: Upper end; None if more is better and no range is published.
         classes: Kinds of devices that the claim is about.
@@ -121,10 +119,7 @@ class ClaimResult:
     """A claim beside what was measured.
 
     Attributes:
-        claim: Claim that was measured.
-        outcome: Outcome of the comparison.
-        measured: Measurement; None if there is none.
-        reason: Reason why there is none; empty otherwise.
+        reason: Reason why nothing was measured; empty otherwise.
         code: `accelcheck.core.capability.Code` if this device lacks the technique; empty if the attempt failed.
     """
 

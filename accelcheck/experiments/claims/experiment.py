@@ -26,11 +26,9 @@ LONG = 0.2
 
 @dataclass
 class Side:
-    """One of the two implementations.
+    """One of the two implementations: a call does the work once, on the device whose clock times it.
 
     Attributes:
-        call: Function that does the work once, and returns its result.
-        clock: Device that it runs on, which times it.
         held: Bytes of parameters and inputs.
         ready: Function that frees memory of earlier calls, before memory is measured.
     """
@@ -43,11 +41,9 @@ class Side:
 
 @dataclass
 class Contest:
-    """Both sides, right and ready.
+    """Both sides, right and ready: `fast` is what the claim is about, and `plain` what it compares with.
 
     Attributes:
-        plain: Implementation that the claim compares with.
-        fast: Implementation that the claim is about.
         others: Functions that measure figures other than time and memory of the calls, by quantity.
     """
 

@@ -227,9 +227,8 @@ def backward_kernels(**by_name: Callable[..., Any]) -> Change:
 def products(product: Product, plant: Callable[..., Change] = kernels) -> Change:
     """Replace the kernel of every matrix product, ``(..., M, K) @ (..., K, N)``, computed on the CPU.
 
-    Args:
-        product: Function of CPU tensors of one dtype; its result is rounded to that dtype.
-        plant: `kernels`, or `backward_kernels` for the backward pass alone.
+    The product's result is rounded to the dtype of its tensors. `plant` is `kernels`, or `backward_kernels` for the
+    backward pass alone.
     """
     product = aside(product)
 

@@ -179,12 +179,9 @@ class ReciprocalWeights(float8.WeightOnly):
 
 
 class Int8Anywhere(Technique):
-    """FP32 arithmetic on the integers of a scheme. It needs no quantized engine, so it runs on every device.
+    """FP32 arithmetic on the integers of a scheme, whose oracle judges it, by layers that `make` makes.
 
-    Args:
-        name: Name of the technique.
-        scheme: Scheme whose oracle judges it.
-        make: Maker of a layer.
+    It needs no quantized engine, so it runs on every device.
     """
 
     family = "quantization"
@@ -194,9 +191,7 @@ class Int8Anywhere(Technique):
     requires, excludes = Quantized.requires, Quantized.excludes
 
     def __init__(self, name: str, scheme: Quantized, make: Callable[[nn.Linear], nn.Module]) -> None:
-        self.name = name
-        self.scheme = scheme
-        self.make = make
+        self.name, self.scheme, self.make = name, scheme, make
 
     def admits(self, probe: Probe) -> bool:
         return self.scheme.admits(probe)

@@ -139,30 +139,26 @@ def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
     ]
 
 
-def with_argument(name: str, index: int, value: Any, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that gives the call number `which` of an operator another argument; none in graphs without a call."""
+def with_argument(name: str, index: int, value: Any) -> Callable[[fx.Graph], int]:
+    """An edit that gives the last call of an operator another argument; none in graphs without a call."""
 
     def edit(graph: fx.Graph) -> int:
-        calls = calls_of(graph, name)
-        if not calls:
-            return 0
-        node = calls[which]
-        node.args = (*node.args[:index], value, *node.args[index + 1 :])
-        return 1
+        calls = calls_of(graph, name)[-1:]
+        for node in calls:
+            node.args = (*node.args[:index], value, *node.args[index + 1 :])
+        return len(calls)
 
     return edit
 
 
-def without_call(name: str, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that replaces the result of a call of an operator by its first operand."""
+def without_call(name: str) -> Callable[[fx.Graph], int]:
+    """An edit that replaces the result of the last call of an operator by its first operand."""
 
     def edit(graph: fx.Graph) -> int:
-        calls = calls_of(graph, name)
-        if not calls:
-            return 0
-        node = calls[which]
-        node.replace_all_uses_with(node.all_input_nodes[0])
-        graph.erase_node(node)
-        return 1
+        calls = calls_of(graph, name)[-1:]
+        for node in calls:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+        return len(calls)
 
     return edit
