@@ -95,7 +95,7 @@ def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) 
 
 @contextmanager
 def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
-    """A context with a file of at most `most` bytes that is open for reading; an `AbsentFileError` where none is."""
+    """A context with a file of at most `most` bytes that is open for reading; raises `AbsentFileError` without one."""
     path = source.path if isinstance(source, Piece) else source
     try:
         # A named pipe without a writer would be waited for.

@@ -123,7 +123,7 @@ class CleanProcess:
         return value
 
     def _outcome(self, name: str, limit: float | None) -> tuple[bool, Any]:
-        """True and the exception of a call that has begun, or False and its result; ends a call after `limit` seconds."""
+        """True and the exception of a call that has begun, or False and its result; it ends after `limit` seconds."""
         killed = None
         while True:
             if limit is not None and killed is None and not self._pipe.poll(limit):

@@ -33,9 +33,8 @@ def file_name(text: str) -> str:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A binary file that takes the place of `path` when the block ends: a reader finds the old content or the new.
 
-    `path`, in a folder that exists, stays as it is when the block raises, or the file cannot be written, an `OSError`.
-    Several processes may write at once; the last one wins. A `durable` file outlives a power failure, once the block
-    has ended.
+    `path`, in a folder that exists, stays as it is when the block raises, or the file cannot be written. Several
+    processes may write at once; the last one wins. A `durable` file outlives a power failure, once the block has ended.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:

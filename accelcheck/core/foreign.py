@@ -55,7 +55,7 @@ def stderr() -> int:
 
 @contextmanager
 def calling(what: str, seconds: float = 0.0) -> Iterator[None]:
-    """A context for calls of another package's code: a `ForeignCodeError` where it raises, or takes too long.
+    """A context for calls of another package's code; raises `ForeignCodeError` where that raises or takes too long.
 
     Args:
         what: Package, class and method, for the error.

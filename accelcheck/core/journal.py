@@ -171,7 +171,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """A record from the values of `as_json`, without unknown fields; a `JournalError` names a wrong field."""
+        """A record from the values of `as_json`; unknown fields are ignored, and a `JournalError` names a wrong one."""
         try:
             return msgspec.convert(data, cls, strict=False)  # `inf` and `nan` are texts in JSON
         except (msgspec.ValidationError, OverflowError, RecursionError) as error:

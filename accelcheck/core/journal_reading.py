@@ -122,7 +122,7 @@ def sections(path: bounded.Source) -> Iterator[Section]:
 
 
 def read(path: bounded.Source) -> tuple[dict[str, Any], list[Record]]:
-    """The header and all case records of a journal of one run; both are empty where the run was cut off in its header."""
+    """The header and all case records of a journal of one run; both are empty where it was cut off in its header."""
     runs = list(sections(path))
     if len(runs) > 1:
         raise JournalError(f"{path}: expected the journal of one run, got a merged one of {len(runs)}")

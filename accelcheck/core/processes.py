@@ -351,7 +351,7 @@ class Mailbox:
     folder: Path
 
     def put(self, name: str, value: Any) -> None:
-        """Writes a value, of which readers find all or nothing; a `TypeError` for an open file or a lock, say."""
+        """Writes a value, of which readers find all or nothing; raises `TypeError` for an open file or a lock, say."""
         content = _pickled(value)
         with replacing(self.folder / name, durable=False) as file:
             file.write(content)
@@ -369,7 +369,7 @@ class Mailbox:
             (self.folder / name).unlink()
 
     def wait(self, names: Sequence[str], limit: float = math.inf, over: Callable[[], bool] = bool) -> list[Any] | None:
-        """The values under all the names, as soon as they are there; None after `limit` seconds, or once it is `over`."""
+        """The values under all the names, as soon as they are there; None after `limit` seconds, or once `over`."""
         for _ in polls(limit):
             lost = over()  # first, so that values written before the end count
             if all(map(self.has, names)):

@@ -73,7 +73,7 @@ def quoted(value: object, most: int = QUOTED) -> str:
 class Pattern:
     """An untrusted regular expression, whose search takes time linear in the length of the text.
 
-    It is an expression of RE2, without backreferences, lookahead and lookbehind; a `StrangerError` for any other.
+    It is one of RE2, without backreferences, lookahead and lookbehind; any other raises `StrangerError`.
     """
 
     def __init__(self, expression: str) -> None:

@@ -103,7 +103,7 @@ class Examination:
 
 
 def examine(timeout: float = TIMEOUT) -> Examination:
-    """Examine torch, devices (for `timeout` seconds each), packages, variables, the machine, and pytest in this folder."""
+    """Examine torch, devices (`timeout` seconds each), packages, variables, the machine, and pytest in this folder."""
     needs = requirements.needed()
     findings = [*_core(needs)]
     facts: HostFacts | None = None

@@ -152,8 +152,8 @@ class RunConfiguration:
         """
         from accelcheck.expectations.ledger import shipped
 
-        contents = {path: path.read_bytes() for path in (*shipped(self.selection.devices), *self.ledgers)}
-        ledgers = [{"name": path.name, "sha256": hashlib.sha256(text).hexdigest()} for path, text in contents.items()]
+        contents = [(path.name, path.read_bytes()) for path in (*shipped(self.selection.devices), *self.ledgers)]
+        ledgers = [{"name": name, "sha256": hashlib.sha256(content).hexdigest()} for name, content in contents]
         return {"packages": packages(), "ledgers": ledgers}
 
     def as_json(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _lines(failed: Mapping[str, Capability]) -> list[str]:
 def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     """The gate that holds the times of this run against baselines and limits.
 
-    A `BaselineError` or `LimitError` where a stored baseline of a selected device, or a file of limits, is malformed.
+    It raises `BaselineError` or `LimitError` where a stored baseline, or a file of limits, is malformed.
     """
     from accelcheck.expectations import limits
     from accelcheck.measure.baselines import Baselines, Place, settings
@@ -340,8 +340,8 @@ class ResumeError(JournalError):
 def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
     """The records in the journal of a run that was cut off.
 
-    A `JournalError` where it cannot be read, and a `ResumeError` where it is that of a run on another device, with
-    other versions or another selection than `facts`, the header of the run that is beginning.
+    It raises `JournalError` where it cannot be read, and `ResumeError` where it is that of a run on another device,
+    with other versions or another selection than `facts`, the header of the run that is beginning.
     """
     header, records = read(path)
     if header and (schema := header["schema"]) != SCHEMA:

@@ -53,7 +53,7 @@ class Checked:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, technique: str) -> tuple[Record, ...]:
-        """The records of a technique; an `UnknownNameError` where it has none."""
+        """The records of a technique; raises `UnknownNameError` where it has none."""
         records = tuple(record for record in self.records if record.case.technique == technique)
         if not records:
             raise unknown("technique with a record", technique, sorted({r.case.technique for r in self.records}))

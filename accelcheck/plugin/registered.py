@@ -38,7 +38,7 @@ class PluginLoadError(ValueError):
 
 
 def devices(config: pytest.Config) -> list[Device]:
-    """Devices besides the built-in ones; a `ForeignCodeError` where a hook fails, or two devices share a name."""
+    """Devices besides the built-in ones; raises `ForeignCodeError` where a hook fails, or two devices share a name."""
     return validation.devices(_all(config, "pytest_accel_devices"), known_devices())
 
 
@@ -138,7 +138,7 @@ def here(models: tuple[str, ...] = ()) -> pytest.Config:
     """The configuration of pytest in this folder, with its plugins and conftest.py; nothing is collected.
 
     ``addopts`` are left out: they are meant for runs, and some, such as coverage's, would start to work. `models` are
-    values of ``--accel-model``. A `PluginLoadError` where pytest does not start.
+    values of ``--accel-model``. It raises `PluginLoadError` where pytest does not start.
     """
     asked, errors = _Asked(), io.StringIO()
     given = os.environ.pop("PYTEST_ADDOPTS", None)
@@ -164,7 +164,7 @@ def here(models: tuple[str, ...] = ()) -> pytest.Config:
 def device(name: str) -> Device:
     """A device by name, for a command: built-in, registered by a plugin, or an accelerator that torch has.
 
-    Imports the modules of ``--import``. A `PluginLoadError` where it is not built in, and pytest does not start.
+    It imports the modules of ``--import``, and raises `PluginLoadError` where it needs pytest, which does not start.
     """
     from accelcheck.devices.generic import Generic
 

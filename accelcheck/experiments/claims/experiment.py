@@ -66,7 +66,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def contest(self, device: Device) -> AbstractContextManager[Contest]:
-        """Give both sides, after a check of the fast side's result: a `WrongError` where it is wrong."""
+        """Give both sides, after a check of the fast side's result; raises `WrongError` where it is wrong."""
 
 
 def telling(device: Device, what: What) -> Capability:

@@ -39,7 +39,7 @@ def attention(
     factor: float = 1.0,
     weigh: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Unfused attention of queries ``(..., Sq, D)``, keys and values ``(..., Sk, D)``, in FP32 until rounded at the end.
+    """Unfused attention of queries ``(..., Sq, D)``, keys and values ``(..., Sk, D)``, in FP32 until its end.
 
     `seen` is broadcastable to ``(..., Sq, Sk)``; None lets every query see every key. `factor` multiplies the scale
     ``1 / sqrt(D)``; 1 is right. `weigh` computes weights from scores, in which ``-inf`` stands for a key not seen.

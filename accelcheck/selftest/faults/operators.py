@@ -47,7 +47,7 @@ def _unmoved(index: int) -> Change:
 
 @always(kernel("scatter_add"))
 def _last_wins(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Of updates that collide in a scatter-add, one alone arrives."""
+    """Keep the last of updates that collide."""
     func(x.clone(), dim, index, source)
     return x.scatter(dim, index, _last(x, dim, index, source))
 
@@ -182,7 +182,9 @@ FAULTS = (
     fault("running-variance-not-updated", "Batch norm never updates its running variance.")(
         single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(4)
     ),
-    fault("scatter-keeps-the-last")(passes("scatter-gather", FLOAT32), _last_wins),
+    fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
+        passes("scatter-gather", FLOAT32), _last_wins
+    ),
     fault("cast-truncates", "A cast to bfloat16 truncates.")(
         single("casts"), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
     ),

@@ -84,7 +84,7 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
     """Edit the C++ text that inductor generates for kernels of the CPU, while active.
 
     Args:
-        pattern: Regular expression of the text to replace; a `LookupError` where no kernel has such a text.
+        pattern: Regular expression of the text to replace; without such a text in a kernel, a `LookupError` follows.
         edit: Function from a match to its replacement.
         most: Number of matches per kernel that are replaced; 0 for all.
     """
