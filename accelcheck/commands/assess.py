@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE
+from accelcheck.commands.common import GREEN, NOTHING, RED, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -58,14 +57,12 @@ def _assess(given: argparse.Namespace) -> int:
         print("\n".join(quality.template(tables)))
         return GREEN
     if not given.journals:
-        print("accelcheck: assess: expected the journal of a run, or --answers-template", file=sys.stderr)
-        return USAGE
+        return refuse("assess: expected the journal of a run, or --answers-template")
     try:
         runs = load(given.journals)
         answers = quality.answers(given.answers, tables) if given.answers is not None else ()
     except (JournalError, quality.QualityError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     assessed = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
     if given.json:
         print(json.dumps(assessment_table.as_json(assessed), indent=1))
@@ -75,8 +72,7 @@ def _assess(given: argparse.Namespace) -> int:
         for number, (name, levels) in enumerate(assessed):
             console.show([*([""] if number else []), *assessment_table.lines(levels, name)])
     if not any(levels.evidenced or assessment.tried(levels) for _, levels in assessed):
-        print(f"accelcheck: no case of any item is in the journals: {assessment.HOW}", file=sys.stderr)
-        return NOTHING
+        return refuse(f"no case of any item is in the journals: {assessment.HOW}", NOTHING)
     if given.require is not None:
         least = assessment.LEVELS.index(given.require.capitalize())
         if any(assessment.LEVELS.index(levels.level) < least for _, levels in assessed):

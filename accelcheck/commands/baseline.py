@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.registry import unknown
@@ -71,11 +71,8 @@ def add(commands: Any) -> None:
     prune = actions.add_parser(
         "prune", help="remove baselines of cases that no longer exist, and files that killed writers left"
     )
-    prune.add_argument(
-        "--unknown",
-        action="store_true",
-        help="also remove baselines of techniques and workloads that are not registered",
-    )
+    unknown = "also remove baselines of techniques and workloads that are not registered"
+    prune.add_argument("--unknown", action="store_true", help=unknown)
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     examples(prune, ("accelcheck baseline prune --dry-run", "what would be removed"))
     prune.set_defaults(run=_caught(_prune))
@@ -86,8 +83,7 @@ def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
         try:
             return run(given)
         except BaselineError as error:
-            print(f"accelcheck: {error}", file=sys.stderr)
-            return USAGE
+            return refuse(error)
 
     return caught
 
@@ -101,8 +97,7 @@ def _show(given: argparse.Namespace) -> int:
     store = _store(given)
     places = _places(store)
     if not places:
-        print(f"accelcheck: {store.root}: no baseline is stored", file=sys.stderr)
-        return NOTHING
+        return refuse(f"{store.root}: no baseline is stored", NOTHING)
     chosen = places if given.place is None else {given.place: _named(places, given.place)}
     shown = {
         folder: [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands import session
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, add_selection, check_new, devices_of
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.commands.session import RAN, Half, Session
 from accelcheck.core import foreground, quiet
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.report.run import DeviceRun
     from accelcheck.techniques.matrix import Matrix
@@ -70,20 +71,13 @@ def add(commands: Any) -> None:
     )
     command.add_argument("model", metavar="FILE:FUNCTION", help="the file, and its function (default: make)")
     add_selection(command)
-    command.add_argument(
-        "--dtype", action="append", default=[], choices=DTYPES, help="storage dtypes; repeatable (default: float32)"
-    )
-    command.add_argument(
-        "--level",
-        type=int,
-        choices=LEVELS,
-        help=f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)",
-    )
+    add_many(command, "--dtype", None, "storage dtypes; repeatable (default: float32)", choices=DTYPES)
+    level = f"up to which level techniques are tried (default: {LEVEL}; of those named by --technique every one)"
+    command.add_argument("--level", type=int, choices=LEVELS, help=level)
     command.add_argument("--all", action="store_true", help="every technique that can mean something for the model")
     command.add_argument("--no-speed", action="store_true", help="time nothing")
-    command.add_argument(
-        "--journal", type=Path, metavar="FILE", help="new file for the records; timed cases go to FILE-speed"
-    )
+    journal = "new file for the records; timed cases go to FILE-speed"
+    command.add_argument("--journal", type=Path, metavar="FILE", help=journal)
     command.add_argument("--report", type=Path, metavar="FILE", help="HTML page: advice, table, plot, and every case")
     add_json(command)
     command.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of pytest, after --")
@@ -111,8 +105,7 @@ class _Model:
 
     @property
     def parameters(self) -> int:
-        made = self.workloads[0].problem(0)
-        return sum(parameter.numel() for parameter in made.module.parameters())
+        return sum(parameter.numel() for parameter in self.workloads[0].problem(0).module.parameters())
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -159,21 +152,19 @@ def _estimate(given: argparse.Namespace, model: _Model, devices: Sequence[str]) 
     """Describes the measured time of a forward pass, the estimated time of all cases, and how to need less."""
     from accelcheck.checks.estimate import seconds_of
 
-    selection = Selection(
-        tuple(devices), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level
-    )
-    cases = [case for case in model.known.cases(selection) if not (case.timed and given.no_speed)]
+    cases = [case for case in _cases(given, model, *devices) if not (case.timed and given.no_speed)]
     try:
         once, total = seconds_of(cases, model.known, model.workloads[0])
     except Exception as error:  # noqa: BLE001 - a model may raise anything: its cases then say so
         return f"{len(cases)} cases; a forward pass could not be timed: {type(error).__name__}"
     minutes = f"{total:.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
-    less = (
-        "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
-        if once > SLOW
-        else ""
-    )
-    return f"one forward pass takes {once:.2g} s, and {len(cases)} cases about {minutes}{less}"
+    less = "; smaller example inputs show the same faults sooner, fewer techniques (--technique) too"
+    return f"one forward pass takes {once:.2g} s, and {len(cases)} cases about {minutes}{less if once > SLOW else ''}"
+
+
+def _cases(given: argparse.Namespace, model: _Model, *devices: str) -> list[Case]:
+    techniques, dtypes = tuple(given.technique), tuple(given.dtype)
+    return model.known.cases(Selection(devices, techniques, tuple(model.names), dtypes, level=given.level))
 
 
 def _usual(known: Matrix) -> set[str]:
@@ -185,8 +176,7 @@ def _usual(known: Matrix) -> set[str]:
 
 def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, log: Path) -> list[Path]:
     """Judges on a device, then times what is right; returns the journals with a case."""
-    selection = Selection((device,), tuple(given.technique), tuple(model.names), tuple(given.dtype), level=given.level)
-    cases = model.known.cases(selection)
+    cases = _cases(given, model, device)
     chosen = [
         f"--accel-model={model.spec}",
         *(f"--accel-workload={name}" for name in model.names),
@@ -217,11 +207,8 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
 
 def _right(records: Sequence[Record]) -> set[tuple[str, str]]:
     """Returns technique and dtype where every case that ran passed."""
-    verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
-    for record in records:
-        if record.verdict.executed:
-            verdicts_by_key.setdefault((record.case.technique, record.case.dtype), []).append(record.verdict)
-    return {key for key, verdicts in verdicts_by_key.items() if all(verdict is Verdict.PASS for verdict in verdicts)}
+    ran = [(record.case.technique, record.case.dtype, record.verdict) for record in records if record.verdict.executed]
+    return {key[:2] for key in ran} - {key[:2] for key in ran if key[2] is not Verdict.PASS}
 
 
 def _run(device: str, half: Half, total: int, log: Path) -> tuple[int, bool]:
@@ -259,11 +246,9 @@ def _show(given: argparse.Namespace, model: _Model, runs: Sequence[DeviceRun]) -
     """Prints table and advice of the runs; returns their records."""
     records = [record for run in runs for record in run.records]
     first = model.workloads[0]
-    refused = {
-        name: why
-        for name, why in model.known.refusals(first).items()
-        if not given.technique or any(fnmatch.fnmatchcase(name, word) for word in given.technique)
-    }
+    refusals = model.known.refusals(first)
+    named = {name for word in given.technique or ["*"] for name in fnmatch.filter(refusals, word)}
+    refused = {name: why for name, why in refusals.items() if name in named}
     if given.json:
         print_json("check", {"model": model.spec, **as_json(records, refused)})
         return records

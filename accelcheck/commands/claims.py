@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, chosen, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, add_results, chosen, refuse, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
@@ -34,9 +32,7 @@ def add(commands: Any) -> None:
     )
     add_device(claims, "measure")
     add_many(claims, "--claim", "GLOB", "claims by name; repeatable (default: all)")
-    claims.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
-    )
+    add_results(claims)
     examples(
         claims,
         ("accelcheck claims", "all of them, on the CPU"),
@@ -56,8 +52,7 @@ def _claims(given: argparse.Namespace) -> int:
             results.writable(given.json)
         answers = _measured(given)
     except (results.ResultsError, catalogue.ClaimsError) as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     if any(answer.broken for answer in answers):
         return RED
     return GREEN if any(answer.measured for answer in answers) else NOTHING

@@ -6,6 +6,7 @@ import argparse
 import fnmatch
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelcheck.core import imports
@@ -15,26 +16,41 @@ from accelcheck.devices import devices, hardware
 from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+from accelcheck.report import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 GREEN, RED, USAGE, NOTHING = 0, 1, 4, 5
 """Exit codes, as pytest's."""
 
 
-def positive(text: str) -> int:
-    """Parses a number of at least 1, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
-    return number
+def refuse(why: object, code: int = USAGE) -> int:
+    """Prints why a command ends early, and returns its exit code."""
+    console.show([f"accelcheck: {why}"], sys.stderr)
+    return code
 
 
-def add_many(command: argparse.ArgumentParser, option: str, metavar: str, meaning: str, **more: Any) -> None:
+def number(kind: Callable[[str], N], legal: Callable[[N], bool], expected: str) -> Callable[[str], N]:
+    """A type for argparse: a legal number of a kind."""
+
+    def parse(text: str) -> N:
+        value = kind(text)
+        if not legal(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
+
+
+positive = number(int, lambda value: value >= 1, "a number of at least 1")
+
+
+def add_many(command: argparse.ArgumentParser, option: str, metavar: str | None, meaning: str, **more: Any) -> None:
     """Declares a repeatable option, whose value is a list, empty by default."""
     command.add_argument(option, action="append", default=[], metavar=metavar, help=meaning, **more)
 
@@ -47,15 +63,16 @@ def add_device(command: argparse.ArgumentParser, purpose: str) -> None:
 
 def add_import(command: argparse.ArgumentParser) -> None:
     """Declares ``--import`` for a command that takes a device; `announce` reads it."""
-    command.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="module to import in every process that uses a device; repeatable: a backend of torch that no entry "
-        "point loads",
+    meaning = (
+        "module to import in every process that uses a device; repeatable: a backend of torch that no entry point loads"
     )
+    add_many(command, "--import", "MODULE", meaning, dest="imports")
+
+
+def add_results(command: argparse.ArgumentParser) -> None:
+    """Declares ``--json FILE`` for a command whose results are stored."""
+    meaning = "write the results as JSON, in the format of the files in baselines/"
+    command.add_argument("--json", type=Path, metavar="FILE", help=meaning)
 
 
 def add_devices(command: argparse.ArgumentParser, default: str) -> None:
@@ -73,12 +90,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 def devices_of(given: argparse.Namespace, models: tuple[str, ...] = ()) -> list[str]:
     """Returns the named devices, or all that are present; prints the reason and returns none if one is unusable.
 
-    Args:
-        given: Command line.
-        models: Models for `registered.here`, so that the command's configuration of pytest is used.
-
-    Raises:
-        PluginLoadError, UnknownNameError: See `refusal`.
+    `models` are those of `registered.here`, so that the command's configuration of pytest is used. Raises as `refusal`.
     """
     for name in given.device:
         if (why := refusal(name, models)) is not None:
@@ -102,11 +114,7 @@ def usable(device: str) -> bool:
 
 
 def chosen(kind: str, items: Sequence[T], patterns: Sequence[str], name: Callable[[T], str]) -> list[T]:
-    """Selects the items whose name fits one of the patterns; all without patterns.
-
-    Raises:
-        UnknownNameError: A pattern fits none of them; the message calls it a `kind`.
-    """
+    """Selects the items whose name fits one of the patterns, each of which must fit one; all without patterns."""
     legal = sorted({name(item) for item in items})
     for pattern in patterns:
         if not fnmatch.filter(legal, pattern):

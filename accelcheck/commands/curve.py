@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_results, refuse, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_report as report
@@ -36,9 +36,7 @@ def add(commands: Any) -> None:
         "--counts", default=",".join(map(str, COUNTS)), metavar="N,N,...", help="numbers of statements (%(default)s)"
     )
     curve.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve; needs matplotlib")
-    curve.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results as JSON, in the format of the files in baselines/"
-    )
+    add_results(curve)
     examples(
         curve,
         ("accelcheck curve --plot curve.png", "the whole curve on the CPU, and its picture"),
@@ -60,8 +58,7 @@ def _curve(given: argparse.Namespace) -> int:
                 results.writable(path)
         measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
     except results.ResultsError as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     if not any(isinstance(point, Point) for point in measured):
         return NOTHING
     return RED if given.plot and not drawable.ok else GREEN
@@ -93,11 +90,7 @@ def _measured(given: argparse.Namespace, chosen: tuple[int, ...], *, draw: bool)
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Parses a comma-separated list of numbers of statements, sorted without duplicates.
-
-    Raises:
-        UnknownNameError: One is not a whole number from 1 to `MOST`.
-    """
+    """Parses a comma-separated list of numbers of statements, from 1 to `MOST`, sorted without duplicates."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, RED, USAGE
+from accelcheck.commands.common import GREEN, RED, refuse
 from accelcheck.commands.parsing import examples
 from accelcheck.core.journal import JournalError
 from accelcheck.report import console, results
@@ -61,8 +60,7 @@ def _diff(given: argparse.Namespace) -> int:
         if given.markdown is not None:
             results.save(given.markdown, difference_text.page(changes))
     except (JournalError, results.ResultsError) as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     console.show(difference_text.terminal(changes))
     return RED if changes.worse else GREEN
 

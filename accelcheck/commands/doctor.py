@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, RED, add_import
+from accelcheck.commands.common import GREEN, RED, add_import, number
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.devices.probe import TIMEOUT
 from accelcheck.report import console
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from accelcheck.experiments.doctor import Examination
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     add_import(doctor)
     doctor.add_argument(
         "--probe-timeout",
-        type=_seconds,
+        type=number(float, lambda value: 0 < value < float("inf"), "a positive number of seconds"),
         default=TIMEOUT,
         metavar="SECONDS",
         help=f"seconds that a device has to answer (default: {TIMEOUT:g})",
@@ -47,13 +47,6 @@ def add(commands: Any) -> None:
     doctor.set_defaults(run=_doctor)
 
 
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
-    return number
-
-
 def _doctor(given: argparse.Namespace) -> int:
     from accelcheck.experiments.doctor import examine
 
@@ -66,19 +59,14 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _lines(examination: Examination) -> Iterator[str]:
+    wrapper = textwrap.TextWrapper(_WIDTH, break_long_words=False, break_on_hyphens=False)
     ordered = sorted(examination.findings, key=lambda finding: _TOPICS.index(finding.topic))
     for topic, group in groupby(ordered, key=lambda finding: finding.topic):
         yield topic
         for finding in group:
             start = f"  {finding.grade:<9}"
-            yield from textwrap.wrap(
-                finding.fact,
-                _WIDTH,
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            wrapper.initial_indent, wrapper.subsequent_indent = start, " " * len(start)
+            yield from wrapper.wrap(finding.fact)
             if finding.action:
                 yield f"{' ' * len(start)}-> {finding.action}"
         yield ""

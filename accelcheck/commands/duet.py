@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, positive
+from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, number, positive, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.selection import Selection
@@ -31,20 +31,11 @@ def add(commands: Any) -> None:
         "case whether B is faster, the same, slower or undecided. Exits with 1 if B is slower in a case, or fails "
         "where A does not.",
     )
-    add_many(
-        command,
-        "--python",
-        "PYTHON",
-        "interpreter of A, then of B; given once, of both (default: this interpreter for both)",
-    )
+    both = "interpreter of A, then of B; given once, of both (default: this interpreter for both)"
+    add_many(command, "--python", "PYTHON", both)
     for side in ("a", "b"):
-        add_many(
-            command,
-            f"--env-{side}",
-            "NAME=VALUE",
-            f"environment variable for {side.upper()} only; repeatable",
-            type=_setting,
-        )
+        meaning = f"environment variable for {side.upper()} only; repeatable"
+        add_many(command, f"--env-{side}", "NAME=VALUE", meaning, type=_setting)
     add_device(command, "measure")
     add_many(command, "--technique", "GLOB", "techniques by name; repeatable (default: eager)")
     add_many(command, "--workload", "GLOB", "workloads by name; repeatable (default: all)")
@@ -52,7 +43,7 @@ def add(commands: Any) -> None:
     command.add_argument("--level", type=int, choices=LEVELS, default=1, help="highest level of the cases (default: 1)")
     command.add_argument(
         "--margin",
-        type=_part,
+        type=number(float, lambda value: 0.0 < value < 1.0, "a number between 0 and 1, such as 0.02"),
         default=duet.MARGIN,
         help=f"smallest relative difference that counts (default: {duet.MARGIN:g})",
     )
@@ -87,42 +78,24 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _part(text: str) -> float:
-    number = float(text)
-    if not 0.0 < number < 1.0:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, such as 0.02, got {text}")
-    return number
-
-
 def _duet(given: argparse.Namespace) -> int:
     if len(given.python) > 2 or given.pairs < 2 or not given.timeout > 0:
-        print(
-            "accelcheck: expected --python at most twice, --pairs of at least 2 and a --timeout above 0, got "
-            f"{given.python}, {given.pairs} and {given.timeout:g}",
-            file=sys.stderr,
-        )
-        return USAGE
+        expected = "--python at most twice, --pairs of at least 2 and a --timeout above 0"
+        return refuse(f"expected {expected}, got {given.python}, {given.pairs} and {given.timeout:g}")
     if not (given.python or given.env_a or given.env_b):
         given.refuse("nothing to compare: name what differs, by --python, --env-a or --env-b")
     words = given.python or [sys.executable]
-    selection = Selection(
-        devices=(given.device,),
-        techniques=tuple(given.technique) or (() if given.case else ("eager",)),
-        workloads=tuple(given.workload),
-        cases=tuple(given.case),
-        level=given.level,
-    )
+    techniques = tuple(given.technique) or (() if given.case else ("eager",))
+    workloads, cases = tuple(given.workload), tuple(given.case)
+    selection = Selection((given.device,), techniques, workloads, cases=cases, level=given.level)
     looks = (*(look for look in duet.LOOKS if look < given.pairs), given.pairs)
     try:
-        sides = (
-            DuetSide("A", located(words[0]), dict(given.env_a)),
-            DuetSide("B", located(words[-1]), dict(given.env_b)),
-        )
+        a, b = (located(word) for word in (words[0], words[-1]))
+        sides = DuetSide("A", a, dict(given.env_a)), DuetSide("B", b, dict(given.env_b))
         with _terminable(), console.progress("pairs at most", looks[-1], interval=0.0) as done:
             facts, rows = run_pairs(sides, selection, done, looks, given.margin, given.timeout)
     except SideError as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return NOTHING if isinstance(error, AbsentError) else USAGE
+        return refuse(error, NOTHING if isinstance(error, AbsentError) else USAGE)
     if given.json:
         print_json("duet", as_json(sides, facts, rows, given.margin))
     else:
@@ -176,12 +149,16 @@ def as_json(
                 "case": row.case,
                 "absent": dict(row.absent),
                 "worse": row.worse,
-                **({} if row.found is None else {**asdict(row.found), "answer": str(row.found.answer)}),
-                **({} if row.found is None else {"seconds": [medians(samples).seconds for samples in row.samples]}),
+                **({} if row.found is None else _result(row, row.found)),
             }
             for row in rows
         ],
     }
+
+
+def _result(row: DuetCase, found: duet.Duet) -> dict[str, Any]:
+    seconds = [medians(samples).seconds for samples in row.samples]
+    return {**asdict(found), "answer": str(found.answer), "seconds": seconds}
 
 
 def _figures(row: DuetCase) -> tuple[str, ...]:

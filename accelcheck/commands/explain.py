@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_import, add_many, refusal
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, add_many, refusal, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core import imports
 from accelcheck.core.case import LEVELS
@@ -47,12 +47,8 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="where the script is written, its data beside it (default: explain-CASE.py in this folder)",
     )
-    add_many(
-        command,
-        "--model",
-        "FILE:FUNCTION",
-        "the model of a case of accelcheck check, or of a run with --accel-model; repeatable",
-    )
+    meaning = "the model of a case of accelcheck check, or of a run with --accel-model; repeatable"
+    add_many(command, "--model", "FILE:FUNCTION", meaning)
     command.add_argument(
         "--timeout",
         type=float,
@@ -75,14 +71,9 @@ def add(commands: Any) -> None:
 def _explain(given: argparse.Namespace) -> int:
     parts = given.case.split("/")
     if len(parts) != PARTS:
-        print(f"accelcheck: {unknown_case(given.case, ())}", file=sys.stderr)
-        return USAGE
-    absent = refusal(parts[2])
-    if absent is not None:
-        print(
-            f"accelcheck: {given.case}: nothing to explain: {parts[2]} cannot be used here: {absent}", file=sys.stderr
-        )
-        return NOTHING
+        return refuse(unknown_case(given.case, ()))
+    if (absent := refusal(parts[2])) is not None:
+        return refuse(f"{given.case}: nothing to explain: {parts[2]} cannot be used here: {absent}", NOTHING)
     # torch reads it at import: no pool of compiling processes for one case.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     script = given.script or Path(f"explain-{file_name(given.case)}.py")
@@ -112,15 +103,9 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     (case,) = matrix.cases(selection)
 
     bench = Bench(matrix, {name: device}, {name: Status(name, SUPPORTED)}, Store(folder))
-    asked = Asked(
-        bench,
-        case,
-        script,
-        layers=not given.no_layers,
-        limit=given.timeout,
-        imports=imports.announced(),
-        steps=os.dup(2),  # the fork has another standard error
-    )
+    steps = os.dup(2)  # the fork has another standard error
+    layers, limit = not given.no_layers, given.timeout
+    asked = Asked(bench, case, script, layers=layers, limit=limit, imports=imports.announced(), steps=steps)
     try:
         return explained(asked)
     except CleanProcessError as error:

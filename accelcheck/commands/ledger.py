@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_many
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -31,13 +31,10 @@ def add(commands: Any) -> None:
         help="malformed and expired entries, patterns of no case, overlaps; with journals also what nothing needs",
     )
     check.add_argument("files", nargs="*", type=Path, metavar="FILE", help="ledgers (default: those of accelcheck)")
-    add_many(
-        check,
-        "--journal",
-        "FILE",
-        "journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named",
-        type=Path,
+    meaning = (
+        "journal of a run; repeatable: entries that its cases do not show, and sizes far larger than seen, are named"
     )
+    add_many(check, "--journal", "FILE", meaning, type=Path)
     examples(
         check,
         ("accelcheck ledger check", "the ledgers of accelcheck"),
@@ -67,8 +64,7 @@ def _check(given: argparse.Namespace) -> int:
     try:
         runs = load(given.journal)
     except JournalError as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     config = registered.here()
     names = [*devices(registered.devices(config)), *(run.device for run in runs), *ledger_check.devices(paths)]
     selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
@@ -76,13 +72,8 @@ def _check(given: argparse.Namespace) -> int:
     records = [record for run in runs for record in run.records] if given.journal else None
     checked = ledger_check.check(paths, ids, _today(), records)
     tally = f"{len(checked.wrong)} to change, {len(checked.notes)} to look at"
-    console.show(
-        [
-            *(f"wrong: {line}" for line in checked.wrong),
-            *(f"note: {line}" for line in checked.notes),
-            f"{len(paths)} ledgers, {checked.entries} entries: {tally}",
-        ]
-    )
+    lines = [*(f"wrong: {line}" for line in checked.wrong), *(f"note: {line}" for line in checked.notes)]
+    console.show([*lines, f"{len(paths)} ledgers, {checked.entries} entries: {tally}"])
     return RED if checked.wrong else GREEN
 
 
@@ -97,13 +88,11 @@ def _suggest(given: argparse.Namespace) -> int:
         names = tuple(dict.fromkeys(run.device for run in runs))
         ledger = Ledger.load((*shipped(names), *given.ledger))
     except (JournalError, LedgerError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     lines, count = ledger_stubs.suggest(runs, ledger, _today(), _titles)
     if not count:
         told = [line for line in lines if "no ledger can expect" in line]
-        console.show(["accelcheck: no failure that a ledger could expect", *told], sys.stderr)
-        return NOTHING
+        return refuse("\n".join(["no failure that a ledger could expect", *told]), NOTHING)
     console.show(lines)
     entries = "1 entry" if count == 1 else f"{count} entries"
     console.show([f"accelcheck: {entries}; write the reason, the link and the owner of each"], sys.stderr)

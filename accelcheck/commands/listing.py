@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.devices.base import Device, Status
+    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
 
 
@@ -48,16 +48,9 @@ def add(commands: Any) -> None:
     add_many(listing, "--model", "FILE:FUNCTION", "model of your own, as a further workload; repeatable")
     for name in ("technique", "workload"):
         add_many(listing, f"--{name}", "GLOB", f"{name}s by name; repeatable (default: all)")
-    listing.add_argument(
-        "--dtype",
-        action="append",
-        default=[],
-        choices=DTYPES,
-        help="with --cases: storage dtypes; repeatable (default: all)",
-    )
-    listing.add_argument(
-        "--level", type=int, choices=LEVELS, default=1, help="with --cases: highest level (default: 1)"
-    )
+    add_many(listing, "--dtype", None, "with --cases: storage dtypes; repeatable (default: all)", choices=DTYPES)
+    level = "with --cases: highest level (default: 1)"
+    listing.add_argument("--level", type=int, choices=LEVELS, default=1, help=level)
     add_json(listing)
     examples(
         listing,
@@ -98,22 +91,18 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
         if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
     # Reasons are printed if a workload is asked for.
-    asked = chosen.workloads.values() if given.workload else ()
     refusals = {
-        technique.name: {name: why for name, why in known.refusals(technique).items() if _named(name, given.technique)}
-        for technique in asked
+        workload.name: {name: why for name, why in known.refusals(workload).items() if _named(name, given.technique)}
+        for workload in (chosen.workloads.values() if given.workload else ())
     }
     if given.markdown:
         print("\n".join(shown.markdown(rows, chosen.workloads.values())))
         return GREEN
-    statuses = _probed([name for name in places if name != capabilities.GENERIC], extra)
+    statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
     if given.json:
-        body = {
-            "techniques": catalogue.techniques_as_json(rows),
-            "devices": {name: status.as_json() for name, status in statuses.items()},
-            "refusals": {name: dict(reasons) for name, reasons in refusals.items()},
-        }
-        print_json("list techniques", body)
+        devices_as_json = {name: status.as_json() for name, status in statuses.items()}
+        techniques = catalogue.techniques_as_json(rows)
+        print_json("list techniques", {"techniques": techniques, "devices": devices_as_json, "refusals": refusals})
     else:
         console.show(shown.text(rows, statuses))
         for name, reasons in refusals.items():
@@ -156,15 +145,9 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
                 raise unknown_device(name, legal, "--import")
         names = tuple(given.device)
     else:
-        names = tuple(name for name, status in _probed(None, extra).items() if status.present)
-    selection = Selection(
-        names,
-        techniques=tuple(given.technique),
-        workloads=tuple(given.workload),
-        dtypes=tuple(given.dtype),
-        level=given.level,
-    )
-    cases = known.cases(selection)
+        names = tuple(name for name, status in probe(None, extra=extra)[0].items() if status.present)
+    techniques, workloads, dtypes = tuple(given.technique), tuple(given.workload), tuple(given.dtype)
+    cases = known.cases(Selection(names, techniques, workloads, dtypes, level=given.level))
     if given.json:
         print_json("list cases", {"cases": catalogue.cases_as_json(cases)})
     else:
@@ -180,16 +163,12 @@ def _devices(given: argparse.Namespace) -> int:
     for name in given.device:
         if name not in legal and not imports.announced():
             raise unknown_device(name, legal, "--import")
-    statuses = _probed(given.device or None, extra)
+    statuses, _ = probe(given.device or None, extra=extra)
     if given.json:
         print_json("list devices", {"devices": [status.as_json() for status in statuses.values()]})
     else:
         console.show([catalogue.devices(statuses.values())])
     return GREEN
-
-
-def _probed(names: Sequence[str] | None, extra: Sequence[Device]) -> dict[str, Status]:
-    return probe(names, extra=extra)[0]
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, RED, USAGE
+from accelcheck.commands.common import GREEN, RED, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -46,11 +45,9 @@ def _merge(given: argparse.Namespace) -> int:
     try:
         merged = merging.merge(given.journals, given.output, same_device=given.same_device)
     except merging.DifferentDevicesError as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return RED
+        return refuse(error, RED)
     except JournalError as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     runs = [f"  {', '.join(sorted(part.identities)) or 'no device'}: {part.name}" for part in merged.parts]
     console.show([*merged.notes])
     console.show([f"{given.output}: {len(runs)} runs, {merged.cases:,} cases", *runs])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE, add_many
+from accelcheck.commands.common import GREEN, add_many, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -25,20 +24,13 @@ def add(commands: Any) -> None:
     )
     pack.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, merged ones too")
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="package to write")
-    add_many(
-        pack,
-        "--ledger",
-        "FILE",
-        "ledger that a run used; repeatable. accelcheck's own, and those beside the journals and in this folder, are "
-        "found by hash",
-        type=Path,
-    )
+    own = "accelcheck's own, and those beside the journals and in this folder, are found by hash"
+    add_many(pack, "--ledger", "FILE", f"ledger that a run used; repeatable. {own}", type=Path)
     add_many(pack, "--log", "FILE", "log to pack; repeatable", type=Path)
     add_many(pack, "--file", "FILE", "other file to pack, such as the answers of an assessment; repeatable", type=Path)
     pack.add_argument("--sign", type=Path, metavar="KEY", help="sign with this secret key of minisign")
-    pack.add_argument(
-        "--allow-missing", action="store_true", help="pack although a ledger that a run used is not there"
-    )
+    meaning = "pack although a ledger that a run used is not there"
+    pack.add_argument("--allow-missing", action="store_true", help=meaning)
     examples(
         pack,
         ("accelcheck pack journal.jsonl -o device.accelpack", "a run, with its ledgers and must-pass lists"),
@@ -64,22 +56,14 @@ def _pack(given: argparse.Namespace) -> int:
             allow_missing=given.allow_missing,
         )
     except (JournalError, packing.PackError, signing.SigningError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     records = sum(journal.lines for journal in packed.manifest.journals)
     signed = f"signed with {given.sign}" if given.sign else "not signed: give --sign KEY so that changes can be found"
-    console.show(
-        [
-            *packed.notes,
-            (
-                f"{given.output}: {len(packed.manifest.journals)} journals with {records:,} lines, "
-                f"{len(packed.manifest.members)} members"
-            ),
-            *(f"  {member.size:>12,} B  {member.name}" for member in packed.manifest.members),
-            f"SHA-256 of the manifest: {packed.digest}",
-            signed,
-        ]
-    )
+    members = packed.manifest.members
+    tally = f"{len(packed.manifest.journals)} journals with {records:,} lines, {len(members)} members"
+    listed = (f"  {member.size:>12,} B  {member.name}" for member in members)
+    digest = f"SHA-256 of the manifest: {packed.digest}"
+    console.show([*packed.notes, f"{given.output}: {tally}", *listed, digest, signed])
     return GREEN
 
 

@@ -61,12 +61,9 @@ class Parser(argparse.ArgumentParser):
 
     def commands(self) -> Mapping[str, Parser]:
         """Parsers of its commands, by name."""
-        return {
-            name: command
-            for action in self._actions
-            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - argparse has no public name for it
-            for name, command in action.choices.items()
-        }
+        kind = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
+        actions = (action for action in self._actions if isinstance(action, kind))
+        return {name: command for action in actions for name, command in action.choices.items()}
 
     def all_commands(self) -> Iterator[Parser]:
         """Yields this parser and those of all commands below it."""
@@ -120,11 +117,9 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def print_json(kind: str, body: Mapping[str, Any]) -> None:
-    """Prints one JSON object with its schema and kind.
+    """Prints one JSON object with its schema and kind, the name of the command.
 
-    Args:
-        kind: Name of the command.
-        body: JSON-ready values. Numbers that are not finite, which JSON lacks, become null.
+    Numbers of the body that are not finite, which JSON lacks, become null.
     """
     print(json.dumps({"schema": SCHEMA, "kind": kind, **_finite(body)}, indent=1, allow_nan=False))
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, USAGE, add_many
+from accelcheck.commands.common import GREEN, add_many, refuse
 from accelcheck.commands.parsing import examples
 from accelcheck.core.journal import JournalError
 from accelcheck.report import results
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
     from accelcheck.report.run import DeviceRun
 
 FORMATS = {
-    "html": ("-o", "one HTML file for people: verdict, causes, matrix, a page for each case; opens without a network"),
-    "markdown": ("", "a summary for a pull request"),
-    "ctrf": ("", "JSON of the Common Test Report Format"),
-    "ocptv": ("", "JSON lines of OCP's test and validation format"),
+    "html": "one HTML file for people: verdict, causes, matrix, a page for each case; opens without a network",
+    "markdown": "a summary for a pull request",
+    "ctrf": "JSON of the Common Test Report Format",
+    "ocptv": "JSON lines of OCP's test and validation format",
 }
-"""Short option and help of each format, by long option."""
+"""Help of each format, by option. All but HTML are texts that a module of `accelcheck.report` makes."""
 
 
 def add(commands: Any) -> None:
@@ -35,14 +33,12 @@ def add(commands: Any) -> None:
         "become one; several devices stand beside each other. Runs nothing, and needs no torch and no device.",
     )
     report.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="journals, also merged ones")
-    for name, (short, text) in FORMATS.items():
-        report.add_argument(*filter(None, (short, f"--{name}")), type=Path, metavar="FILE", help=f"write {text}")
-    add_many(
-        report, "--curve", "FILE", "a result of `accelcheck curve --json`, for the HTML page; repeatable", type=Path
-    )
-    add_many(
-        report, "--claims", "FILE", "a result of `accelcheck claims --json`, for the HTML page; repeatable", type=Path
-    )
+    for name, text in FORMATS.items():
+        options = ("-o", "--html") if name == "html" else (f"--{name}",)
+        report.add_argument(*options, type=Path, metavar="FILE", help=f"write {text}")
+    for name in ("curve", "claims"):
+        meaning = f"a result of `accelcheck {name} --json`, for the HTML page; repeatable"
+        add_many(report, f"--{name}", "FILE", meaning, type=Path)
     examples(
         report,
         ("accelcheck report journal.jsonl journal-speed.jsonl -o report.html", "a page for people"),
@@ -58,50 +54,31 @@ def _report(given: argparse.Namespace) -> int:
 
     asked = {name: path for name in FORMATS if (path := getattr(given, name)) is not None}
     if not asked:
-        options = ", ".join(f"--{name} FILE" for name in FORMATS)
-        print(
-            f"accelcheck: nothing to write: expected at least one of {options}; -o FILE is --html FILE", file=sys.stderr
-        )
-        return USAGE
+        options = f"at least one of {', '.join(f'--{name} FILE' for name in FORMATS)}; -o FILE is --html FILE"
+        return refuse(f"nothing to write: expected {options}")
     try:
         for path in asked.values():
             results.writable(path)
         runs = load(given.journals)
         for name, path in asked.items():
-            _WRITERS[name](path, runs, given)
+            _write(name, path, runs, given)
     except (JournalError, ResultFileError, results.ResultsError) as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     for path in asked.values():
         print(f"report: {path}")
     return GREEN
 
 
-def _html(path: Path, runs: tuple[DeviceRun, ...], given: argparse.Namespace) -> None:
+def _write(name: str, path: Path, runs: tuple[DeviceRun, ...], given: argparse.Namespace) -> None:
+    from accelcheck.report import ctrf, markdown, ocptv
     from accelcheck.report.html import document, experiments
 
-    curves = [experiments.curve(file) for file in given.curve]
-    claims = [experiments.claims(file) for file in given.claims]
-    document.write(path, runs, curves, claims)
+    if name == "html":
+        curves, claims = map(experiments.curve, given.curve), map(experiments.claims, given.claims)
+        document.write(path, runs, [*curves], [*claims])
+    else:
+        text_of = {"markdown": markdown.page, "ctrf": ctrf.document, "ocptv": ocptv.document}
+        results.save(path, text_of[name](runs))
 
 
-def _markdown(path: Path, runs: tuple[DeviceRun, ...], _: argparse.Namespace) -> None:
-    from accelcheck.report import markdown
-
-    results.save(path, markdown.page(runs))
-
-
-def _ctrf(path: Path, runs: tuple[DeviceRun, ...], _: argparse.Namespace) -> None:
-    from accelcheck.report import ctrf
-
-    results.save(path, ctrf.document(runs))
-
-
-def _ocptv(path: Path, runs: tuple[DeviceRun, ...], _: argparse.Namespace) -> None:
-    from accelcheck.report import ocptv
-
-    results.save(path, ocptv.document(runs))
-
-
-_WRITERS: Mapping[str, Any] = {"html": _html, "markdown": _markdown, "ctrf": _ctrf, "ocptv": _ocptv}
 COMMANDS = (add,)

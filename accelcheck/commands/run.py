@@ -40,20 +40,10 @@ def add(commands: Any) -> None:
         "exit code: 0 all right, 1 some cases are not, 2 interrupted, 4 wrong usage, 5 nothing could run.",
     )
     add_selection(command)
-    command.add_argument(
-        "--level",
-        type=int,
-        choices=LEVELS,
-        default=_level(),
-        help=f"1 smoke, 2 standard, 3 full, 4 soak (default: ${LEVEL}, or 1)",
-    )
-    command.add_argument(
-        "--journal",
-        type=Path,
-        metavar="FILE",
-        help="new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder); timed cases go to "
-        "FILE-speed",
-    )
+    level = f"1 smoke, 2 standard, 3 full, 4 soak (default: ${LEVEL}, or 1)"
+    command.add_argument("--level", type=int, choices=LEVELS, default=_level(), help=level)
+    journal = "new file for the records (default: accelcheck-DEVICE-DATE.jsonl in this folder)"
+    command.add_argument("--journal", type=Path, metavar="FILE", help=f"{journal}; timed cases go to FILE-speed")
     command.add_argument(
         "--report", type=Path, metavar="FILE", help="HTML report (default: accelcheck-DATE.html in this folder)"
     )
@@ -127,12 +117,8 @@ def _start(half: Half) -> int:
 
 def verdict(codes: Sequence[int]) -> int:
     """Combines exit codes of runs: one that ended early, else red, else green; 5 if none had a case."""
-    for code in codes:
-        if code not in RAN:
-            return code
-    if RED in codes:
-        return RED
-    return GREEN if GREEN in codes else NOTHING
+    early = (code for code in codes if code not in RAN)
+    return next(early, RED if RED in codes else GREEN if GREEN in codes else NOTHING)
 
 
 def _close(planned: Mapping[str, Sequence[Path]], report: Path, code: int) -> None:
@@ -177,14 +163,10 @@ def _tally(journals: Sequence[Path]) -> str:
 def _qualified(journals: Sequence[Path]) -> list[str]:
     """Describes whether a device qualifies, and why not, if the whole of a level was asked for."""
     try:
-        qualifications = [qualification for run in load(journals) if (qualification := whole(run)) is not None]
+        qualified = [level for run in load(journals) if (level := whole(run)) is not None]
     except JournalError:
         return []  # the tally reports it
-    return [
-        escaped(line)
-        for qualification in qualifications
-        for line in (str(qualification), *(f"  {reason}" for reason in qualification.reasons))
-    ]
+    return [escaped(line) for level in qualified for line in (str(level), *(f"  {why}" for why in level.reasons))]
 
 
 COMMANDS = (add,)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, chosen, positive, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, chosen, positive, refuse, usable
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.files import scratch
 from accelcheck.devices import hardware
@@ -79,8 +79,7 @@ def _selftest(given: argparse.Namespace) -> int:
     else:
         console.show([*report.whole(outcomes, given.device, runner.ground(rows)), f"{seconds:.0f} s"])
     if died:
-        print(f"accelcheck: {died}", file=sys.stderr)
-        return RED
+        return refuse(died, RED)
     if not any(outcome.ran and not outcome.plain for outcome in outcomes):
         return NOTHING
     return GREEN if all(outcome.good for outcome in outcomes) else RED

@@ -28,13 +28,9 @@ RAN = frozenset({0, 1, 5})
 
 @dataclass(frozen=True)
 class Half:
-    """One run of pytest.
+    """One run of pytest: its journal, arguments, and variables besides those of this process.
 
-    Attributes:
-        journal: Journal file.
-        words: Arguments of pytest.
-        environ: Variables besides those of this process.
-        timed: True if it times cases, alone on the machine.
+    A `timed` one times cases, alone on the machine.
     """
 
     journal: Path
@@ -48,7 +44,6 @@ class Session:
     """Both halves of a run on a device.
 
     Attributes:
-        device: Name of the device.
         journal: Journal of the first half, unless `more` names another one; the second half writes beside it.
         chosen: Options that select cases, for both halves.
         more: Arguments of the user for pytest; they come last, so that they win.
@@ -62,11 +57,9 @@ class Session:
     command: str = ""
 
     def run(self, start: Callable[[Half], int], timed: Callable[[], Sequence[str] | None] = lambda: ()) -> list[int]:
-        """Judges, then times unless the first half was cut off; returns the exit codes of pytest.
+        """Judges, then times unless the first half was cut off; returns the exit codes that `start` returns of pytest.
 
-        Args:
-            start: Function that runs pytest and returns its exit code.
-            timed: Function called after judging that returns further options of the second half; None to skip it.
+        After judging, `timed` returns further options of the second half; None to skip it.
         """
         codes = [start(self.judged())]
         if codes[0] in RAN and (chosen := timed()) is not None:
@@ -94,11 +87,9 @@ class Session:
 
     def _named(self) -> Path | None:
         """Returns the journal that the user names."""
-        for word in reversed(joined(self.more)):
-            option, _, path = word.partition("=")
-            if option in {"--accel-journal", "--accel-resume"} and path:
-                return Path(path)
-        return None
+        words = (word.partition("=") for word in reversed(joined(self.more)))
+        named = (path for option, _, path in words if option in {"--accel-journal", "--accel-resume"} and path)
+        return next(map(Path, named), None)
 
     def _option(self) -> tuple[str, ...]:
         return () if self._named() else (f"--accel-journal={self.journal}",)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, RED, USAGE
+from accelcheck.commands.common import GREEN, RED, refuse
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ def _verify(given: argparse.Namespace) -> int:
     try:
         verified = verifying.verify(given.package, given.key)
     except (archive.NotPackageError, signing.SigningError) as error:
-        console.show([f"accelcheck: {error}"], sys.stderr)
-        return USAGE
+        return refuse(error)
     console.show(_lines(verified))
     return GREEN if verified.intact and verified.qualifies else RED
 

@@ -1,8 +1,12 @@
-"""Reads untrusted files within bounds: regular files of a stated size, in lines of a stated length. No torch."""
+"""Reads untrusted files within bounds: regular files of a stated size, in lines of a stated length. No torch.
+
+Each reader raises `UnreadableFileError` where a file cannot be opened, is no regular file, or exceeds a bound.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import stat
 from contextlib import contextmanager
@@ -30,14 +34,7 @@ class AbsentFileError(UnreadableFileError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a file, such as a member of an archive, which is read in place.
-
-    Attributes:
-        path: The file.
-        start: Offset of its first byte.
-        size: Length in bytes.
-        name: Name in errors.
-    """
+    """A part of a file, such as a member of an archive: `size` bytes from `start` on, under a name in errors."""
 
     path: Path
     start: int
@@ -67,11 +64,7 @@ class _Window(io.RawIOBase):
 
 
 def read(source: Source, most: int) -> bytes:
-    """All bytes of a file of at most `most`.
-
-    Raises:
-        UnreadableFileError: It cannot be read, is no regular file, or has more.
-    """
+    """All bytes of a file of at most `most`."""
     with opened(source, most) as file:
         content = file.read(most + 1)
     if len(content) > most:  # it grew
@@ -80,11 +73,7 @@ def read(source: Source, most: int) -> bytes:
 
 
 def chunks(source: Source, most: int = MOST_FILE, size: int = MIB) -> Iterator[bytes]:
-    """The bytes of a file, `size` at once.
-
-    Raises:
-        UnreadableFileError: It cannot be read, is no regular file, or has more than `most` bytes.
-    """
+    """The bytes of a file of at most `most`, `size` at once."""
     with opened(source, most) as file:
         while chunk := file.read(size):
             yield chunk
@@ -93,18 +82,12 @@ def chunks(source: Source, most: int = MOST_FILE, size: int = MIB) -> Iterator[b
 def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1, each with its line end; only the last one may lack it.
 
-    Args:
-        path: A regular file, a link to one, or a part of one.
-        most_file: Most bytes of the file.
-        most_line: Most bytes of a line.
-
-    Raises:
-        UnreadableFileError: It cannot be read, is no regular file, or exceeds a bound.
+    The file may have `most_file` bytes, and a line `most_line`.
     """
     with opened(path, most_file) as file:
-        number = 0
-        while line := file.readline(most_line + 1):
-            number += 1
+        for number in itertools.count(1):
+            if not (line := file.readline(most_line + 1)):
+                return
             if len(line) > most_line:
                 raise UnreadableFileError(f"{path}:{number}: expected a line of at most {most_line:,} bytes, got more")
             yield number, line
@@ -112,12 +95,7 @@ def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) 
 
 @contextmanager
 def opened(source: Source, most: int) -> Iterator[IO[bytes]]:
-    """A context with a file that is open for reading.
-
-    Raises:
-        AbsentFileError: There is no such file.
-        UnreadableFileError: It cannot be opened, is no regular file, or has more than `most` bytes.
-    """
+    """A context with a file of at most `most` bytes that is open for reading; raises `AbsentFileError` without one."""
     path = source.path if isinstance(source, Piece) else source
     try:
         # A named pipe without a writer would be waited for.

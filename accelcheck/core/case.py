@@ -192,20 +192,15 @@ class Evidence:
     def unseen(cls, claim: str, why: str) -> Self:
         """Evidence that a device does not expose: a verdict needs other evidence, since it says nothing on the claim.
 
-        Args:
-            claim: The claim, worded as for evidence that can be had.
-            why: The attempt, and its result.
+        The claim is worded as for evidence that can be had; `why` says what was tried, and what came.
         """
         return cls(f"{UNSEEN}{claim}", why, engaged=True)
 
     @classmethod
     def stayed(cls, strays: Mapping[str, int], device: str, where: str = "") -> Self:
-        """Evidence that no operator left a device for the CPU.
+        """Evidence that no operator left a device for the CPU, from the number of calls on the CPU by operator.
 
-        Args:
-            strays: Number of calls on the CPU, by operator.
-            device: Name of the device.
-            where: The processes, in words; empty for this one.
+        `where` names the processes in words; empty for this one.
         """
         counts = tuple(sorted(strays.items()))
         listed = ", ".join(f"{name} x{count}" for name, count in counts)

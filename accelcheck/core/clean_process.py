@@ -96,11 +96,8 @@ class CleanProcess:
     def call(self, function: Callable[..., Any], *arguments: Any, limit: float | None = None) -> Any:
         """The result of a function in the process that computes; its exception is raised here too.
 
-        Args:
-            function: Function to call.
-            *arguments: Its arguments.
-            limit: Seconds after which that process and its children are killed. A process that takes the place of
-                another has further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
+        After `limit` seconds that process and its children are killed. A process that takes the place of another has
+        further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
 
         Raises:
             CleanProcessError: The process died during the call, or none begins, or the call cannot be sent.
@@ -126,11 +123,7 @@ class CleanProcess:
         return value
 
     def _outcome(self, name: str, limit: float | None) -> tuple[bool, Any]:
-        """True and the exception of a call that has begun, or False and its result; ends a call after `limit` seconds.
-
-        Raises:
-            CleanProcessError: The process ended during the call.
-        """
+        """True and the exception of a call that has begun, or False and its result; it ends after `limit` seconds."""
         killed = None
         while True:
             if limit is not None and killed is None and not self._pipe.poll(limit):
@@ -170,11 +163,7 @@ class CleanProcess:
         return message
 
     def _first(self) -> tuple[Any, ...]:
-        """A message before a call begins; a fork that sends none is killed, and the next one takes the call.
-
-        Raises:
-            CleanProcessError: The next fork sends none either.
-        """
+        """A message before a call begins; a fork that sends none is killed, and the next one takes the call."""
         if not self._pipe.poll(self._seconds):
             kill_tree(self._pid, itself=False)
             self._late += 1
@@ -313,12 +302,7 @@ def _orphaned(*_: object) -> NoReturn:
 
 
 def _compute(
-    caller: int,
-    keeper: int,
-    pipe: Connection,
-    state: mmap.mmap,
-    known: Sequence[object],
-    begin: Callable[[], object],
+    caller: int, keeper: int, pipe: Connection, state: mmap.mmap, known: Sequence[object], begin: Callable[[], object]
 ) -> NoReturn:
     try:
         signal.signal(ORPHANED, signal.SIG_DFL)
@@ -348,14 +332,11 @@ def _answer(pipe: Connection, message: bytes, latest: int, known: Sequence[objec
     if call != latest:  # its caller was interrupted
         return
     pipe.send_bytes(pickle.dumps((_BEGUN, call)))
-    trace, outcome = "", None  # type: str, BaseException | None
     try:
         function, arguments = _Unpickler(io.BytesIO(content), known).load()
         answer = pickle.dumps((_ANSWER, call, False, function(*arguments)))
     except BaseException as error:  # noqa: BLE001 - the caller raises it again: `pytest.skip` is no `Exception`
-        trace, outcome = "".join(traceback.format_exception(error)), error
-    if outcome is not None:
-        answer = _raised(call, outcome, trace)
+        answer = _raised(call, error, "".join(traceback.format_exception(error)))
     pipe.send_bytes(answer)
 
 

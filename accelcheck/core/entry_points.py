@@ -34,13 +34,9 @@ def spec(module: str) -> ModuleSpec | None:
 
 
 def beside(device: str, *path: str) -> Path | None:
-    """A file beside the module that a device's entry point names; None where there is none.
+    """A file beside the module that a device's entry point names, such as ``ledgers/npu.toml``; None without one.
 
     Nothing is imported: reports of untrusted journals look for these files too.
-
-    Args:
-        device: Name of the device and of its entry point.
-        path: The file's path from the module's folder, such as ``ledgers`` and ``npu.toml``.
     """
     named = [entry for entry in entries(DEVICES) if entry.name == device]
     if len(named) != 1:  # two would be refused when a run begins

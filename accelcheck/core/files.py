@@ -33,14 +33,8 @@ def file_name(text: str) -> str:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A binary file that takes the place of `path` when the block ends: a reader finds the old content or the new.
 
-    `path` stays as it is when the block raises. Several processes may write at once; the last one wins.
-
-    Args:
-        path: Final path, in a folder that exists.
-        durable: True for a file that outlives a power failure, once the block has ended.
-
-    Raises:
-        OSError: The file cannot be written.
+    `path`, in a folder that exists, stays as it is when the block raises, or the file cannot be written. Several
+    processes may write at once; the last one wins. A `durable` file outlives a power failure, once the block has ended.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
@@ -68,8 +62,7 @@ def scratch() -> Path:
 
     It is removed when that process ends, even killed, so that files of killed children do not outlive the run.
     """
-    known = [*_KNOWN, *map(Path, filter(None, [os.environ.get(SCRATCH)]))]
-    for folder in known:
+    for folder in (*_KNOWN, *map(Path, filter(None, [os.environ.get(SCRATCH)]))):
         if folder.is_dir():
             return folder
     folder, remove = _guarded("accelcheck-")

@@ -28,16 +28,14 @@ def run(
     """Runs a program until it ends, in this process group and with these standard streams.
 
     SIGINT, SIGTERM and SIGHUP that this process gets are handed on, except for those of the terminal's keys, which
-    reach the program anyway. The program is killed when this process is.
+    reach the program anyway. The program is killed when this process is. The exit status is 128 plus the number of the
+    signal that ended it.
 
     Args:
         command: The program and its arguments.
         environ: Variables besides those of this process.
         output: File that takes the place of its standard output and error.
         meanwhile: Function called every `INTERVAL` seconds; once it returns True, the program is interrupted.
-
-    Returns:
-        The exit status; 128 plus the number of the signal that ended it.
     """
     parent = os.getpid()
     waited = {*_HANDED_ON, signal.SIGCHLD}

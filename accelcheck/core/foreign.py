@@ -31,13 +31,10 @@ _STDERR: list[int] = []
 
 
 class ForeignCodeError(ValueError):
-    """Code of another package raised, did not return in time, or gave a wrong result.
-
-    Attributes:
-        late: True when it did not return in time.
-    """
+    """Code of another package raised, did not return in time, or gave a wrong result."""
 
     late = False
+    """True when it did not return in time."""
 
 
 class _LateError(BaseException):
@@ -58,14 +55,11 @@ def stderr() -> int:
 
 @contextmanager
 def calling(what: str, seconds: float = 0.0) -> Iterator[None]:
-    """A context for calls of another package's code.
+    """A context for calls of another package's code; raises `ForeignCodeError` where that raises or takes too long.
 
     Args:
         what: Package, class and method, for the error.
         seconds: Time limit in seconds; 0 for none. Ignored outside of the main thread and while another alarm is set.
-
-    Raises:
-        ForeignCodeError: It raised, or took longer.
     """
     try:
         with _bounded(seconds):
@@ -103,11 +97,9 @@ def _bounded(seconds: float) -> Iterator[None]:
 
 def _shown(error: BaseException) -> str:
     """The last lines of the traceback, without the frames of this module."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in {__file__, _CONTEXTS}
-    ]
-    lines = "".join(traceback.format_list(frames)).splitlines()
-    return "\n".join(lines[-LINES:])
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [frame for frame in frames if frame.filename not in {__file__, _CONTEXTS}]
+    return "\n".join("".join(traceback.format_list(others)).splitlines()[-LINES:])
 
 
 _CONTEXTS = contextmanager.__code__.co_filename

@@ -26,11 +26,7 @@ class ModuleImportError(ImportError):
 
 
 def announce(modules: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the modules that `load` imports, in this process and in those that it starts from now on.
-
-    Args:
-        modules: Names of the modules; none removes those that were set.
-        environ: Environment to change.
+    """Sets the modules that `load` imports, in this process and in those that it starts from now on; none removes them.
 
     Raises:
         UnknownNameError: A name is not that of a module.
@@ -51,37 +47,22 @@ def announced() -> tuple[str, ...]:
 
 
 def load() -> None:
-    """Imports the announced modules, in order. Call it in every process before it uses or unpickles a device.
-
-    Raises:
-        ModuleImportError: One of them cannot be imported.
-    """
+    """Imports the announced modules, in order. Call it in every process before it uses or unpickles a device."""
     for name in announced():
         load_one(name)
 
 
 def load_one(name: str) -> None:
-    """Imports one module.
-
-    Raises:
-        ModuleImportError: It cannot be imported.
-    """
+    """Imports one module; raises `ModuleImportError` where it cannot be imported."""
     try:
         importlib.import_module(name)
     except Exception as error:
-        raise ModuleImportError(
-            f"module {name}: cannot be imported: {type(error).__name__}: {error}; {ADVICE}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ModuleImportError(f"module {name}: cannot be imported: {why}; {ADVICE}") from error
 
 
 def unknown_device(word: str, legal: Sequence[str], option: str = OPTION) -> UnknownNameError:
-    """The error for an unknown device.
-
-    Args:
-        word: Name of the unknown device.
-        legal: Names of the known devices.
-        option: Option, of the pytest run or of the command, that takes a module.
-    """
+    """The error for an unknown device; the `option`, of the pytest run or of the command, takes a module."""
     return UnknownNameError(
         f"{unknown('device', word, legal)} A backend that only conftest.py imports is not found, because child "
         f"processes look for devices: give {option}=MODULE, or install it as a package with a torch.backends entry "

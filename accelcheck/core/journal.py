@@ -56,10 +56,7 @@ class Known:
     """The expectation that an entry of a ledger has of a case.
 
     Attributes:
-        verdict: Expected verdict.
         at_most: Largest expected size of a fault, or the class of an exception.
-        reason: Reason of the entry.
-        link: Link of the entry.
         fault: Fault that the entry is about and does not cover; None where the case does not fail, or as expected.
     """
 
@@ -174,11 +171,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """A record from the values of `as_json`, without unknown fields.
-
-        Raises:
-            JournalError: A field is missing or has a value outside its range; the message names it.
-        """
+        """A record from the values of `as_json`; unknown fields are ignored, and a `JournalError` names a wrong one."""
         try:
             return msgspec.convert(data, cls, strict=False)  # `inf` and `nan` are texts in JSON
         except (msgspec.ValidationError, OverflowError, RecursionError) as error:
@@ -229,9 +222,8 @@ class Journal:
                     time.sleep(0.05)
                     continue
                 os.close(self._file)
-                raise JournalError(
-                    f"another run is writing to the journal {self.path}: give each run one of its own"
-                ) from error
+                busy = f"another run is writing to the journal {self.path}: give each run one of its own"
+                raise JournalError(busy) from error
             return
 
     def header(self, facts: Mapping[str, Any]) -> None:

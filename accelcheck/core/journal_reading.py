@@ -1,4 +1,8 @@
-"""Reads untrusted journals by schema, within bounds, line by line. No torch."""
+"""Reads untrusted journals by schema, within bounds, line by line. No torch.
+
+Each reader raises `JournalError`, whose message names file, line and field, where the file cannot be read, exceeds a
+bound, or a line is not JSON, of no known kind, of another schema, or has a field that is missing or out of range.
+"""
 
 from __future__ import annotations
 
@@ -85,12 +89,7 @@ class _Cut(Exception):  # noqa: N818 - the end of reading, no error
 def lines(path: bounded.Source, *, outlined: bool = False) -> Iterator[Line]:
     """The whole lines of a journal: each of a known kind, the first one a header. Cases are not read.
 
-    Args:
-        path: The journal.
-        outlined: True when `outline` is going to read each case: each line is then parsed once.
-
-    Raises:
-        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON or of no known kind.
+    With `outlined`, where `outline` is going to read each case, each line is parsed once.
     """
     try:
         yield from _lines(path, _outlines() if outlined else None)
@@ -99,12 +98,7 @@ def lines(path: bounded.Source, *, outlined: bool = False) -> Iterator[Line]:
 
 
 def sections(path: bounded.Source) -> Iterator[Section]:
-    """The runs of a journal, one by one.
-
-    Raises:
-        JournalError: The file cannot be read, exceeds a bound, or a line is not JSON, of another schema, or has a wrong
-            field; the message names file, line and field. A last line cut short is left out, and `Section.cut` says so.
-    """
+    """The runs of a journal, one by one. A last line cut short is left out, and `Section.cut` says so."""
     header: Mapping[str, Any] | None = None
     records: list[Record] = []
     end: Mapping[str, Any] | None = None
@@ -128,11 +122,7 @@ def sections(path: bounded.Source) -> Iterator[Section]:
 
 
 def read(path: bounded.Source) -> tuple[dict[str, Any], list[Record]]:
-    """The header and all case records of a journal of one run; both are empty where the run was cut off in its header.
-
-    Raises:
-        JournalError: The errors of `sections`; or the journal holds several runs.
-    """
+    """The header and all case records of a journal of one run; both are empty where it was cut off in its header."""
     runs = list(sections(path))
     if len(runs) > 1:
         raise JournalError(f"{path}: expected the journal of one run, got a merged one of {len(runs)}")
@@ -140,11 +130,7 @@ def read(path: bounded.Source) -> tuple[dict[str, Any], list[Record]]:
 
 
 def case(line: Line) -> Record:
-    """The record of a line of the kind ``case``.
-
-    Raises:
-        JournalError: A field is missing or has a value outside its range; the message names file, line and field.
-    """
+    """The record of a line of the kind ``case``."""
     record = _decoded(_CASE, line.raw, line.where, "not a case record: ")
     if line.schema == OLDER and record.verdict is Verdict.FAIL:
         faults = tuple(Fault(FaultKind.OTHER, text_line) for text_line in record.reason.splitlines())
@@ -156,9 +142,6 @@ def outline(line: Line) -> tuple[str, Verdict]:
     """The case id and the verdict of a line of the kind ``case``, whose fields are all checked.
 
     It takes a third of the time of `case`, since it makes no records.
-
-    Raises:
-        JournalError: The errors of `case`.
     """
     outlined = line.outlined or _decoded(_outlines(), line.raw, line.where, "not a case record: ")
     if not 0 <= outlined.compared <= LARGEST:
@@ -168,28 +151,20 @@ def outline(line: Line) -> tuple[str, Verdict]:
 
 
 def table(line: Line) -> Mapping[str, Any]:
-    """The fields of a line that is no case.
-
-    Raises:
-        JournalError: The line is not JSON, or a header of another schema.
-    """
+    """The fields of a line that is no case."""
     data = _decoded(_TABLE, line.raw, line.where)
-    if line.kind == "run" and data.get("schema") not in (SCHEMA, OLDER):
-        raise JournalError(
-            f"{line.where}: schema {text(repr(data.get('schema')), MOST_SHOWN)}; "
-            f"this accelcheck reads {OLDER} and {SCHEMA}"
-        )
+    if line.kind == "run" and (schema := data.get("schema")) not in (SCHEMA, OLDER):
+        got = text(repr(schema), MOST_SHOWN)
+        raise JournalError(f"{line.where}: schema {got}; this accelcheck reads {OLDER} and {SCHEMA}")
     return data
 
 
 @functools.cache
 def _outlines() -> msgspec.json.Decoder[Any]:
     """A decoder of the fields of `Record`, of the same types, into plain structures that do not check themselves."""
-    record = _plain(Record)
-    return msgspec.json.Decoder(
-        msgspec.defstruct("Outline", [("kind", Any, None), ("schema", Any, None)], bases=(record,), gc=False),
-        strict=False,
-    )
+    fields = [("kind", Any, None), ("schema", Any, None)]
+    outline = msgspec.defstruct("Outline", fields, bases=(_plain(Record),), gc=False)
+    return msgspec.json.Decoder(outline, strict=False)
 
 
 def _plain(kind: Any) -> Any:
@@ -224,14 +199,10 @@ def _lines(path: bounded.Source, quick: msgspec.json.Decoder[Any] | None = None)
                 if raw.endswith(b"\n"):
                     raise
                 raise _Cut from None
-            legal = ("run",) if not begun else KINDS
-            if not (isinstance(kind, str) and kind in legal):
-                got = f"field 'kind' is {text(repr(kind), MOST_SHOWN)}"
-                raise JournalError(
-                    f"{where}: {got}; expected {', '.join(KINDS[:-1])} or {KINDS[-1]}"
-                    if begun
-                    else f"{where}: {got}; expected run in the first line, the header"
-                )
+            if not (isinstance(kind, str) and kind in (KINDS if begun else KINDS[:1])):
+                legal = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}" if begun else "run in the first line, the header"
+                got = text(repr(kind), MOST_SHOWN)
+                raise JournalError(f"{where}: field 'kind' is {got}; expected {legal}")
             begun = True
             if kind == "run":
                 schema = fields.schema

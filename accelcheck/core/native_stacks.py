@@ -38,11 +38,9 @@ PROGRAMS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 
 def native_stacks(pid: int, seconds: float = SECONDS) -> str:
-    """The stacks of all threads of a process; empty where no debugger is installed, or none is permitted.
+    """The stacks of all threads of a process, which is stopped meanwhile, by a debugger within so many seconds.
 
-    Args:
-        pid: Number of the process, which is stopped meanwhile.
-        seconds: Time limit of each debugger, in seconds.
+    They are empty where no debugger is installed, or none is permitted.
     """
     for name, arguments in PROGRAMS.items():
         program = shutil.which(name)

@@ -22,9 +22,8 @@ def text(value: object, most: int = MOST_TEXT) -> str:
         return f"(no text: {type(error).__name__})"
     kept = whole[:most]
     if not kept.isprintable():
-        kept = "".join(
-            c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in kept
-        )
+        escaped = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in kept)
+        kept = "".join(escaped)
     return kept if len(whole) <= most else f"{kept} ({len(whole) - most} more characters)"
 
 
@@ -46,11 +45,7 @@ def plain(value: object) -> int | float | str:
 
 
 def number(value: object, what: str) -> float:
-    """A number, of a 0-D tensor too.
-
-    Raises:
-        TypeError: The value is no number; the message names `what` it was to be.
-    """
+    """A number, of a 0-D tensor too; the `TypeError` for anything else names `what` it was to be."""
     converted = plain(value)
     if isinstance(converted, str):
         raise TypeError(f"{what}: expected a number, got {type(value).__name__} {converted[:80]}")
@@ -58,16 +53,11 @@ def number(value: object, what: str) -> float:
 
 
 def truth(value: object, what: str) -> bool:
-    """The truth value of anything but a text, which would nearly always be true.
-
-    Raises:
-        TypeError: The value is a text, or raises; the message names `what` it was to be.
-    """
-    if not isinstance(value, str):
-        try:
-            return bool(value)
-        except Exception as error:
-            raise TypeError(
-                f"{what}: expected True or False, got {type(value).__name__}: {text(error, 200)}"
-            ) from error
-    raise TypeError(f"{what}: expected True or False, got the text {text(value, 80)!r}")
+    """The truth value of anything but a text, which would nearly always be true; an error names `what` it was to be."""
+    if isinstance(value, str):
+        raise TypeError(f"{what}: expected True or False, got the text {text(value, 80)!r}")
+    try:
+        return bool(value)
+    except Exception as error:
+        got = f"{type(value).__name__}: {text(error, 200)}"
+        raise TypeError(f"{what}: expected True or False, got {got}") from error

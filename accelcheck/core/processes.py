@@ -56,8 +56,7 @@ class End:
 
     Attributes:
         code: Exit status; the negative number of the signal that killed it.
-        limit: Seconds after which it was killed; None where it ended by itself.
-        silent: True when the limit was on its silence.
+        limit: Seconds, of its silence where `silent`, after which it was killed; None where it ended by itself.
     """
 
     code: int
@@ -87,12 +86,10 @@ class End:
 
 
 def calling(function: str, *arguments: object, parent: bool = False) -> list[str]:
-    """Arguments of an interpreter that calls a function with a list of texts, and dies with its parent.
+    """Arguments of an interpreter that calls ``package.module:name`` with a list of texts, and dies with its parent.
 
-    Args:
-        function: Function as ``package.module:name``; its result, unless it is None, is the exit status.
-        *arguments: Arguments of the function.
-        parent: True when this process starts the interpreter; otherwise a child of it does, such as torchrun.
+    The function's result, unless it is None, is the exit status. `parent` is True when this process starts the
+    interpreter; otherwise a child of it does, such as torchrun.
     """
     return ["-m", __name__, str(os.getpid()) if parent else "-", function, *map(str, arguments)]
 
@@ -100,16 +97,14 @@ def calling(function: str, *arguments: object, parent: bool = False) -> list[str
 class Child:
     """A running Python program; a context, which ends the program and its children.
 
-    Start it in a thread that lives as long as the child: the kernel kills a child of `calling` with that thread.
+    Start it in a thread that lives as long as the child: the kernel kills a child of `calling` with that thread. An
+    `OSError` where the interpreter cannot be started.
 
     Args:
         arguments: Arguments of the interpreter; `calling` makes them for a function.
         environ: Variables besides those of this process.
         python: The interpreter; by default this one, with the import path of this process.
         cwd: Working directory; by default that of this process.
-
-    Raises:
-        OSError: The interpreter cannot be started.
     """
 
     def __init__(
@@ -157,7 +152,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
         return self._process.pid
 
     @property
@@ -174,10 +168,7 @@ class Child:
             limit: Seconds after which the child and its children are killed.
             since: Reading of `time.monotonic` from which the limit counts; by default it counts from now.
             silence: True to restart the limit at each message; a silent child is then killed within twice the limit.
-            turns: True to return as well when the child has stopped itself (`stop`).
-
-        Returns:
-            Its end; None where it has stopped itself.
+            turns: True to return None when the child has stopped itself (`stop`).
         """
         if self._process.returncode is not None:
             return End(self._process.returncode, *self._killed)
@@ -221,11 +212,7 @@ class Child:
         return messages
 
     def end(self, grace: float = 0.0) -> None:
-        """Ends the program and its children, and removes their files.
-
-        Args:
-            grace: Seconds that the program has, after a SIGTERM, to end by itself.
-        """
+        """Ends the program and its children, after `grace` seconds from a SIGTERM on, and removes their files."""
         if self._process.returncode is not None:
             return
         tree = self._tree()
@@ -279,13 +266,10 @@ def _psutil() -> Any:
 
 
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Has the Linux kernel kill this process when its parent ends; does nothing elsewhere.
+    """Has the Linux kernel send a signal to this process when its parent ends; does nothing elsewhere.
 
-    A process that is stopped, or is measuring, would not notice, and would disturb the next measurement.
-
-    Args:
-        parent: Number of the parent, where it is known: it may have ended already.
-        number: Signal that the kernel sends.
+    A process that is stopped, or is measuring, would not notice, and would disturb the next measurement. A parent whose
+    number is given may have ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -313,12 +297,7 @@ def let_trace(pid: int) -> None:
 
 
 def kill_tree(pid: int, *, itself: bool = True) -> None:
-    """Kills a process and its descendants, except for orphans.
-
-    Args:
-        pid: Number of the process.
-        itself: False to kill the descendants alone.
-    """
+    """Kills a process, unless `itself` is False, and its descendants, except for orphans."""
     psutil = _psutil()
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -367,20 +346,12 @@ def _pickled(value: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Mailbox:
-    """A folder, private to a run, through which our own processes exchange named values.
-
-    Attributes:
-        folder: Path of the folder, which exists.
-    """
+    """A folder, which exists and is private to a run, through which our own processes exchange named values."""
 
     folder: Path
 
     def put(self, name: str, value: Any) -> None:
-        """Writes a value; readers find all of it or nothing.
-
-        Raises:
-            TypeError: It cannot be pickled: it holds an open file or a lock, say.
-        """
+        """Writes a value, of which readers find all or nothing; raises `TypeError` for an open file or a lock, say."""
         content = _pickled(value)
         with replacing(self.folder / name, durable=False) as file:
             file.write(content)
@@ -398,13 +369,7 @@ class Mailbox:
             (self.folder / name).unlink()
 
     def wait(self, names: Sequence[str], limit: float = math.inf, over: Callable[[], bool] = bool) -> list[Any] | None:
-        """The values under all the names, as soon as they are there; None where they do not come.
-
-        Args:
-            names: Names of the values.
-            limit: Seconds to wait.
-            over: Function that is True once no value will come any more.
-        """
+        """The values under all the names, as soon as they are there; None after `limit` seconds, or once `over`."""
         for _ in polls(limit):
             lost = over()  # first, so that values written before the end count
             if all(map(self.has, names)):

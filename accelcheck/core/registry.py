@@ -31,9 +31,6 @@ def discover(package: str, attribute: str) -> list[Any]:
 
     Modules whose name begins with an underscore are not imported: they may import compilers, which would slow every
     collection.
-
-    Raises:
-        ImportError: A module cannot be imported.
     """
     import pkgutil
 
@@ -48,19 +45,13 @@ def discover(package: str, attribute: str) -> list[Any]:
 
 
 def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
-    """Things by name, sorted by name, so that their order is the same on every machine.
-
-    Raises:
-        DuplicateNameError: Two things have the same name.
-    """
+    """Things by name, sorted by name, so that their order is the same on every machine; no two share a name."""
     by_name: dict[str, T] = {}
     for thing in things:
         other = by_name.setdefault(thing.name, thing)
         if other is not thing:
-            raise DuplicateNameError(
-                f"two {kind}s are named {thing.name!r}: "
-                f"{type(other).__module__} and {type(thing).__module__}; rename one"
-            )
+            places = f"{type(other).__module__} and {type(thing).__module__}"
+            raise DuplicateNameError(f"two {kind}s are named {thing.name!r}: {places}; rename one")
     return MappingProxyType(dict(sorted(by_name.items())))
 
 

@@ -27,12 +27,7 @@ LEGAL = f"I/N with 1 <= I <= N <= {LARGEST}, such as 1/4"
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several parts of equal size.
-
-    Attributes:
-        number: Number of the shard, from 1.
-        of: Number of all shards.
-    """
+    """One of several parts of equal size, by its number, from 1."""
 
     number: int
     of: int
@@ -64,9 +59,7 @@ class Shard:
 def absent(selections: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line for each selection of which journals lack shards.
 
-    Args:
-        selections: Untrusted selections of the headers of journals that have one device in common; malformed shards are
-            ignored.
+    The selections are of headers of untrusted journals that have one device in common; malformed shards are ignored.
     """
     present: dict[str, tuple[int, set[int]]] = {}
     for selection in selections:
@@ -76,14 +69,11 @@ def absent(selections: Iterable[Mapping[str, Any]]) -> list[str]:
             present.setdefault(repr((shard.of, rest)), (shard.of, set()))[1].add(shard.number)
     lines = []
     for of, numbers in present.values():
-        count = of - len(numbers)
-        if count:
-            first = list(itertools.islice((number for number in range(1, of + 1) if number not in numbers), MOST))
-            more = f" and {count - MOST:,} more" if count > MOST else ""
+        if count := of - len(numbers):
+            first = itertools.islice((number for number in range(1, of + 1) if number not in numbers), MOST)
+            named = ", ".join(map(str, first)) + (f" and {count - MOST:,} more" if count > MOST else "")
             word = "shard" if count == 1 else "shards"
-            lines.append(
-                f"incomplete: {word} {', '.join(map(str, first))}{more} of {of:,} missing, and with them their cases"
-            )
+            lines.append(f"incomplete: {word} {named} of {of:,} missing, and with them their cases")
     return lines
 
 

@@ -32,29 +32,19 @@ class StrangerError(ValueError):
 
 
 def toml(content: bytes) -> dict[str, Any]:
-    """The table of a document of TOML.
-
-    Raises:
-        StrangerError: It is not TOML, nested too deeply, or has a key of too many parts or a number of too many digits.
-    """
+    """The table of a document of TOML; no key may have too many parts."""
     return _parsed("TOML", _loaded, content)  # type: ignore[no-any-return]  # a document is a table
 
 
 def json(content: bytes) -> Any:
-    """The value of a document of JSON.
-
-    Raises:
-        StrangerError: It is not JSON, nested too deeply, or has a number of too many digits.
-    """
+    """The value of a document of JSON."""
     return _parsed("JSON", loads, content)
 
 
 def _loaded(content: str) -> dict[str, Any]:
     if match := _MANY_PARTS.search(content):
-        line = content.count("\n", 0, match.start()) + 1
-        raise StrangerError(
-            f"line {line}: expected keys of at most {MOST_PARTS} parts, got more: {quoted(match[0], 60)}"
-        )
+        line, key = content.count("\n", 0, match.start()) + 1, quoted(match[0], 60)
+        raise StrangerError(f"line {line}: expected keys of at most {MOST_PARTS} parts, got more: {key}")
     return tomllib.loads(content)
 
 
@@ -83,11 +73,7 @@ def quoted(value: object, most: int = QUOTED) -> str:
 class Pattern:
     """An untrusted regular expression, whose search takes time linear in the length of the text.
 
-    Args:
-        expression: An expression of RE2: without backreferences, lookahead and lookbehind.
-
-    Raises:
-        StrangerError: It is no such expression, or is too long.
+    It is one of RE2, without backreferences, lookahead and lookbehind; any other raises `StrangerError`.
     """
 
     def __init__(self, expression: str) -> None:

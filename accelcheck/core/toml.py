@@ -26,13 +26,7 @@ SCHEMA = "schema"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of an entry.
-
-    Attributes:
-        expected: Legal values in words, for the error.
-        legal: Function that is True for a legal value.
-        required: True when every entry must have it.
-    """
+    """A field of an entry: its legal values in words, for the error, and a function that is True for them."""
 
     expected: str
     legal: Callable[[Any], bool]
@@ -63,11 +57,7 @@ class TomlTable:
         return self.raises(f"{self.where}: field {quoted(field, 80)}: {what}")
 
     def checked(self, fields: Mapping[str, Field]) -> TomlTable:
-        """The entry, if its fields are legal.
-
-        Raises:
-            ValueError: An error of the class `raises`: a field is missing, unknown or not legal.
-        """
+        """The entry, if its fields are legal; an error of the class `raises` where one is missing, unknown or wrong."""
         for name in self.values:
             if name not in fields:
                 raise self.wrong(name, str(unknown("field", name, sorted(fields))))
@@ -87,18 +77,10 @@ def read(
     schema: int | tuple[int, ...] = (),
     older: str = "",
 ) -> list[TomlTable]:
-    """The tables ``[[kind]]`` of a file that has no others.
+    """The tables ``[[kind]]`` of a file that has no others; an error of the class `raises` for any other file.
 
-    Args:
-        path: The file.
-        kind: Name of the tables.
-        fields: Fields of each table.
-        raises: Class of the errors.
-        schema: Versions of the layout that the field ``schema`` may have, the newest first; empty without such a field.
-        older: Advice of the error for a file of an older layout.
-
-    Raises:
-        ValueError: An error of the class `raises`: the file cannot be read, or violates the description.
+    The field ``schema`` may have these versions of the layout; it is absent where there are none. For a file of an
+    older one the error has the advice `older`.
     """
     try:
         data = strangers.toml(bounded.read(path, LARGEST))
@@ -109,13 +91,8 @@ def read(
     known = {kind: Field(f"a list of tables, [[{kind}]]", lambda value: isinstance(value, list), required=False)}
     versions = (schema,) if isinstance(schema, int) else schema
     if versions:
-        known = {
-            SCHEMA: Field(
-                f"{' or '.join(map(str, versions))}, which this accelcheck reads" + (f" ({older})" if older else ""),
-                lambda value: type(value) is int and value in versions,
-            ),
-            **known,
-        }
+        legal = f"{' or '.join(map(str, versions))}, which this accelcheck reads" + (f" ({older})" if older else "")
+        known = {SCHEMA: Field(legal, lambda value: type(value) is int and value in versions), **known}
     tables = []
     whole = TomlTable(str(path), data, raises).checked(known).values
     for number, raw in enumerate(whole.get(kind, []), start=1):

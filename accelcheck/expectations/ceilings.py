@@ -34,11 +34,7 @@ def key(workload: str, dtype: str, mode: str, precision: str, oracle: str) -> st
 
 
 def parsed(text: str) -> dict[str, dict[str, float]]:
-    """Read ceilings, by key and view.
-
-    Raises:
-        CeilingError: The text is not JSON, of another schema, or an entry is no table of numbers.
-    """
+    """Read ceilings, by key and view; raises `CeilingError` where they are not of the schema."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -56,11 +52,7 @@ def parsed(text: str) -> dict[str, dict[str, float]]:
 
 @functools.cache
 def stored() -> Mapping[str, Mapping[str, float]]:
-    """The ceilings of the package.
-
-    Raises:
-        CeilingError: The file is malformed.
-    """
+    """The ceilings of the package."""
     return parsed(resources.files("accelcheck.expectations").joinpath(FILE).read_text(encoding="utf-8"))
 
 
@@ -83,13 +75,7 @@ def largest(budgets: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float
 def above(
     name: str, budgets: Mapping[str, Mapping[str, float]], ceilings: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, str, float, float]]:
-    """Path, view, budget and ceiling of each budget above its ceiling; none for a key without ceilings.
-
-    Args:
-        name: Result of `key`.
-        budgets: Budgets by path and view.
-        ceilings: Ceilings by key and view.
-    """
+    """Path, view, budget and ceiling of each budget above its ceiling; none for a `key`, the name, without ceilings."""
     limits = ceilings.get(name, {})
     for view, (budget, path) in largest(budgets).items():
         if view in limits and budget > HEADROOM * limits[view]:

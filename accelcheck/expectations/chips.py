@@ -70,19 +70,14 @@ class ChipStatement:
 
 
 def load(architecture: str, folder: Path = FOLDER) -> tuple[ChipStatement, ...]:
-    """The statements about a chip family; none for one that is not stored, or has no name.
-
-    Raises:
-        ChipError: The file cannot be read, or is malformed.
-    """
+    """The statements about a chip family; none for one that is not stored, or has no name."""
     path = folder / f"{architecture}.toml"
     if not re.fullmatch(r"\w[\w.-]*", architecture) or not path.is_file():
         return ()
+    raws = toml.read(path, "statement", _FIELDS, ChipError, SCHEMA)
     return tuple(
-        ChipStatement(
-            architecture, tuple(raw["cases"]), raw["supported"], _release(raw["since"]), raw["fact"], raw["source"]
-        )
-        for raw in toml.read(path, "statement", _FIELDS, ChipError, SCHEMA)
+        ChipStatement(architecture, **{**raw.values, "cases": tuple(raw["cases"]), "since": _release(raw["since"])})
+        for raw in raws
     )
 
 

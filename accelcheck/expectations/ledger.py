@@ -174,12 +174,9 @@ class Ledger:
 
     @classmethod
     def load(cls, paths: tuple[Path, ...]) -> Ledger:
-        """Read ledgers.
-
-        Raises:
-            LedgerError: A file cannot be read, or an entry is malformed.
-        """
-        return cls(tuple(entry for path in paths for entry in _entries(path)))
+        """Read ledgers; raises `LedgerError` where a file cannot be read, or an entry is malformed."""
+        files = (toml.read(path, "entry", _FIELDS, LedgerError, (SCHEMA, 2), _OLDER) for path in paths)
+        return cls(tuple(_entry(raw) for raws in files for raw in raws))
 
     def covering(self, case_id: str, today: dt.date | None = None) -> tuple[Entry, ...]:
         """The entries that apply to a case today."""
@@ -211,10 +208,6 @@ def unsteady(device: str) -> Ledger:
     return Ledger.load((path,)) if path.exists() else Ledger()
 
 
-def _entries(path: Path) -> list[Entry]:
-    return [_entry(raw) for raw in toml.read(path, "entry", _FIELDS, LedgerError, (SCHEMA, 2), _OLDER)]
-
-
 def _entry(raw: toml.TomlTable) -> Entry:
     verdict, at_most = Verdict(raw["verdict"]), raw["at-most"]
     by_text = verdict is Verdict.ERROR or raw.schema == 2
@@ -224,9 +217,8 @@ def _entry(raw: toml.TomlTable) -> Entry:
     for name in ("kind", *PARTS) if by_text else ("match",):
         if name in raw.values:
             instead = "match finds the text" if by_text else "kind, path and the like name the faults of a fail"
-            raise raw.wrong(
-                name, f"expected none for the verdict {verdict} in a ledger of schema {raw.schema}: {instead}"
-            )
+            where = f"for the verdict {verdict} in a ledger of schema {raw.schema}"
+            raise raw.wrong(name, f"expected none {where}: {instead}")
     if by_text:
         _searchable(raw)
     if isinstance(at_most, str) is not (verdict is Verdict.ERROR):
@@ -243,12 +235,8 @@ def _entry(raw: toml.TomlTable) -> Entry:
         chips=tuple(raw.values.get("chips", ())),
         match=raw.values.get("match", ""),
         kind=FaultKind(raw["kind"]) if "kind" in raw.values else None,
-        **{part: _globs(raw.values[part]) for part in PARTS if part in raw.values},
+        **{part: (v,) if isinstance(v := raw[part], str) else tuple(v) for part in PARTS if part in raw.values},
     )
-
-
-def _globs(value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _searchable(raw: toml.TomlTable) -> None:
@@ -256,15 +244,11 @@ def _searchable(raw: toml.TomlTable) -> None:
     try:
         empty = strangers.pattern(match).search("")
     except strangers.StrangerError as error:
-        raise raw.wrong(
-            "match",
-            f"expected a regular expression, got {strangers.quoted(match)}: {error} (the syntax is RE2's)",
-        ) from error
+        got = f"{strangers.quoted(match)}: {error} (the syntax is RE2's)"
+        raise raw.wrong("match", f"expected a regular expression, got {got}") from error
     if empty:
-        raise raw.wrong(
-            "match",
-            f"expected a text of this failure alone, got {strangers.quoted(match)}, which every line contains",
-        )
+        got = f"{strangers.quoted(match)}, which every line contains"
+        raise raw.wrong("match", f"expected a text of this failure alone, got {got}")
 
 
 MOST_FAULTS = 20

@@ -56,14 +56,9 @@ class Limit:
         least = self.kind == "speed-up-at-least"
         if value is None or (value >= self.bound if least else value <= self.bound):
             return None
+        name = self.kind.rpartition("-at-")[0].replace("-", " ")
         return Fault(
-            FaultKind.LIMIT,
-            "limit",
-            self.kind.rpartition("-at-")[0].replace("-", " "),
-            expected=self.reason,
-            measured=value,
-            allowed=self.bound,
-            at_least=least,
+            FaultKind.LIMIT, "limit", name, expected=self.reason, measured=value, allowed=self.bound, at_least=least
         )
 
     def covers(self, case_id: str) -> bool:
@@ -85,19 +80,11 @@ class Limit:
 
 
 def load(paths: Iterable[Path]) -> tuple[Limit, ...]:
-    """Read the limits of files.
-
-    Raises:
-        LimitError: A file cannot be read, or an entry is malformed.
-    """
-    return tuple(limit for path in paths for limit in _load(path))
-
-
-def _load(path: Path) -> list[Limit]:
-    limits = []
-    for entry in toml.read(path, "limit", _FIELDS, LimitError, SCHEMA):
+    """Read the limits of files; raises `LimitError` where one cannot be read, or an entry is malformed."""
+    limits: list[Limit] = []
+    for entry in (entry for path in paths for entry in toml.read(path, "limit", _FIELDS, LimitError, SCHEMA)):
         kinds = [kind for kind in KINDS if kind in entry.values]
         if not kinds:
             raise entry.wrong(KINDS[0], f"missing; expected at least one of {', '.join(KINDS)}")
         limits += [Limit(tuple(entry["cases"]), kind, float(entry[kind]), entry["reason"]) for kind in kinds]
-    return limits
+    return tuple(limits)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from accelcheck.core import entry_points
 from accelcheck.core.case import LEVELS, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from accelcheck.core.selection import Selection
@@ -94,11 +94,7 @@ class MustPass:
 
 
 def of(device: str) -> MustPass:
-    """The list for a device.
-
-    Raises:
-        MustPassError: The list that a package ships with the device is malformed.
-    """
+    """The list for a device; raises `MustPassError` where the one that a package ships with it is malformed."""
     return stored().get(device) or _of_package(device)
 
 
@@ -118,27 +114,14 @@ def _of_package(device: str) -> MustPass:
         own = parsed(device, file.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError) as error:
         raise MustPassError(f"{FOLDER}/{device}{SUFFIX}: {error}") from error
-    both = {level: (base.floors[level], own.floors[level]) for level in LEVELS}
-    return MustPass(
-        own.kind,
-        own.version,
-        own.digest,  # accelcheck's version, which headers name, tells the other list
-        own.measured,
-        {**own.levels, **{key: min(its, own.levels.get(key, its)) for key, its in base.levels.items()}},
-        {
-            level: Floor(*map(max, astuple(base_floor), astuple(own_floor)))
-            for level, (base_floor, own_floor) in both.items()
-        },
-    )
+    levels = {**own.levels, **{key: min(its, own.levels.get(key, its)) for key, its in base.levels.items()}}
+    floors = {level: Floor(*map(max, astuple(base.floors[level]), astuple(own.floors[level]))) for level in LEVELS}
+    return replace(own, levels=levels, floors=floors)  # accelcheck's version, which headers name, tells the other list
 
 
 @functools.cache
 def stored() -> Mapping[str, MustPass]:
-    """The lists of the package by class.
-
-    Raises:
-        MustPassError: A file is malformed.
-    """
+    """The lists of the package by class."""
     folder = resources.files(__package__).joinpath(FOLDER)
     files = sorted((file for file in folder.iterdir() if file.name.endswith(SUFFIX)), key=lambda file: file.name)
     return MappingProxyType(
@@ -153,11 +136,7 @@ def identity(key: str, device: str) -> str:
 
 
 def parsed(kind: str, text: str) -> MustPass:
-    """Read a list.
-
-    Raises:
-        MustPassError: It is malformed; the message names the line.
-    """
+    """Read a list; raises `MustPassError`, whose message names the line, where it is malformed."""
     head: dict[str, int] = {}
     floors: dict[int, Floor] = {}
     levels: dict[str, int] = {}
@@ -167,9 +146,8 @@ def parsed(kind: str, text: str) -> MustPass:
         except ValueError as error:
             raise MustPassError(f"{FOLDER}/{kind}{SUFFIX}:{number}: {error}") from error
     if set(head) != {"version", "measured"} or set(floors) != set(LEVELS):
-        raise MustPassError(
-            f"{FOLDER}/{kind}{SUFFIX}: expected a version, what was measured, and a floor for each level"
-        )
+        expected = "a version, what was measured, and a floor for each level"
+        raise MustPassError(f"{FOLDER}/{kind}{SUFFIX}: expected {expected}")
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
     return MustPass(kind, head["version"], digest, head["measured"], levels, floors)
 
@@ -191,31 +169,19 @@ def _read(line: str, head: dict[str, int], floors: dict[int, Floor], levels: dic
 
 def written(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> str:
     """The text of a list, which `parsed` reads."""
-    return "\n".join(_lines(version, measured, levels, floors)) + "\n"
-
-
-def _lines(version: int, measured: int, levels: Mapping[str, int], floors: Mapping[int, Floor]) -> Iterator[str]:
-    yield f"version {version}"
-    yield f"measured {measured}"
-    for level, floor in sorted(floors.items()):
-        yield f"floor {level} {floor.cases} {floor.techniques} {floor.elements}"
+    lines = [f"version {version}", f"measured {measured}"]
+    lines += [f"floor {level} {f.cases} {f.techniques} {f.elements}" for level, f in sorted(floors.items())]
     groups: dict[tuple[str, str, str, int], list[str]] = {}
     for key, level in levels.items():
         technique, workload, dtype, mode = key.split("/")
         groups.setdefault((technique, dtype, mode, level), []).append(workload)
     for (technique, dtype, mode, level), workloads in sorted(groups.items()):
-        yield f"case {technique} {dtype} {mode} {level} {' '.join(sorted(workloads))}"
+        lines.append(f"case {technique} {dtype} {mode} {level} {' '.join(sorted(workloads))}")
+    return "\n".join(lines) + "\n"
 
 
 def _chosen(key: str, selection: Selection) -> bool:
     technique, workload, dtype, _ = key.split("/")
-    return (
-        _any(technique, selection.techniques)
-        and _any(workload, selection.workloads)
-        and (not selection.dtypes or dtype in selection.dtypes)
-    )
-
-
-def _any(name: str, globs: Iterable[str]) -> bool:
-    patterns = tuple(globs)
-    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    named = ((technique, selection.techniques), (workload, selection.workloads))
+    fits = all(not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs) for name, globs in named)
+    return fits and (not selection.dtypes or dtype in selection.dtypes)

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.measure.paired import Comparison
 
     Chain = Callable[[Tensor], Tensor]
 
@@ -99,12 +98,7 @@ def allowed(count: int) -> float:
 
 
 def measure(device: Device, counts: Sequence[int] = COUNTS) -> Iterator[Point | Gap]:
-    """Measure the curve, count by count.
-
-    Args:
-        device: An open device.
-        counts: Numbers of statements, from 1 to `MOST`.
-    """
+    """Measure the curve on an open device, count by count, each from 1 to `MOST` statements."""
     refused = {form: refusal(device, form) for form in Form}
     for count, shapes, form in itertools.product(counts, Shapes, Form):
         reason = refused[form]
@@ -134,38 +128,37 @@ def point(device: Device, count: int, shapes: Shapes, form: Form, looks: Sequenc
     """Compile a chain, check it, and measure it beside eager; `looks` as in `accelcheck.measure.paired.compare`."""
     try:
         with compiled(device, count, shapes, form) as pair, undisturbed():
-            comparison = _beside(device, pair, looks)
+            first, second = block(device, pair.eager), block(device, pair.compiled)
+            settle(first)
+            settle(second)
+            beside = compare(first, second, looks=looks)
             pair.check()
     except Exception as error:  # noqa: BLE001 - as in `refusal`
         return Gap(count, shapes, form, brief(error))
-    eager, seconds = statistics.median(comparison.base), statistics.median(comparison.candidate)
-    return Point(
-        count,
-        shapes,
-        form,
-        eager,
-        seconds,
-        comparison.ratio,
-        comparison.low,
-        comparison.high,
-        comparison.pairs,
-        *pair.facts,
-    )
+    eager, seconds = statistics.median(beside.base), statistics.median(beside.candidate)
+    return Point(count, shapes, form, eager, seconds, beside.ratio, beside.low, beside.high, beside.pairs, *pair.facts)
 
 
 @contextlib.contextmanager
 def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator[Pair]:
     """Give a chain and its compiled form, after a first pass over all shapes and a check of the results.
 
+    Caches of inductor are empty, so that compilation takes its full time; Dynamo's guards on sizes need it too. Each
+    shape may have a graph: beyond torch's default limit, shapes would run eagerly and be timed as compiled.
+
     Raises:
         WrongError: The result is wrong, or nothing was compiled.
         Exception: The compiler raised it.
     """
+    from accelcheck.devices.torch_names import dynamo_config as config
+    from accelcheck.devices.torch_names import fresh_cache
+
     inputs = _inputs(device, shapes)
     eager = chain(count)
+    limit = max(len(inputs), recompile_limit())
     reset_compiler()
     try:
-        with torch.no_grad(), _fresh_caches(), _recompiling(len(inputs)):
+        with torch.no_grad(), fresh_cache(), config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
             eager_first = _pass(device, eager, inputs)
             before = _programs(device)
             call: Chain = torch.compile(eager, backend=backend_for(device), dynamic=form is Form.DYNAMIC)
@@ -176,10 +169,8 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
             def check() -> None:
                 if not made:
                     raise WrongError("expected a graph to be compiled, got none")
-                if graphs() != made:
-                    raise WrongError(
-                        f"expected no further graphs after the first pass over all shapes, got {graphs() - made}"
-                    )
+                if more := graphs() - made:
+                    raise WrongError(f"expected no further graphs after the first pass over all shapes, got {more}")
                 _check(count, eager, call, inputs)
 
             check()
@@ -193,13 +184,6 @@ def brief(error: BaseException) -> str:
     """The first line of an exception's message, with its type."""
     text = next(iter(str(error).splitlines()), "")
     return text if isinstance(error, WrongError) else f"{type(error).__name__}: {text}"
-
-
-def _beside(device: Device, pair: Pair, looks: Sequence[float]) -> Comparison:
-    first, second = block(device, pair.eager), block(device, pair.compiled)
-    settle(first)
-    settle(second)
-    return compare(first, second, looks=looks)
 
 
 def _inputs(device: Device, shapes: Shapes) -> list[Tensor]:
@@ -233,23 +217,6 @@ def _check(count: int, eager: Chain, call: Chain, inputs: Sequence[Tensor]) -> N
                 f"wrong: expected an error of at most {allowed(count):.2g} for {count} statements on {tuple(x.shape)}, "
                 f"got {error:.2g}"
             )
-
-
-@contextlib.contextmanager
-def _recompiling(shapes: int) -> Iterator[None]:
-    """Allow a graph per shape: beyond torch's default limit, shapes would run eagerly and be timed as compiled."""
-    from accelcheck.devices.torch_names import dynamo_config as config
-
-    with config.patch(recompile_limit=max(shapes, recompile_limit()), fail_on_recompile_limit_hit=True):
-        yield
-
-
-def _fresh_caches() -> contextlib.AbstractContextManager[Any]:
-    """An empty cache of inductor, so that compilation takes its full time; Dynamo's guards on sizes need it too."""
-    from accelcheck.devices.torch_names import fresh_cache
-
-    fresh: contextlib.AbstractContextManager[Any] = fresh_cache()
-    return fresh
 
 
 def _programs(device: Device) -> int | None:

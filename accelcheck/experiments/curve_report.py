@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib import import_module
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.devices.packages import requires
@@ -17,19 +18,14 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.measure.curve import BreakEven
 
-SIZES = {
-    Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}",
-    Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}",
-}
+SIZES = {Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}", Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}"}
 _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")
 
 
 def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
-    """The report as text: a table per kind of shapes, gaps with their reasons, and break-even points.
+    """The report of a device as text: a table per kind of shapes, gaps with their reasons, and break-even points.
 
-    Args:
-        found: Points and gaps of one device.
-        limit: Most graphs of one function that torch compiles by default.
+    `limit` is the most graphs of one function that torch compiles by default.
     """
     lines: list[str | Table] = []
     for shapes in Shapes:
@@ -38,7 +34,8 @@ def text(found: Sequence[Point | Gap], limit: int) -> list[str | Table]:
             lines += ["", f"{shapes} shapes: {SIZES[shapes]}, FP32, inference", _table(points)]
     absent = sorted({f"{gap.form}: {gap.reason}{_places(found, gap)}" for gap in found if isinstance(gap, Gap)})
     lines += ["", "Not measured", *absent] if absent else []
-    return [*lines, "", "Break-even", *_crossings(found), "", *_notes(found, limit)]
+    crossings = [f"{form}, {shapes} shapes: {crossing(at)}" for form, shapes, at in _broken_even(found)]
+    return [*lines, "", "Break-even", *crossings, "", *_notes(found, limit)]
 
 
 def crossing(at: BreakEven) -> str:
@@ -60,9 +57,7 @@ def as_json(found: Sequence[Point | Gap], limit: int) -> dict[str, Any]:
         "columns": COLUMNS,
         "rows": {"fixed": [FIXED_ROWS], "varying": list(ROWS)},
         "recompile_limit": limit,
-        "points": [
-            {**asdict(point), "repaid_after_calls": point.repaid} for point in ordered if isinstance(point, Point)
-        ],
+        "points": [{**asdict(p), "repaid_after_calls": p.repaid} for p in ordered if isinstance(p, Point)],
         "gaps": [asdict(gap) for gap in ordered if isinstance(gap, Gap)],
         "break_even": {f"{form}, {shapes} shapes": asdict(at) for form, shapes, at in _broken_even(found)},
     }
@@ -88,15 +83,9 @@ def _table(points: Sequence[Point]) -> Table:
 
 
 def _broken_even(found: Sequence[Point | Gap]) -> Iterator[tuple[Form, Shapes, BreakEven]]:
-    for form in Form:
-        for shapes in Shapes:
-            points = [p for p in found if isinstance(p, Point) and p.form is form and p.shapes is shapes]
-            yield form, shapes, break_even(points)
-
-
-def _crossings(found: Sequence[Point | Gap]) -> Iterator[str]:
-    for form, shapes, at in _broken_even(found):
-        yield f"{form}, {shapes} shapes: {crossing(at)}"
+    for form, shapes in product(Form, Shapes):
+        points = [p for p in found if isinstance(p, Point) and p.form is form and p.shapes is shapes]
+        yield form, shapes, break_even(points)
 
 
 def _places(found: Sequence[Point | Gap], gap: Gap) -> str:
@@ -139,13 +128,7 @@ def available() -> Capability:
 def draw(path: Path, found: Sequence[Point | Gap], title: str) -> None:
     """Draw ratios with intervals over the number of statements, a panel per kind of shapes; shades break-even ranges.
 
-    Args:
-        path: PNG file, in a folder that exists.
-        found: Points and gaps of one device; gaps are not drawn.
-        title: Title of the figure: the device.
-
-    Raises:
-        OSError: The file cannot be written.
+    The file is a PNG; it raises an `OSError` where it cannot be written. Gaps are not drawn. The title is the device.
     """
     # Not pyplot, which looks for a screen and keeps every figure.
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(11, 5.2), layout="constrained")
@@ -176,8 +159,7 @@ def _curve(panel: Any, form: Form, points: list[Point]) -> None:
     colour = _COLOURS[form]
     at = break_even(points)
     panel.plot(counts, [point.ratio for point in points], "o-", color=colour, label=f"{form}: {crossing(at)}")
-    panel.fill_between(
-        counts, [point.low for point in points], [point.high for point in points], color=colour, alpha=0.25, linewidth=0
-    )
+    low, high = [point.low for point in points], [point.high for point in points]
+    panel.fill_between(counts, low, high, color=colour, alpha=0.25, linewidth=0)
     if at.slower is not None and at.faster is not None:
         panel.axvspan(at.slower, at.faster, color=colour, alpha=0.08, linewidth=0)

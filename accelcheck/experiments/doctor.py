@@ -5,6 +5,7 @@ Child processes with a time limit import torch and open devices.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from dataclasses import asdict, dataclass, field
@@ -54,8 +55,7 @@ class Diagnosis:
     Attributes:
         topic: Section of the report: torch, devices, packages, variables, machine, pytest.
         grade: ``ok``, ``note`` (cases are left out, or results may differ) or ``problem`` (something is wrong).
-        fact: Finding in words.
-        action: Remedy; empty where none is needed.
+        action: Remedy of the fact; empty where none is needed.
         stops: True if nothing can be tested because of it.
     """
 
@@ -66,18 +66,24 @@ class Diagnosis:
     stops: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The record as JSON-ready values."""
         return {**asdict(self), "grade": str(self.grade)}
+
+
+def ok(topic: str, fact: str) -> Diagnosis:
+    return Diagnosis(topic, Grade.OK, fact)
+
+
+def note(topic: str, fact: str, action: str = "") -> Diagnosis:
+    return Diagnosis(topic, Grade.NOTE, fact, action)
+
+
+def problem(topic: str, fact: str, action: str = "", *, stops: bool = False) -> Diagnosis:
+    return Diagnosis(topic, Grade.PROBLEM, fact, action, stops)
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """All findings, and the devices.
-
-    Attributes:
-        findings: Findings in the order in which they are shown.
-        statuses: Status by device.
-    """
+    """All findings, in the order in which they are shown, and the status of each device."""
 
     findings: tuple[Diagnosis, ...]
     statuses: Mapping[str, Status] = field(default_factory=dict)
@@ -89,7 +95,6 @@ class Examination:
         return [] if stopped else [name for name, status in self.statuses.items() if status.present]
 
     def as_json(self) -> dict[str, Any]:
-        """The record as JSON-ready values."""
         return {
             "testable": self.present,
             "findings": [finding.as_json() for finding in self.findings],
@@ -98,66 +103,53 @@ class Examination:
 
 
 def examine(timeout: float = TIMEOUT) -> Examination:
-    """Examine torch, devices, packages, variables, the machine, and pytest in this folder.
-
-    Args:
-        timeout: Seconds in which a device has to answer.
-    """
+    """Examine torch, devices (`timeout` seconds each), packages, variables, the machine, and pytest in this folder."""
     needs = requirements.needed()
     findings = [*_core(needs)]
-    statuses: dict[str, Status] = {}
     facts: HostFacts | None = None
     told: list[Message] = []
     if installed("torch"):
         statuses, facts = probe(None, timeout)
         present = [name for name, status in statuses.items() if status.present]
         told, ended = _asked(present, autoload=facts.autoload)
-        statuses |= {status.device: status for status in _foreign(told)}
+        foreign = [status_from_json(message["status"]) for message in told if "status" in message]
+        statuses |= {status.device: status for status in foreign}  # those that plugins of this folder register
         findings += _after(told, ended)
     else:
         statuses = {name: Status(name, device.detect()) for name, device in builtin().items()}
-    findings += _devices(statuses, facts)
-    findings += _packages(needs, statuses, told)
-    findings += _variables()
-    findings += _machine()
-    findings += _pytest(told)
+    findings += [
+        *_devices(statuses, facts),
+        *_packages(needs, statuses, told),
+        *_variables(),
+        *_machine(),
+        *_pytest(told),
+    ]
     return Examination(tuple(findings), statuses)
 
 
 def _core(needs: Sequence[Needed]) -> Iterator[Diagnosis]:
     """Report the installed PyTorch and the packages that accelcheck itself requires."""
-    yield Diagnosis("torch", Grade.OK, f"Python {platform.python_version()} on {platform.platform()}")
+    pip = requirements.pip()
+    yield ok("torch", f"Python {platform.python_version()} on {platform.platform()}")
     if not needs:
-        yield Diagnosis(
-            "torch",
-            Grade.PROBLEM,
-            "accelcheck is on the import path but not installed, so pytest does not load its plugin",
-            f"{requirements.pip()} install -e FOLDER, with the folder of its pyproject.toml",
-            stops=True,
-        )
-    wrong = [need for need in needs if not need.extra and not need.met]
+        fact = "accelcheck is on the import path but not installed, so pytest does not load its plugin"
+        yield problem("torch", fact, f"{pip} install -e FOLDER, with the folder of its pyproject.toml", stops=True)
     for need in needs:
         if need.name == "torch" and need.met:
-            yield Diagnosis("torch", Grade.OK, f"torch {need.installed}; supported: {need.wanted}")
-    for need in wrong:
-        have = f"{need.name} {need.installed} is outside of what accelcheck supports: {need.wanted}"
-        yield Diagnosis(
-            "torch",
-            Grade.PROBLEM,
-            have if need.installed else f"{need.name} is not installed; accelcheck requires {need.words}",
-            f"{requirements.pip()} install '{need.words}'"
-            + (" (a build for your device: https://pytorch.org/get-started/locally)" if need.name == "torch" else ""),
-            stops=not need.installed,
-        )
+            yield ok("torch", f"torch {need.installed}; supported: {need.wanted}")
+    for need in needs:
+        if need.extra or need.met:
+            continue
+        fact = f"{need.name} is not installed; accelcheck requires {need.words}"
+        if need.installed:
+            fact = f"{need.name} {need.installed} is outside of what accelcheck supports: {need.wanted}"
+        build = " (a build for your device: https://pytorch.org/get-started/locally)" if need.name == "torch" else ""
+        yield problem("torch", fact, f"{pip} install '{need.words}'{build}", stops=not need.installed)
     for module, names in requirements.rivals().items():
-        bare = " ".join(name.partition(" ")[0] for name in names)
-        keep = names[0].partition(" ")[0]
-        yield Diagnosis(
-            "torch",
-            Grade.PROBLEM,
-            f"several packages install the module {module}, and overwrite each other's files: {', '.join(names)}",
-            f"{requirements.pip()} uninstall -y {bare}, then install the one for your device, such as {keep}",
-        )
+        bare = [name.partition(" ")[0] for name in names]
+        fact = f"several packages install the module {module}, and overwrite each other's files: {', '.join(names)}"
+        action = f"{pip} uninstall -y {' '.join(bare)}, then install the one for your device, such as {bare[0]}"
+        yield problem("torch", fact, action)
 
 
 def _asked(names: Sequence[str], *, autoload: bool) -> tuple[list[Message], str]:
@@ -172,32 +164,18 @@ def _asked(names: Sequence[str], *, autoload: bool) -> tuple[list[Message], str]
     return told, why
 
 
-def _foreign(told: Sequence[Message]) -> Iterator[Status]:
-    """Devices that plugins of this folder register."""
-    for message in told:
-        if "status" in message:
-            yield status_from_json(message["status"])
-
-
 def _after(told: Sequence[Message], ended: str) -> Iterator[Diagnosis]:
     """Report the child's early end, and whether forks compute."""
     if ended:
-        yield Diagnosis("torch", Grade.PROBLEM, f"torch and the techniques could not be asked: {ended}")
+        yield problem("torch", f"torch and the techniques could not be asked: {ended}")
     for message in told:
         why = message.get("fork")
         if why == "":
-            yield Diagnosis(
-                "machine",
-                Grade.OK,
-                "a fork of a process with torch computes: a case that crashes or hangs ends nothing else",
-            )
+            fact = "a fork of a process with torch computes: a case that crashes or hangs ends nothing else"
+            yield ok("machine", fact)
         elif why is not None:
-            yield Diagnosis(
-                "machine",
-                Grade.NOTE,
-                f"a fork of a process with torch does not compute, so a case that crashes or hangs ends the run: {why}",
-                "run with -n 1 or more: then it ends one worker",
-            )
+            fact = "a fork of a process with torch does not compute, so a case that crashes or hangs ends the run"
+            yield note("machine", f"{fact}: {why}", "run with -n 1 or more: then it ends one worker")
 
 
 def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterator[Diagnosis]:
@@ -207,32 +185,22 @@ def _devices(statuses: Mapping[str, Status], facts: HostFacts | None) -> Iterato
             memory = f", {fingerprint.memory / GIB:.0f} GiB each" if fingerprint.memory else ""
             driver = f", driver {fingerprint.driver}" if fingerprint.driver else ""
             versions = ", ".join(f"{package} {number}" for package, number in sorted(fingerprint.versions.items()))
-            fact = (
-                f"{name}: {fingerprint.chip} x {fingerprint.count}{memory}{driver}, {fingerprint.runtime}, {versions}"
-            )
-            yield Diagnosis("devices", Grade.OK, fact)
+            chips = f"{fingerprint.chip} x {fingerprint.count}{memory}{driver}"
+            yield ok("devices", f"{name}: {chips}, {fingerprint.runtime}, {versions}")
             if told := status.told():
-                yield Diagnosis("devices", Grade.OK, f"{name}: {told}")
+                yield ok("devices", f"{name}: {told}")
             continue
         absent = capability.code in {Code.NO_HARDWARE, Code.NO_PACKAGE} and not (facts and name in facts.broken)
-        yield Diagnosis(
-            "devices",
-            Grade.NOTE if absent else Grade.PROBLEM,
-            f"{name}: cannot be tested [{capability.code}]: {capability.reason}",
-            requirements.here(capability.action),
-        )
+        fact = f"{name}: cannot be tested [{capability.code}]: {capability.reason}"
+        yield (note if absent else problem)("devices", fact, requirements.here(capability.action))
     if facts is not None:
         for module, failure in facts.failed_imports.items():
-            yield Diagnosis("devices", Grade.PROBLEM, f"--import={module}: {failure.reason}", failure.action)
+            yield problem("devices", f"--import={module}: {failure.reason}", failure.action)
         if not facts.autoload:
-            yield Diagnosis(
-                "devices",
-                Grade.NOTE,
-                f"runs set {AUTOLOAD}=0, because a backend breaks `import torch`: {', '.join(facts.broken)}",
-                "uninstall it, or ask its vendor for a build for this torch",
-            )
+            fact = f"runs set {AUTOLOAD}=0, because a backend breaks `import torch`: {', '.join(facts.broken)}"
+            yield note("devices", fact, "uninstall it, or ask its vendor for a build for this torch")
     if not any(status.present for status in statuses.values()):
-        yield Diagnosis("devices", Grade.PROBLEM, "no device can be tested, not even the CPU", "see above", stops=True)
+        yield problem("devices", "no device can be tested, not even the CPU", "see above", stops=True)
 
 
 def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Sequence[Message]) -> Iterator[Diagnosis]:
@@ -243,7 +211,7 @@ def _packages(needs: Sequence[Needed], statuses: Mapping[str, Status], told: Seq
     for (reason, action), (counts, names) in _lacking(told, major).items():
         where = "; ".join(f"{name}: {count} cases up to level {LEVEL} are left out" for name, count in counts.items())
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        yield Diagnosis("packages", Grade.NOTE, f"{reason}: {where} ({shown})", requirements.here(action))
+        yield note("packages", f"{reason}: {where} ({shown})", requirements.here(action))
     asked = {"plot"} | ({f"cuda{major}"} if "cuda" in present else set())
     for extra in dict.fromkeys(need.extra for need in needs if need.extra):
         yield from _extra(extra, [need for need in needs if need.extra == extra], asked=extra in asked)
@@ -256,20 +224,15 @@ def _extra(extra: str, parts: Sequence[Needed], *, asked: bool) -> Iterator[Diag
     wrong = [part for part in lacking if part.installed]
     if not lacking:
         versions = ", ".join(f"{part.name} {part.installed}" for part in parts)
-        yield Diagnosis("packages", Grade.OK, f"[{extra}] {versions}")
+        yield ok("packages", f"[{extra}] {versions}")
     elif wrong:
         facts = ", ".join(f"{part.name} {part.installed}, expected {part.wanted}" for part in wrong)
-        yield Diagnosis("packages", Grade.PROBLEM, f"[{extra}] {facts}", requirements.install(extra))
+        yield problem("packages", f"[{extra}] {facts}", requirements.install(extra))
     elif asked:
         absent = ", ".join(part.name for part in lacking)
-        use = (
-            "`accelcheck curve --plot`"
-            if extra == "plot"
-            else "clocks, temperature and energy of GPUs; CuPy; ONNX Runtime"
-        )
-        yield Diagnosis(
-            "packages", Grade.NOTE, f"[{extra}] not installed: {absent} ({use})", requirements.install(extra)
-        )
+        gpus = "clocks, temperature and energy of GPUs; CuPy; ONNX Runtime"
+        use = "`accelcheck curve --plot`" if extra == "plot" else gpus
+        yield note("packages", f"[{extra}] not installed: {absent} ({use})", requirements.install(extra))
 
 
 def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple[dict[str, int], list[str]]]:
@@ -289,13 +252,9 @@ def _lacking(told: Sequence[Message], major: int) -> dict[tuple[str, str], tuple
 def _compiler() -> Diagnosis:
     name, version = host.compiler()
     if version:
-        return Diagnosis("packages", Grade.OK, f"C++ compiler: {version}")
-    return Diagnosis(
-        "packages",
-        Grade.NOTE,
-        f"no C++ compiler {name!r}, which torch.compile needs for the CPU",
-        "apt-get install g++, or set CXX to the name of one",
-    )
+        return ok("packages", f"C++ compiler: {version}")
+    fact = f"no C++ compiler {name!r}, which torch.compile needs for the CPU"
+    return note("packages", fact, "apt-get install g++, or set CXX to the name of one")
 
 
 def _variables() -> Iterator[Diagnosis]:
@@ -306,17 +265,13 @@ def _variables() -> Iterator[Diagnosis]:
     for name, value in values.items():
         if name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD" and value:
             fact = f"{name}={value}: pytest loads neither accelcheck nor its workers"
-            yield Diagnosis(
-                "variables", Grade.PROBLEM, fact, f"unset {name}, or add -p accelcheck.plugin.hooks", stops=True
-            )
-        elif name in declared:
-            fact = f"{name}={value}: changes results or speed; baselines are kept apart by it"
-            yield Diagnosis("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
-        else:
-            fact = f"{name}={value}: may change results, speed or how a run begins"
-            yield Diagnosis("variables", Grade.NOTE, fact, f"unset {name} unless it is meant")
+            yield problem("variables", fact, f"unset {name}, or add -p accelcheck.plugin.hooks", stops=True)
+            continue
+        known = "changes results or speed; baselines are kept apart by it"
+        effect = known if name in declared else "may change results, speed or how a run begins"
+        yield note("variables", f"{name}={value}: {effect}", f"unset {name} unless it is meant")
     if not values:
-        yield Diagnosis("variables", Grade.OK, "none is set that is known to change results or speed")
+        yield ok("variables", "none is set that is known to change results or speed")
 
 
 def _machine() -> Iterator[Diagnosis]:
@@ -327,61 +282,55 @@ def _machine() -> Iterator[Diagnosis]:
     fact = f"{_size(free.free)} of {_size(free.total)} free ({free.place}), {workers} usable cores"
     if free.free < MEMORY * workers:
         fewer = max(1, free.free // MEMORY)
-        action = f"run with -n {fewer}: a worker may take {_size(MEMORY)}"
-        yield Diagnosis("machine", Grade.NOTE, fact, action)
+        yield note("machine", fact, f"run with -n {fewer}: a worker may take {_size(MEMORY)}")
     else:
-        yield Diagnosis("machine", Grade.OK, fact)
-    finite = host.limits()
+        yield ok("machine", fact)
+    enough = {"open files": FILES, "processes": 64 * workers}
     low = {
         name: value
-        for name, value in finite.items()
-        if not name.startswith(("open files", "processes"))
-        or value < (FILES if name.startswith("open files") else 64 * workers)
+        for name, value in host.limits().items()
+        if value < next((least for start, least in enough.items() if name.startswith(start)), math.inf)
     }
     for name, value in low.items():
-        yield Diagnosis(
-            "machine", Grade.NOTE, f"limit: {name} is {value}", "raise it, or remove it (ulimit), for the run"
-        )
+        yield note("machine", f"limit: {name} is {value}", "raise it, or remove it (ulimit), for the run")
     if not low:
-        yield Diagnosis("machine", Grade.OK, "limits (ulimit) leave room")
+        yield ok("machine", "limits (ulimit) leave room")
     yield _tracing()
 
 
 def _shared() -> Diagnosis:
     space = host.shared_memory()
     if space is None:
-        return Diagnosis("machine", Grade.NOTE, "there is no /dev/shm, which DataLoader workers and collectives use")
+        return note("machine", "there is no /dev/shm, which DataLoader workers and collectives use")
     fact = f"{space.place}: {_size(space.free)} of {_size(space.total)} free"
     if space.free > SHARED:
-        return Diagnosis("machine", Grade.OK, fact)
+        return ok("machine", fact)
     action = "docker run --shm-size=2g: DataLoader workers and collectives end with SIGBUS where it is full"
-    return Diagnosis("machine", Grade.NOTE, fact, action)
+    return note("machine", fact, action)
 
 
 def _disk() -> Diagnosis:
     space = host.temporary()
     if space is None:
         action = "set TMPDIR to a folder that can be written"
-        return Diagnosis("machine", Grade.PROBLEM, "no folder for temporary files can be written", action, stops=True)
+        return problem("machine", "no folder for temporary files can be written", action, stops=True)
     fact = f"temporary files in {space.place}: {_size(space.free)} of {_size(space.total)} free"
     if space.free >= DISK:
-        return Diagnosis("machine", Grade.OK, fact)
-    little = space.free < LEAST_DISK
+        return ok("machine", fact)
     action = "set TMPDIR to a folder with more room: compiled code and references lie there"
-    return Diagnosis("machine", Grade.PROBLEM if little else Grade.NOTE, fact, action, stops=little)
+    little = space.free < LEAST_DISK
+    return problem("machine", fact, action, stops=True) if little else note("machine", fact, action)
 
 
 def _tracing() -> Diagnosis:
     why, tools = host.tracing(), host.debuggers()
     if why:
         action = "docker run --cap-add=SYS_PTRACE, or set kernel.yama.ptrace_scope to 0 or 1"
-        return Diagnosis(
-            "machine", Grade.NOTE, f"processes cannot be traced, so a hang shows Python stacks alone: {why}", action
-        )
+        return note("machine", f"processes cannot be traced, so a hang shows Python stacks alone: {why}", action)
     if not tools:
         fact = "no debugger is installed, so a hang shows Python stacks alone"
-        return Diagnosis("machine", Grade.NOTE, fact, f"{requirements.pip()} install py-spy, or apt-get install gdb")
-    return Diagnosis("machine", Grade.OK, f"processes can be traced; for native stacks: {', '.join(tools)}")
+        return note("machine", fact, f"{requirements.pip()} install py-spy, or apt-get install gdb")
+    return ok("machine", f"processes can be traced; for native stacks: {', '.join(tools)}")
 
 
 def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
@@ -389,42 +338,33 @@ def _pytest(told: Sequence[Message]) -> Iterator[Diagnosis]:
     for message in told:
         if "plugins" in message:
             fact = f"pytest does not start here, or a plugin raises: {message['plugins']}"
-            yield Diagnosis("pytest", Grade.PROBLEM, fact, "repair it, or run in another folder", stops=True)
+            yield problem("pytest", fact, "repair it, or run in another folder", stops=True)
         for reason in message.get("not_loaded", {}).values():
-            yield Diagnosis("pytest", Grade.PROBLEM, f"not loaded: {reason}", "repair or uninstall its package")
+            yield problem("pytest", f"not loaded: {reason}", "repair or uninstall its package")
         if "pytest" not in message:
             continue
         settings: dict[str, Any] = message["pytest"]
-        wrong = False
         words = [str(word) for word in settings["words"]]
         words += [f"timeout = {settings['timeout']}"] if settings["timeout"] else []
         words += [f"PYTEST_TIMEOUT={os.environ['PYTEST_TIMEOUT']}"] if os.environ.get("PYTEST_TIMEOUT") else []
         for word in words:
-            wrong = True
-            yield _interfering(word, str(settings["ini"]))
+            yield _interfering(f"{word} (in {settings['ini']} or PYTEST_ADDOPTS)", word)
         if not settings["accelcheck"]:
-            wrong = True
             action = f"{requirements.pip()} install {requirements.source()}"
-            yield Diagnosis("pytest", Grade.PROBLEM, "pytest does not load accelcheck's plugin", action, stops=True)
-        if not wrong:
-            yield Diagnosis(
-                "pytest", Grade.OK, "pytest starts in this folder, with accelcheck" + " and workers" * settings["xdist"]
-            )
+            yield problem("pytest", "pytest does not load accelcheck's plugin", action, stops=True)
+        elif not words:
+            yield ok("pytest", "pytest starts in this folder, with accelcheck" + " and workers" * settings["xdist"])
 
 
-def _interfering(word: str, ini: str) -> Diagnosis:
+def _interfering(what: str, word: str) -> Diagnosis:
     """The effect on cases of a plugin's option."""
-    place = f" (in {ini} or PYTEST_ADDOPTS)"
     if word == "--forked":
-        fact = f"{word}{place}: with pytest-forked every case is a `crash`, because its child may not start others"
-        return Diagnosis(
-            "pytest", Grade.PROBLEM, fact, "remove it: cases run in processes of their own already", stops=True
-        )
+        fact = f"{what}: with pytest-forked every case is a `crash`, because its child may not start others"
+        return problem("pytest", fact, "remove it: cases run in processes of their own already", stops=True)
     if "timeout" in word.lower():
         fact = "with pytest-timeout a case that hangs is an `error`, and with its thread method ends the run"
-        action = "use --accel-timeout=SECONDS, and give -p no:timeout"
-        return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: {fact}", action)
-    return Diagnosis("pytest", Grade.PROBLEM, f"{word}{place}: accelcheck needs that plugin", "remove it", stops=True)
+        return problem("pytest", f"{what}: {fact}", "use --accel-timeout=SECONDS, and give -p no:timeout")
+    return problem("pytest", f"{what}: accelcheck needs that plugin", "remove it", stops=True)
 
 
 def _size(count: int) -> str:

@@ -33,11 +33,7 @@ _WORD = re.compile(
 
 
 def main(names: Sequence[str]) -> None:
-    """Send the findings, message by message, and end the process without tearing backends down.
-
-    Args:
-        names: Names of devices that are present.
-    """
+    """Send the findings on these devices, which are present, and end the process without tearing backends down."""
     _answer(names)
     end_at_once()
 
@@ -59,11 +55,9 @@ def _answer(names: Sequence[str]) -> None:
     except Exception as error:  # noqa: BLE001 - plugins of others may raise anything
         say(plugins=f"{type(error).__name__}: {error}")
     present = list(names)
-    if extra:
-        statuses, _ = probe([device.name for device in extra], extra=extra)
-        for status in statuses.values():
-            say(status=status.as_json())
-            present += [status.device] if status.present else []
+    for status in probe([device.name for device in extra], extra=extra)[0].values() if extra else ():
+        say(status=status.as_json())
+        present += [status.device] if status.present else []
     for name in present:
         say(stage=f"ask techniques about {name}")
         device = registered.device(name)
@@ -99,31 +93,22 @@ def _of_pytest(config: pytest.Config) -> dict[str, Any]:
 
 def _missing(known: Matrix, device: Device) -> list[dict[str, Any]]:
     """Installable packages that techniques and tasks lack on a device: reason, command, names, number of cases."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    levels = _cases(known)
-    for technique in known.techniques.values():
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    cases = known.cases(Selection(("any",), level=LEVEL))
+    of_technique, of_workload = Counter(case.technique for case in cases), Counter(case.workload for case in cases)
+    for name, technique in known.techniques.items():
         answer = _asked(technique.answer, device)
         if answer is not None and answer.code in _INSTALLABLE:
-            key = (answer.reason, answer.action)
-            groups[key].append(technique.name)
-            counts[key] += sum(number for (name, _), number in levels.items() if name == technique.name)
+            groups[answer.reason, answer.action].append((name, of_technique[name]))
     for name, task in known.workloads.items():
         present = getattr(task, "present", None)
         answer = None if present is None else _asked(present)
         if answer is not None and not answer.ok:
-            key = (answer.reason, answer.action)
-            groups[key].append(name)
-            counts[key] += sum(number for (_, workload), number in levels.items() if workload == name)
+            groups[answer.reason, answer.action].append((name, of_workload[name]))
     return [
-        {"reason": reason, "action": action, "names": sorted(names), "cases": counts[reason, action]}
-        for (reason, action), names in sorted(groups.items())
+        {"reason": reason, "action": action, "names": sorted(dict(pairs)), "cases": sum(count for _, count in pairs)}
+        for (reason, action), pairs in sorted(groups.items())
     ]
-
-
-def _cases(known: Matrix) -> Counter[tuple[str, str]]:
-    """Number of cases up to `LEVEL` on one device, by technique and workload."""
-    return Counter((case.technique, case.workload) for case in known.cases(Selection(("any",), level=LEVEL)))
 
 
 def _asked(ask: Callable[..., object], *device: Device) -> Capability | None:

@@ -43,12 +43,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """The measurement of one case in one process.
-
-    Attributes:
-        seconds: Latency, by `accelcheck.measure.duet.latency`.
-        to_eager: Latency divided by FP32 eager's in the same process.
-    """
+    """One case in one process: its latency, by `accelcheck.measure.duet.latency`, and as a part of FP32 eager's."""
 
     seconds: float
     to_eager: float
@@ -95,11 +90,7 @@ class DuetCase:
 
 
 def located(word: str) -> str:
-    """The absolute path of an interpreter from a path or a name on PATH; links, as of virtual environments, stay.
-
-    Raises:
-        SideError: It does not exist.
-    """
+    """The absolute path of an interpreter from a path or a name on PATH; links, as of virtual environments, stay."""
     path = shutil.which(word)
     if path is None:
         raise SideError(
@@ -174,7 +165,7 @@ def _merged(case: str, sides: tuple[DuetSide, DuetSide], own: tuple[DuetCase | N
 
 def _opened(side: DuetSide, selection: Selection, timeout: float) -> tuple[Facts, dict[str, DuetCase]]:
     """Facts of a side, and its selected cases, judged."""
-    process = _judged(side, selection, timeout)
+    process = _process(side, "judge", selection, timeout).finished()
     facts, rows = _introduced(process)
     waiting = list(rows.values())
     while True:
@@ -184,14 +175,8 @@ def _opened(side: DuetSide, selection: Selection, timeout: float) -> tuple[Facts
         waiting = [row for row in waiting if row not in answered and not row.absent]
         if not waiting:
             return facts, rows
-        process = _judged(side, replace(selection, cases=tuple(row.case for row in waiting)), timeout)
-
-
-def _judged(side: DuetSide, selection: Selection, timeout: float) -> Process:
-    with _process(side, "judge", selection, timeout) as process:
-        while process.ended is None:
-            process.turn()
-    return process
+        selection = replace(selection, cases=tuple(row.case for row in waiting))
+        process = _process(side, "judge", selection, timeout).finished()
 
 
 def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
@@ -205,9 +190,8 @@ def _introduced(process: Process) -> tuple[Facts, dict[str, DuetCase]]:
             f"{side}: expected a Python in which torch and an accelcheck that has duets can be imported. Install them "
             f"there, or name a checkout by --env-{side.name.lower()} PYTHONPATH=FOLDER. Got: {_end(process)}"
         )
-    return _facts(side, merged["hello"]), {
-        str(case): DuetCase(str(case)) for case in _typed(side, merged, "cases", list)
-    }
+    cases = map(str, _typed(side, merged, "cases", list))
+    return _facts(side, merged["hello"]), {case: DuetCase(case) for case in cases}
 
 
 def _measured(

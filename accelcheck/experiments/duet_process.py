@@ -77,16 +77,9 @@ def _work(job: Mapping[str, Any], folder: Path) -> None:
             return say(refused=f"{name}: {capability}", absent=True)
     device.open()
     facts = device.fingerprint()
-    say(
-        hello={
-            "protocol": PROTOCOL,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "accelcheck": __version__,
-            "runtime": " ".join(word for word in (facts.driver, facts.runtime) if word),
-            "exclusive": device.has("exclusive"),
-        }
-    )
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "accelcheck": __version__}
+    runtime = " ".join(word for word in (facts.driver, facts.runtime) if word)
+    say(hello={"protocol": PROTOCOL, **versions, "runtime": runtime, "exclusive": device.has("exclusive")})
     cases = known.cases(selection, TIMED)
     if asked := list(selection.cases):  # in that order: it is the other process's too
         cases = sorted(cases, key=lambda case: asked.index(case.id))
@@ -139,14 +132,8 @@ class _Worker:
         from accelcheck.verify.oracle import Store
 
         name = self.device.name
-        ledger = Ledger.load(shipped((name,)))
-        bench = Bench(
-            matrix=self.known,
-            devices={name: self.device},
-            statuses={name: Status(name, SUPPORTED)},
-            store=Store(self.folder),
-        )
-        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), ledger)
+        bench = Bench(self.known, {name: self.device}, {name: Status(name, SUPPORTED)}, Store(self.folder))
+        record = hold(bench.run(replace(case, mode=TIMED[case.mode])), Ledger.load(shipped((name,))))
         if record.verdict is Verdict.PASS:
             return {}
         # A refusal says its verdict itself.
@@ -161,10 +148,9 @@ class _Worker:
         from accelcheck.verify.oracle import Store
 
         technique, workload = self.known.techniques[case.technique], self.known.workloads[case.workload]
+        trial = Trial(case, technique, workload, self.device, Store(self.folder))
         try:
-            comparison = speed.ratio(
-                Trial(case, technique, workload, self.device, Store(self.folder)), (SECONDS,), turns.now
-            )
+            comparison = speed.ratio(trial, (SECONDS,), turns.now)
         except Exception as error:  # noqa: BLE001 - workloads, techniques and backends may raise anything
             return {"wrong": f"error: {type(error).__name__}: {error}".partition("\n")[0], "broken": True}
         finally:

@@ -31,13 +31,7 @@ class AbsentError(SideError):
 
 @dataclass(frozen=True, slots=True)
 class DuetSide:
-    """One of the two environments of a duet.
-
-    Attributes:
-        name: ``A`` or ``B``.
-        python: Path of its interpreter.
-        environ: Variables besides those of this process.
-    """
+    """One of the two environments, ``A`` or ``B``: an interpreter, and variables besides those of this process."""
 
     name: str
     python: str
@@ -50,25 +44,20 @@ class DuetSide:
 class Process:
     """A child process that starts with its first turn; leaving the context ends it and its descendants.
 
+    Args:
+        side: Interpreter and environment.
+        arguments: Arguments of the interpreter.
+        timeout: Longest silence within a turn, in seconds.
+
     Attributes:
-        side: Environment that it runs in.
         messages: Messages so far.
         ended: Description of its end, empty if it did everything; None while it may have another turn, or was given up.
     """
 
     def __init__(self, side: DuetSide, arguments: Sequence[str], timeout: float) -> None:
-        """Start nothing yet.
-
-        Args:
-            side: Interpreter and environment.
-            arguments: Arguments of the interpreter.
-            timeout: Longest silence within a turn, in seconds.
-        """
-        self.side = side
+        self.side, self._arguments, self._timeout = side, arguments, timeout
         self.messages: list[Message] = []
         self.ended: str | None = None
-        self._arguments = arguments
-        self._timeout = timeout
         self._child: Child | None = None
 
     def __enter__(self) -> Self:
@@ -88,12 +77,15 @@ class Process:
         """Number of answered cases."""
         return sum("done" in message for message in self.messages)
 
-    def turn(self) -> None:
-        """Let it run until it hands over or ends.
+    def finished(self) -> Self:
+        """The process after all its turns."""
+        with self:
+            while self.ended is None:
+                self.turn()
+        return self
 
-        Raises:
-            SideError: It cannot be started.
-        """
+    def turn(self) -> None:
+        """Let it run until it hands over or ends; raises `SideError` where it cannot be started."""
         if self._child is None:
             self._child = self._started()
         else:
@@ -112,17 +104,14 @@ class Process:
         try:
             return Child(self._arguments, self.side.environ, python=self.side.python)
         except OSError as error:
-            raise SideError(
-                f"{self.side}: expected a python executable; starting it: {error.strerror or error}"
-            ) from error
+            why = error.strerror or error
+            raise SideError(f"{self.side}: expected a python executable; starting it: {why}") from error
 
 
 def together(pair: Sequence[Process], first: int) -> None:
     """Let two processes run in turns, A B B A, until both have ended or one has died; neither gets a case ahead.
 
-    Args:
-        pair: Processes that are not started yet.
-        first: Number of the pair: in every other pair the second process begins.
+    `first` is the number of the pair: in every other pair the second process begins.
     """
     for number in itertools.count(first):
         for which in duet.order(number):

@@ -24,7 +24,6 @@ class Replay:
         self._left = [moment for seconds in times for moment in (0.0, seconds)]
 
     def __call__(self) -> float:
-        """The next moment, in seconds."""
         return self._left.pop(0) if self._left else 0.0
 
 

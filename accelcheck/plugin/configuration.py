@@ -76,10 +76,8 @@ class RunConfiguration:
         """The configuration by the options and by a probe of the devices, each in a child process.
 
         Raises:
-            UnknownNameError: An option has a value that is not legal.
-            AbsentDeviceError: A required device is absent.
-            LedgerError: A ledger cannot be read.
-            MustPassError: The must-pass list that a package ships with its device cannot be read.
+            UnknownNameError, AbsentDeviceError: A value of an option is not legal, or a required device is absent.
+            LedgerError, MustPassError: A ledger, or the list that a package ships with its device, cannot be read.
             JournalError, ResumeError: The journal of ``--accel-resume`` cannot be read, or is of another run.
         """
         from accelcheck.devices.probe import probe
@@ -127,28 +125,25 @@ class RunConfiguration:
 
     def facts(self) -> dict[str, Any]:
         """The header of the run's journal: versions, selection, devices; lists for tuples, as JSON reads them back."""
-        facts: dict[str, Any] = json.loads(
-            json.dumps(
-                {
-                    "accelcheck": accelcheck.__version__,
-                    "python": platform.python_version(),
-                    "platform": platform.platform(),
-                    "level": self.selection.level,
-                    "selection": asdict(self.selection),
-                    "devices": {
-                        name: {
-                            "capability": str(status.capability),
-                            "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
-                            "answers": dict(status.answers),
-                        }
-                        for name, status in self.statuses.items()
-                        if name in self.selection.devices
-                    },
-                    "must_pass": {name: must_pass.of(name).facts() for name in self.selection.devices},
+        facts = {
+            "accelcheck": accelcheck.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "level": self.selection.level,
+            "selection": asdict(self.selection),
+            "devices": {
+                name: {
+                    "capability": str(status.capability),
+                    "fingerprint": status.fingerprint.as_json() if status.fingerprint else None,
+                    "answers": dict(status.answers),
                 }
-            )
-        )
-        return facts
+                for name, status in self.statuses.items()
+                if name in self.selection.devices
+            },
+            "must_pass": {name: must_pass.of(name).facts() for name in self.selection.devices},
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(facts))
+        return plain
 
     def inputs(self) -> dict[str, Any]:
         """The fields ``packages``, versions by name, and ``ledgers``, file names and SHA-256 of contents.
@@ -157,11 +152,9 @@ class RunConfiguration:
         """
         from accelcheck.expectations.ledger import shipped
 
-        paths = (*shipped(self.selection.devices), *self.ledgers)
-        return {
-            "packages": packages(),
-            "ledgers": [{"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in paths],
-        }
+        contents = [(path.name, path.read_bytes()) for path in (*shipped(self.selection.devices), *self.ledgers)]
+        ledgers = [{"name": name, "sha256": hashlib.sha256(content).hexdigest()} for name, content in contents]
+        return {"packages": packages(), "ledgers": ledgers}
 
     def as_json(self) -> dict[str, Any]:
         """The configuration as JSON-ready values for a worker."""
@@ -207,10 +200,7 @@ class RunConfiguration:
     def apply(self, environ: MutableMapping[str, str], worker: str, workers: int) -> None:
         """Sets the environment variables that torch reads at import; values that the user has set stay.
 
-        Args:
-            environ: Environment of this process.
-            worker: xdist's name of this process, such as ``gw1``; empty without workers.
-            workers: Number of workers; 1 without.
+        `worker` is xdist's name of this process, such as ``gw1``; empty without workers.
         """
         from accelcheck.devices import hardware
         from accelcheck.devices.pinning import pin
@@ -236,10 +226,7 @@ def _lines(failed: Mapping[str, Capability]) -> list[str]:
 def gate(config: pytest.Config, run: RunConfiguration) -> Gate:
     """The gate that holds the times of this run against baselines and limits.
 
-    Raises:
-        BaselineError: A stored baseline of a selected device is malformed.
-        LimitError: A file of limits is malformed.
-        UnknownNameError: An option has a value that is not legal.
+    It raises `BaselineError` or `LimitError` where a stored baseline, or a file of limits, is malformed.
     """
     from accelcheck.expectations import limits
     from accelcheck.measure.baselines import Baselines, Place, settings
@@ -301,13 +288,7 @@ def supervisor(
 ) -> Supervisor:
     """The parent of the cases, which run in another process unless ``--accel-in-process`` or a used device forbids it.
 
-    Args:
-        config: Configuration of pytest.
-        run: Devices, and further ledgers.
-        matrix: Techniques and workloads.
-        folder: Private folder for references.
-        close: Registry of functions that end the processes.
-        gate: Gate that holds measurements against baselines and limits.
+    The private `folder` holds references; `close` registers functions that end the processes.
     """
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.supervisor import Supervisor
@@ -319,10 +300,9 @@ def supervisor(
     ledger = replace(Ledger.load((*shipped(chosen), *run.ledgers)), chips=chips(run.statuses))
     store = Store(folder, effort=options.effort(config))
     bench = Bench(matrix, devices, run.statuses, store, options.folder(config, "profile"))
+    here = _here(config, [devices[name] for name in chosen])
     try:
-        made = Supervisor(
-            bench, ledger, gate, options.timeout(config), here=_here(config, [devices[n] for n in chosen])
-        )
+        made = Supervisor(bench, ledger, gate, options.timeout(config), here=here)
     except CleanProcessError as error:
         _warn(config, str(error))
         made = Supervisor(bench, ledger, gate, here=True)
@@ -358,22 +338,17 @@ class ResumeError(JournalError):
 
 
 def finished(path: Path, facts: Mapping[str, Any]) -> Sequence[Record]:
-    """The records of a run that was cut off.
+    """The records in the journal of a run that was cut off.
 
-    Args:
-        path: Its journal.
-        facts: Header of the run that is beginning.
-
-    Raises:
-        JournalError: The journal cannot be read.
-        ResumeError: It is that of a run on another device, with other versions or another selection.
+    It raises `JournalError` where it cannot be read, and `ResumeError` where it is that of a run on another device,
+    with other versions or another selection than `facts`, the header of the run that is beginning.
     """
     header, records = read(path)
-    if header and header["schema"] != SCHEMA:
-        raise ResumeError(
-            f"cannot go on with {path}, which an older accelcheck has written: its records are of schema "
-            f"{header['schema']}, and those of this one of {SCHEMA}; begin anew with --accel-journal"
+    if header and (schema := header["schema"]) != SCHEMA:
+        older = (
+            f"an older accelcheck has written: its records are of schema {schema}, and those of this one of {SCHEMA}"
         )
+        raise ResumeError(f"cannot go on with {path}, which {older}; begin anew with --accel-journal")
     differing = [line for name in SAME for line in _differing(name, header.get(name), facts[name])]
     if differing:
         more = [f"and {len(differing) - MOST} more"] if len(differing) > MOST else []

@@ -48,13 +48,7 @@ PATIENCE = 20.0
 
 
 def timed_elsewhere(config: pytest.Config, run: Path, ids: Sequence[str], count: int) -> Mapping[str, Timed]:
-    """Times cases in processes of their own; the measurements by case id.
-
-    Args:
-        config: Configuration of the run, whose command each process repeats.
-        run: The run's folder.
-        ids: Ids of the cases.
-        count: Number of processes.
+    """Times cases in `count` processes, which repeat the run's command; the measurements by case id.
 
     Raises:
         TimingError: The first process measured no case.
@@ -87,9 +81,7 @@ class Controller:
     """Collects the records of all processes of a run. Never registered on an xdist worker."""
 
     def __init__(self, config: pytest.Config, run: RunConfiguration, gate: Gate) -> None:
-        self.config = config
-        self.run = run
-        self.gate = gate
+        self.config, self.run, self.gate = config, run, gate
         self.records = {record.case.id: record for record in run.earlier}
         self.asked = False
         self.scope: Scope | None = None
@@ -139,11 +131,11 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Takes the scope of the run, or the reason for none, from a worker, which has the matrix."""
-        self.refused = getattr(node, "workeroutput", {}).get("accelcheck-refused", self.refused)
-        self.not_loaded |= getattr(node, "workeroutput", {}).get("accelcheck-not-loaded", {})
-        data: str | None = getattr(node, "workeroutput", {}).get("accelcheck")
-        if data is not None:
-            self.scope = Scope.from_json(json.loads(data))
+        told: dict[str, Any] = getattr(node, "workeroutput", {})
+        self.refused = told.get("accelcheck-refused", self.refused)
+        self.not_loaded |= told.get("accelcheck-not-loaded", {})
+        if "accelcheck" in told:
+            self.scope = Scope.from_json(json.loads(told["accelcheck"]))
 
     def announce(self, nodeids: Sequence[str]) -> None:
         """Prints the first line about the cases of the run, once."""
@@ -194,10 +186,8 @@ class Controller:
 
     def _take(self, record: Record, *, held: bool = False) -> None:
         if not record.family:  # its process is gone, but other cases of the technique may have it
-            families = (
-                other.family for other in self.records.values() if other.case.technique == record.case.technique
-            )
-            record = replace(record, family=next(filter(None, families), ""))
+            others = (other for other in self.records.values() if other.case.technique == record.case.technique)
+            record = replace(record, family=next((other.family for other in others if other.family), ""))
         self.records[record.case.id] = record
         self._leading = [leading for leading in self._leading if leading.case.id != record.case.id]
         if held and self.gate.further and leads(record):
@@ -256,34 +246,34 @@ class Controller:
         return self._limits.get(_bracketed(nodeid)) if given is None else given
 
     def _case(self, name: str) -> Case | None:
-        parts = name.split("/")
-        if len(parts) != len(("technique", "workload", "device", "dtype", "mode")) or parts[4] not in set(Mode):
+        if name.count("/") != 4:
             return None
-        technique, workload, device, dtype, mode = parts
-        if device not in self.run.selection.devices:
+        technique, workload, device, dtype, mode = name.split("/")
+        if mode not in set(Mode) or device not in self.run.selection.devices:
             return None
         return Case(technique, workload, device, dtype, Mode(mode), self.run.selection.level)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Ends the journal; a run that executed no case, or did not collect one, does not exit with 0."""
+        ends = pytest.ExitCode
         self.running.stop()
-        self._time_further(cut_off=exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR})
+        self._time_further(cut_off=exitstatus in {ends.INTERRUPTED, ends.INTERNAL_ERROR})
         for name in self.scope.missing if self.scope is not None else ():
             self._not_collected(name)
-            if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
-                exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            if exitstatus in {ends.OK, ends.NO_TESTS_COLLECTED}:
+                exitstatus = session.exitstatus = ends.TESTS_FAILED
         executed = sum(record.verdict.executed for record in self.records.values())
-        if self.run.earlier and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+        if self.run.earlier and exitstatus in {ends.OK, ends.NO_TESTS_COLLECTED}:
             good = all(record.verdict.green for record in self.run.earlier)
-            exitstatus = session.exitstatus = pytest.ExitCode.OK if good else pytest.ExitCode.TESTS_FAILED
-        if exitstatus == pytest.ExitCode.OK and (self.records or self.asked) and not executed:
-            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            exitstatus = session.exitstatus = ends.OK if good else ends.TESTS_FAILED
+        if exitstatus == ends.OK and (self.records or self.asked) and not executed:
+            session.exitstatus = ends.NO_TESTS_COLLECTED
         if self.refused:
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            session.exitstatus = ends.USAGE_ERROR
         tally = counts(self.records.values())
         self._write(lambda journal: journal.end({"verdicts": tally, "exit": int(session.exitstatus)}))
-        if self.cut_off and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # the journal lacks cases
+        if self.cut_off and session.exitstatus == ends.OK:
+            session.exitstatus = ends.TESTS_FAILED  # the journal lacks cases
 
     @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -293,27 +283,16 @@ class Controller:
             terminalreporter.write_line(f"ERROR: {self.refused}", red=True)
         for reason in (self.not_loaded | registered.failed(self.config)).values():
             terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
-        if self.records and not self.cases_collected and not self.run.earlier:  # only tests of models ran
-            explained = [*self._explained()]
-            terminal.brief(terminalreporter, [*self.records.values()], self.journal_path, explained)
-        elif self.records or self.asked:
-            remainder = coverage.lines(
-                self.run,
-                self.gate,
-                self.records.values(),
-                self.scope,
-                [str(word) for word in self.config.invocation_params.args],
-                os.environ.get(SESSION, ""),
-                self.timed_elsewhere,
-            )
-            terminal.summary(
-                terminalreporter, self.run, self.records, self.journal_path, remainder, [*self._explained()]
-            )
+        records, path = self.records.values(), self.journal_path
+        if records and not self.cases_collected and not self.run.earlier:  # only tests of models ran
+            terminal.brief(terminalreporter, [*records], path, [*self._explained()])
+        elif records or self.asked:
+            words, session = [*map(str, self.config.invocation_params.args)], os.environ.get(SESSION, "")
+            remainder = coverage.lines(self.run, self.gate, records, self.scope, words, session, self.timed_elsewhere)
+            terminal.summary(terminalreporter, self.run, self.records, path, remainder, [*self._explained()])
         elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
-            self._say(
-                "no collected test takes accel_case, so nothing was verified; "
-                f"accelcheck's own tests: {shlex.join(words)}"
-            )
+            suite = f"accelcheck's own tests: {shlex.join(words)}"
+            self._say(f"no collected test takes accel_case, so nothing was verified; {suite}")
 
     def _explained(self) -> Iterator[str]:
         """Explains failures with ``--accel-explain``; yields a line for each cause."""
@@ -346,14 +325,11 @@ def _bracketed(nodeid: str) -> str:
 class RunningCases:
     """Prints the names of cases that run for long: otherwise a compilation of minutes would look like a hang.
 
-    Args:
-        out: File to print to.
-        limit: Function from a node id to the time limit of a run in seconds; None where there is none.
+    `limit` is a function from a node id to the time limit of a run in seconds; None where there is none.
     """
 
     def __init__(self, out: TextIO, limit: Callable[[str], float | None]) -> None:
-        self._out = out
-        self._limit = limit
+        self._out, self._limit = out, limit
         self._alone = False  # True when the last line is one of ours: the reporter's dots end without a newline
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -445,8 +421,7 @@ GRACE = 1.0
 def watch_worker(node: Any) -> None:
     """Waits for the end of a worker's process, in a thread, and then kills other processes that write to its pipe.
 
-    Args:
-        node: Node of xdist. One that is no child of ours, on another machine say, is left alone.
+    A node of xdist that is no child of ours, on another machine say, is left alone.
     """
     process = getattr(getattr(node.gateway, "_io", None), "popen", None)
     if process is None or sys.platform != "linux":
@@ -462,9 +437,7 @@ def _wait(process: Any, pipe: int) -> None:
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its owner can still wait for it
     time.sleep(GRACE)
-    if process.stdout.closed:
-        return
-    for holder in _writers(pipe):
+    for holder in () if process.stdout.closed else _writers(pipe):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(holder, signal.SIGKILL)
 

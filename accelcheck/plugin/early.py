@@ -44,8 +44,7 @@ class _BeforeTorch(MetaPathFinder):
     """
 
     def __init__(self, seconds: float, watch: _Watch) -> None:
-        self._seconds = seconds
-        self._watch = watch
+        self._seconds, self._watch = seconds, watch
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -174,9 +174,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if hasattr(metafunc.config, "workerinput"):
         modes = [mode for mode in modes if mode not in ALONE]
         if not modes:
-            _parametrize_nothing(
-                metafunc, SHARED, "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
-            )
+            why = "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
+            _parametrize_nothing(metafunc, SHARED, why)
             return
     try:
         cases = _matrix(metafunc.config).cases(run.selection, modes)
@@ -253,10 +252,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from accelcheck.plugin.controller import timed_elsewhere
     from accelcheck.report.console import escaped_lines
 
+    timer = functools.partial(timed_elsewhere, config, config.stash[_RUN].folder)
     try:
-        gate.time(
-            cases, options.processes(config), functools.partial(timed_elsewhere, config, config.stash[_RUN].folder)
-        )
+        gate.time(cases, options.processes(config), timer)
     except TimingError as error:
         raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
@@ -355,15 +353,13 @@ def accel_check(request: pytest.FixtureRequest, accel_supervisor: Supervisor) ->
         if printed := accel_supervisor.printed():
             print(escaped_lines(printed))
         request.node.stash.setdefault(_RECORDS, []).append(record)
+        figures = ((f.view, f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}") for f in record.figures)
         request.node.user_properties += [
             ("accelcheck.case", case.id),
             ("accelcheck.verdict", str(record.verdict)),
             *([("accelcheck.code", record.code)] if record.code else []),
             *((f"accelcheck.evidence.{e.label}", str(e.observed)) for e in record.evidence),
-            *(
-                (f"accelcheck.view.{f.view}", f"{f.measured:.6g} of {f.allowed:.6g} at {f.path}")
-                for f in record.figures
-            ),
+            *((f"accelcheck.view.{view}", figure) for view, figure in figures),
         ]
         if not record.verdict.executed:
             pytest.skip(escaped_lines(record.reason))

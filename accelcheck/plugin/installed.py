@@ -45,16 +45,10 @@ class Installed:
     told: bool = False
 
     def load(self, group: str, seconds: float) -> list[tuple[str, Any]]:
-        """The things of a group, loaded once.
-
-        Args:
-            group: One of `accelcheck.core.entry_points.GROUPS`.
-            seconds: Time limit of each entry point in seconds.
-        """
+        """The things of a group of entry points, loaded once, with a time limit of each in seconds."""
         if group not in self.found:
-            self.found[group] = []
-            for entry in entry_points.entries(group):
-                self.found[group] += self._loaded(entry, seconds)
+            entries = entry_points.entries(group)
+            self.found[group] = [pair for entry in entries for pair in self._loaded(entry, seconds)]
         return self.found[group]
 
     def _loaded(self, entry: EntryPoint, seconds: float) -> list[tuple[str, Any]]:
@@ -81,12 +75,7 @@ _INSTALLED: pytest.StashKey[Installed] = pytest.StashKey()
 
 
 def of(config: pytest.Config, *, told: bool = False) -> Installed:
-    """The loaded things of a run.
-
-    Args:
-        config: Configuration of the run.
-        told: Value of the attribute in the first call for a run.
-    """
+    """The loaded things of a run; `told` sets the attribute in the first call for a run."""
     return config.stash.setdefault(_INSTALLED, Installed(told=told))
 
 
@@ -109,13 +98,9 @@ def _things(value: Any) -> Iterable[Any]:
 def _check(what: str, entry: EntryPoint, things: Iterable[Any]) -> None:
     for thing in things:
         if not isinstance(getattr(thing, "name", None), str):
-            raise ForeignCodeError(
-                f"{what}: expected a class or instance with a name, a list of them or a function that returns one, got "
-                f"{quoted(thing)}"
-            )
+            expected = "a class or instance with a name, a list of them or a function that returns one"
+            raise ForeignCodeError(f"{what}: expected {expected}, got {quoted(thing)}")
         if entry.group == entry_points.DEVICES and thing.name != entry.name:
             # The name finds the files that its package ships, and relates a failure to a selected device.
-            raise ForeignCodeError(
-                f"{what}: expected a device with the name of the entry point, got {quoted(thing.name)}: "
-                "give each device an entry point"
-            )
+            expected = f"a device with the name of the entry point, got {quoted(thing.name)}"
+            raise ForeignCodeError(f"{what}: expected {expected}: give each device an entry point")

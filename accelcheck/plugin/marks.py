@@ -36,11 +36,7 @@ class Words:
 
     @classmethod
     def of(cls, where: str, given: Mapping[str, Any]) -> Words:
-        """The words in keyword arguments.
-
-        Raises:
-            WordsError: An argument is unknown or of another type.
-        """
+        """The words in keyword arguments; raises `WordsError` where an argument is unknown or of another type."""
         __tracebackhide__ = True
         for key, value in given.items():
             if key not in KEYWORDS:
@@ -49,12 +45,10 @@ class Words:
             if key in NAMES and not texts:
                 raise WordsError(f"{where}: {key}: expected a list of texts, got {value!r}")
         limits = given.get("limits") or {}
-        for kind in limits:
-            if kind not in KINDS:
-                raise WordsError(f"{where}: limits: {unknown('limit', kind, KINDS)}")
-        for word in given.get("dtypes") or ():
-            if word not in DTYPES:
-                raise WordsError(f"{where}: dtypes: {unknown('dtype', word, DTYPES)}")
+        for argument, kind, legal in (("limits", "limit", KINDS), ("dtypes", "dtype", DTYPES)):
+            for word in given.get(argument) or ():
+                if word not in legal:
+                    raise WordsError(f"{where}: {argument}: {unknown(kind, word, legal)}")
         names = {key: tuple(given[key]) for key in NAMES if given.get(key)}
         return cls(**names, limits=limits, level=given.get("level"))
 
@@ -70,18 +64,13 @@ class Words:
 
 
 def check(items: Iterable[pytest.Item]) -> None:
-    """Checks the marks of some tests.
-
-    Raises:
-        pytest.UsageError: A mark has a wrong word, or its test takes no fixture that reads it.
-    """
-    for item in items:
-        for mark in item.own_markers:
-            if mark.name == "accel":
-                try:
-                    _check(item, mark)
-                except WordsError as error:
-                    raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
+    """Checks the marks of some tests; a usage error for a wrong word, or a test that takes no fixture that reads it."""
+    marks = [(item, mark) for item in items for mark in item.own_markers if mark.name == "accel"]
+    try:
+        for item, mark in marks:
+            _check(item, mark)
+    except WordsError as error:
+        raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
 
 def _check(item: pytest.Item, mark: pytest.Mark) -> None:

@@ -1,4 +1,7 @@
-"""Declares and reads options and their ini twins. Imports little, since every pytest start imports it."""
+"""Declares and reads options and their ini twins. Imports little, since every pytest start imports it.
+
+A function that reads an option raises `UnknownNameError` where its value is not legal; the message has the legal ones.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,6 @@ class Option(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """Name on the command line."""
         return f"--accel-{self.name.replace('_', '-')}"
 
 
@@ -130,6 +132,7 @@ OPTIONS = (
     Option("probe_timeout", "seconds to wait for a device to answer (default 60)", metavar="SECONDS"),
 )
 
+
 SELECTING = ("device", "technique", "workload", "dtype", "case", "level", "shard")
 """Names of the options that select cases."""
 
@@ -156,8 +159,7 @@ def value(config: pytest.Config, name: str) -> Any:
 def paths(config: pytest.Config, name: str) -> tuple[Path, ...]:
     """The files of an option, relative to the folder where pytest was started, or to that of the ini file."""
     given = value(config, name) or ()
-    words = [given] if isinstance(given, str) else given
-    return tuple(_origin(config, name) / word for word in words)
+    return tuple(_origin(config, name) / word for word in ([given] if isinstance(given, str) else given))
 
 
 def _origin(config: pytest.Config, name: str) -> Path:
@@ -168,11 +170,7 @@ def _origin(config: pytest.Config, name: str) -> Path:
 
 
 def resumed(config: pytest.Config) -> Path | None:
-    """The journal of the run to go on with, or None.
-
-    Raises:
-        UnknownNameError: ``--accel-journal`` names another file.
-    """
+    """The journal of the run to go on with, or None; ``--accel-journal`` must not name another file."""
     given, journal = paths(config, "resume"), paths(config, "journal")
     if given and journal and given != journal:
         legal = [str(given[0]), "none: it is the one that is gone on with"]
@@ -182,8 +180,7 @@ def resumed(config: pytest.Config) -> Path | None:
 
 def folder(config: pytest.Config, name: str) -> Path | None:
     """The folder of an option, or None."""
-    given = paths(config, name)
-    return given[0] if given else None
+    return next(iter(paths(config, name)), None)
 
 
 def baselines(config: pytest.Config) -> Path:
@@ -243,11 +240,7 @@ FUZZED = 1001
 
 
 def programs(config: pytest.Config) -> tuple[str, ...]:
-    """Names of workloads, and ids of cases, that may be of random programs.
-
-    Raises:
-        UnknownNameError: ``--accel-fuzz`` is no number of programs.
-    """
+    """Names of workloads, and ids of cases, that may be of random programs."""
     if not hasattr(config.option, "accel_fuzz"):
         return ()
     words = [*(value(config, "workload") or ()), *(value(config, "case") or ())]
@@ -267,11 +260,7 @@ def imports(config: pytest.Config) -> tuple[str, ...]:
 
 
 def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping[str, Status]) -> tuple[str, ...]:
-    """The devices of some words, in their order, each once, with `auto` and `all` resolved.
-
-    Raises:
-        UnknownNameError: A word is not a device; the message has the legal values and the nearest one.
-    """
+    """The devices of some words, in their order, each once, with `auto` and `all` resolved."""
     names = list(known)
     chosen: list[str] = []
     for word in words:
@@ -287,25 +276,12 @@ def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping
 
 
 def level(config: pytest.Config) -> int:
-    """The selected level.
-
-    Raises:
-        UnknownNameError: It is none of `LEVELS`.
-    """
-    given = value(config, "level")
-    if given is None:
-        return 1
-    if str(given) not in {str(number) for number in LEVELS}:
-        raise _unknown("level", str(given), [str(number) for number in LEVELS])
-    return int(given)
+    """The selected level, one of `LEVELS`."""
+    return int(_word(config, "level", "level", map(str, LEVELS), "1"))
 
 
 def shard(config: pytest.Config) -> Shard | None:
-    """The selected shard, or None.
-
-    Raises:
-        UnknownNameError: It is not of the form I/N.
-    """
+    """The selected shard, or None."""
     from accelcheck.core.shards import LEGAL, Shard
 
     given = value(config, "shard")
@@ -318,27 +294,14 @@ def shard(config: pytest.Config) -> Shard | None:
 
 
 def use(config: pytest.Config) -> Use:
-    """The use of baselines.
-
-    Raises:
-        UnknownNameError: It is no `Use`.
-    """
+    """The use of baselines."""
     from accelcheck.measure.gate import Use
 
-    given = value(config, "baseline")
-    if given is None:
-        return Use.OFF
-    if given not in set(Use):
-        raise _unknown("use of baselines", str(given), list(map(str, Use)))
-    return Use(given)
+    return Use(_word(config, "baseline", "use of baselines", Use, Use.OFF))
 
 
 def processes(config: pytest.Config) -> tuple[int, int]:
-    """Number of processes that time each case, and of further ones for cases suspected of a regression.
-
-    Raises:
-        UnknownNameError: It is not a number of at least 2.
-    """
+    """Number of processes that time each case, 2 or more, and of further ones for cases suspected of a regression."""
     from accelcheck.measure.regression import CHECKED, STORED
 
     given = value(config, "processes")
@@ -350,11 +313,7 @@ def processes(config: pytest.Config) -> tuple[int, int]:
 
 
 def dtypes(config: pytest.Config) -> tuple[str, ...]:
-    """The selected storage dtypes.
-
-    Raises:
-        UnknownNameError: One is none of `DTYPES`.
-    """
+    """The selected storage dtypes."""
     given = tuple(value(config, "dtype") or ())
     for word in given:
         if word not in DTYPES:
@@ -363,23 +322,21 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
 
 
 def effort(config: pytest.Config) -> str:
-    """Amount of computation that judges a user-owned model: one of `EFFORTS`.
+    """Amount of computation that judges a user-owned model: one of `EFFORTS`."""
+    return _word(config, "effort", "effort", EFFORTS, EFFORTS[0])
 
-    Raises:
-        UnknownNameError: It is none of them.
-    """
-    given = value(config, "effort")
-    if given is not None and given not in EFFORTS:
-        raise _unknown("effort", str(given), list(EFFORTS))
-    return EFFORTS[0] if given is None else str(given)
+
+def _word(config: pytest.Config, name: str, kind: str, legal: Iterable[str], default: str) -> str:
+    """The value of an option that is one of some words."""
+    given, words = value(config, name), list(map(str, legal))
+    word = default if given is None else str(given)
+    if word not in words:
+        raise _unknown(kind, word, words)
+    return word
 
 
 def seconds(config: pytest.Config) -> float:
-    """The probe's timeout in seconds.
-
-    Raises:
-        UnknownNameError: It is not a positive number.
-    """
+    """The probe's timeout in seconds, a positive number."""
     given = value(config, "probe_timeout")
     number = PROBE_TIMEOUT if given is None else _number(given)
     if not 0 < number < math.inf:
@@ -388,11 +345,7 @@ def seconds(config: pytest.Config) -> float:
 
 
 def timeout(config: pytest.Config) -> float | None:
-    """Time limit of a case in seconds; None where it depends on the case, 0 for no limit.
-
-    Raises:
-        UnknownNameError: It is not a number of seconds.
-    """
+    """Time limit of a case in seconds; None where it depends on the case, 0 for no limit."""
     given = value(config, "timeout")
     if given is None:
         return None

@@ -37,12 +37,9 @@ class OwnExplanations:
     spent: float = 0.0
 
     def explain(self, config: pytest.Config, bench: Bench, records: Sequence[Record]) -> Iterator[str]:
-        """Explains the first failure of each cause, for no longer than checks took; yields a line for each.
+        """Explains the first failure of each cause in the records of a check, for no longer than checks took.
 
-        Args:
-            config: Configuration of pytest, with ``--accel-explain`` and a journal.
-            bench: Bench that ran the cases; references in its folder are still there.
-            records: Records of one check.
+        Yields a line for each. References in the folder of the bench that ran the cases are still there.
         """
         journal = options.resumed(config) or options.folder(config, "journal")
         if journal is None or any(device.in_use() for device in bench.devices.values()):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core.case import LEVELS, Mode, stable_seed
-from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import UnknownNameError, unknown
 from accelcheck.core.selection import Selection
 from accelcheck.expectations.limits import Limit
@@ -48,22 +47,13 @@ LONGEST = 48
 
 @dataclass(frozen=True)
 class Checked:
-    """The results of a check.
-
-    Attributes:
-        records: Records of all its cases, by technique, device, storage dtype and mode.
-        refused: Reasons why techniques were not tried, by name.
-    """
+    """The results of a check: records of all its cases, and reasons why techniques were not tried, by name."""
 
     records: tuple[Record, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, technique: str) -> tuple[Record, ...]:
-        """The records of a technique.
-
-        Raises:
-            UnknownNameError: It has none.
-        """
+        """The records of a technique; raises `UnknownNameError` where it has none."""
         records = tuple(record for record in self.records if record.case.technique == technique)
         if not records:
             raise unknown("technique with a record", technique, sorted({r.case.technique for r in self.records}))
@@ -80,12 +70,6 @@ class Accel:
     ``level``, 1 to 4, the highest level of techniques to try; and ``name``, a part of case ids. The mark ``accel`` of
     the test sets them for all its checks, and options of the run set the rest. The default is every technique of level
     1 that applies to the model, on all devices that are present, in FP32. Named techniques are tried at any level.
-
-    Args:
-        request: Request of the fixture.
-        run: Devices and options of this run.
-        matrix: All techniques.
-        keep: Function that takes the records.
     """
 
     def __init__(
@@ -271,17 +255,11 @@ class Accel:
         return [*own.explain(config, bench, records)]
 
     def _selection(self, asked: Words) -> Selection:
-        own = self._run.selection
-        known = self._run.statuses
+        own, known = self._run.selection, self._run.statuses
         devices = options.chosen_devices(asked.devices, known, known) if asked.devices else own.devices
-        techniques = asked.techniques or own.techniques
+        techniques, dtypes = asked.techniques or own.techniques, asked.dtypes or own.dtypes or ("float32",)
         level = max(LEVELS) if techniques else own.level
-        return Selection(
-            devices=devices,
-            techniques=techniques,
-            dtypes=asked.dtypes or own.dtypes or ("float32",),
-            level=level if asked.level is None else asked.level,
-        )
+        return Selection(devices, techniques, dtypes=dtypes, level=level if asked.level is None else asked.level)
 
     def _nothing(self, selection: Selection, refused: Mapping[str, str]) -> str:
         """The reason why there is no case."""
@@ -293,12 +271,7 @@ class Accel:
         return f"no technique of level {selection.level} has a case of this kind: give a higher level, or other dtypes"
 
     def _end(self, checked: Checked, why: Sequence[str]) -> None:
-        """Fails the test where a case is wrong; skips it where none ran.
-
-        Args:
-            checked: Results of the check.
-            why: Lines about explanations.
-        """
+        """Fails the test where a case is wrong, with lines about explanations; skips it where none ran."""
         wrong = [record for record in checked.records if not record.verdict.green]
         command = shlex.join(["pytest", self._request.node.nodeid])
         if wrong:
@@ -320,12 +293,8 @@ def _made(make: Callable[..., Workload], *arguments: Any, **words: Any) -> Workl
 
 
 def run_of(config: pytest.Config) -> configuration.RunConfiguration:
-    """Devices and options for a test that uses ``accel`` in a run without any option of accelcheck.
-
-    Raises:
-        pytest.UsageError: An option or a setting is wrong, or a plugin.
-    """
+    """Devices and options for a test that uses ``accel`` in a run without any option of accelcheck."""
     try:
         return configuration.RunConfiguration.find(config)
-    except (ForeignCodeError, UnknownNameError, ValueError) as error:
+    except ValueError as error:  # an option or a setting is wrong, or a plugin
         raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error

@@ -38,11 +38,7 @@ class PluginLoadError(ValueError):
 
 
 def devices(config: pytest.Config) -> list[Device]:
-    """Devices besides the built-in ones.
-
-    Raises:
-        ForeignCodeError: A hook raised, did not return, or returned something else, or two devices share a name.
-    """
+    """Devices besides the built-in ones; raises `ForeignCodeError` where a hook fails, or two devices share a name."""
     return validation.devices(_all(config, "pytest_accel_devices"), known_devices())
 
 
@@ -52,11 +48,7 @@ def failed(config: pytest.Config) -> dict[str, str]:
 
 
 def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
-    """Calls `Matrix.check`, and adds the entry points that could not be loaded to its error.
-
-    Raises:
-        UnknownNameError: A selected name does not exist.
-    """
+    """Calls `Matrix.check`, and adds the entry points that could not be loaded to its `UnknownNameError`."""
     try:
         known.check(selection)
     except UnknownNameError as error:
@@ -66,13 +58,10 @@ def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
 def matrix(config: pytest.Config, case: str = "") -> Matrix:
     """Built-in and registered techniques and workloads, and the random programs that are named. Imports torch.
 
-    Args:
-        config: Configuration of pytest, whose options may name programs.
-        case: Id of a case that may be of a program.
+    Options of pytest may name programs, and `case` may be the id of a case of one.
 
     Raises:
         ForeignCodeError: A hook raised, did not return, or returned no technique or workload, or shares a name.
-        UnknownNameError: ``--accel-fuzz`` is no number of programs.
     """
     from accelcheck.workloads.programs import named
 
@@ -85,11 +74,7 @@ def matrix(config: pytest.Config, case: str = "") -> Matrix:
 
 
 def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
-    """The workloads of each model that the command line names, by its words there. Imports torch where it names one.
-
-    Raises:
-        ForeignCodeError: A file raised, or made something that cannot be checked.
-    """
+    """The workloads of each model that the command line names, by its words there. Imports torch where it names one."""
     if not (given := options.models(config)):
         return {}
     from accelcheck.workloads.own_file import workloads_of
@@ -119,23 +104,22 @@ def _all(config: pytest.Config, name: str) -> list[tuple[str, Any]]:
         what = f"{name} of {hooked.plugin_name} ({hooked.function.__module__}.{hooked.function.__qualname__})"
         with calling(what, limit):
             group = _listed(what, hooked.function())
-        for thing in group:
-            if not isinstance(getattr(thing, "name", None), str):
-                raise ForeignCodeError(
-                    f"{what}: expected things with a name, such as instances of the class that it registers, got "
-                    f"{quoted(thing)}"
-                )
         things += [(what, thing) for thing in group]
     return things
 
 
 def _listed(what: str, given: Any) -> list[Any]:
-    """The result of a hook as a list; empty for None."""
+    """The result of a hook as a list of things with a name; empty for None."""
     if given is None:
         return []
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise ForeignCodeError(f"{what}: expected a list of what it registers, got {quoted(given)}")
-    return list(given)
+    things = list(given)
+    for thing in things:
+        if not isinstance(getattr(thing, "name", None), str):
+            expected = "things with a name, such as instances of the class that it registers"
+            raise ForeignCodeError(f"{what}: expected {expected}, got {quoted(thing)}")
+    return things
 
 
 class _Asked:
@@ -153,13 +137,8 @@ class _Asked:
 def here(models: tuple[str, ...] = ()) -> pytest.Config:
     """The configuration of pytest in this folder, with its plugins and conftest.py; nothing is collected.
 
-    ``addopts`` are left out: they are meant for runs, and some, such as coverage's, would start to work.
-
-    Args:
-        models: Values of ``--accel-model``.
-
-    Raises:
-        PluginLoadError: pytest does not start.
+    ``addopts`` are left out: they are meant for runs, and some, such as coverage's, would start to work. `models` are
+    values of ``--accel-model``. It raises `PluginLoadError` where pytest does not start.
     """
     asked, errors = _Asked(), io.StringIO()
     given = os.environ.pop("PYTEST_ADDOPTS", None)
@@ -185,10 +164,7 @@ def here(models: tuple[str, ...] = ()) -> pytest.Config:
 def device(name: str) -> Device:
     """A device by name, for a command: built-in, registered by a plugin, or an accelerator that torch has.
 
-    Imports the modules of ``--import``.
-
-    Raises:
-        PluginLoadError: It is no built-in device, and pytest does not start.
+    It imports the modules of ``--import``, and raises `PluginLoadError` where it needs pytest, which does not start.
     """
     from accelcheck.devices.generic import Generic
 

@@ -1,4 +1,8 @@
-"""Checks devices, techniques and workloads of other packages: a misspelt word would silently mean fewer cases."""
+"""Checks devices, techniques and workloads of other packages: a misspelt word would silently mean fewer cases.
+
+Each check takes pairs of the source of a thing, for errors, and the thing, and accelcheck's own things by name. It
+returns the things, or raises a `ForeignCodeError` that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
+from accelcheck.core.case import Mode
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import quoted
@@ -19,20 +24,13 @@ if TYPE_CHECKING:
 
 REQUIRED = ("name", "family", "promise", "source")
 """Attributes that every technique sets to a text."""
+_MODES = tuple(map(str, Mode))
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.IGNORECASE)
 """Form of names of devices, which are parts of case ids and of names of files."""
 
 
 def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> list[Device]:
-    """The registered devices, checked without an import of torch.
-
-    Args:
-        found: Pairs of the source of a device, for errors, and the device.
-        builtin: Devices of accelcheck, by name.
-
-    Raises:
-        ForeignCodeError: A thing is no valid device.
-    """
+    """The registered devices, checked without an import of torch."""
     from accelcheck.devices.base import FEATURES, TRIED, Device
 
     _distinct("device", found, builtin)
@@ -47,25 +45,16 @@ def devices(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Device]) -> 
         _known(f"{where}: dtypes", candidate.dtypes)
         _known(f"{where}: features", candidate.features, FEATURES)
         _known(f"{where}: denied", candidate.denied, dict.fromkeys([*TRIED, *FEATURES]))
-        for word in candidate.denied:
+        for word, reason in candidate.denied.items():
             if word in candidate.dtypes | candidate.features:
                 raise ForeignCodeError(f"{where}: denied: {word!r} is declared too: leave it out of one of them")
-            reason = candidate.denied[word]
             if not isinstance(reason, str) or not reason.strip():
                 raise ForeignCodeError(f"{where}: denied: {word!r}: expected the reason, got {quoted(reason)}")
     return [candidate for _, candidate in found]
 
 
 def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique]) -> list[Technique]:
-    """The registered techniques, checked.
-
-    Args:
-        found: Pairs of the source of a technique, for errors, and the technique.
-        builtin: Techniques of accelcheck, by name.
-
-    Raises:
-        ForeignCodeError: A thing is no valid technique; the message says what to do.
-    """
+    """The registered techniques, checked."""
     from accelcheck.techniques.base import Technique
 
     _distinct("technique", found, builtin)
@@ -76,7 +65,7 @@ def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique
         for attribute in REQUIRED:
             if not isinstance(getattr(technique, attribute, None), str):
                 raise ForeignCodeError(f"{where}: set `{attribute}`, a text: Technique.{attribute} says which")
-        _known(f"{where}: modes", technique.modes, _modes())
+        _known(f"{where}: modes", technique.modes, _MODES)
         _known(f"{where}: dtypes", technique.dtypes, _dtypes())
         _known(f"{where}: workloads", technique.workloads)
         _known(f"{where}: early", technique.early)
@@ -94,16 +83,7 @@ def techniques(found: Sequence[tuple[str, Any]], builtin: Mapping[str, Technique
 def workloads(
     found: Sequence[tuple[str, Any]], builtin: Mapping[str, Workload], known: Iterable[Technique]
 ) -> list[Workload]:
-    """The registered workloads, checked.
-
-    Args:
-        found: Pairs of the source of a workload, for errors, and the workload.
-        builtin: Workloads of accelcheck, by name.
-        known: All techniques, whose required and excluded traits are legal.
-
-    Raises:
-        ForeignCodeError: A thing is no valid workload.
-    """
+    """The registered workloads, checked; the required and excluded traits of all known techniques are legal."""
     from accelcheck.devices.base import FEATURES
     from accelcheck.workloads.base import Workload
     from accelcheck.workloads.probes import PROBES
@@ -119,7 +99,7 @@ def workloads(
         if not _takes_two(workload.make):
             raise ForeignCodeError(f"{where}: `make`: expected make(generator, extent), got {quoted(workload.make)}")
         _known(f"{where}: traits", workload.traits, sorted(traits))
-        _known(f"{where}: modes", workload.modes, _modes())
+        _known(f"{where}: modes", workload.modes, _MODES)
         _known(f"{where}: dtypes", workload.dtypes, _dtypes())
         _known(f"{where}: features", workload.features, FEATURES)
         _known(f"{where}: probes", workload.probes, PROBES)
@@ -129,14 +109,12 @@ def workloads(
 
 def _takes_two(make: object) -> bool:
     """True for a function that takes two positional arguments, as far as its signature is known."""
-    if not callable(make):
-        return False
     try:
-        inspect.signature(make).bind(None, 0)
+        inspect.signature(make).bind(None, 0)  # type: ignore[arg-type]  # a `TypeError` where it cannot be called
     except TypeError:
         return False
     except ValueError:
-        return True  # it has no signature
+        pass  # it has no signature
     return True
 
 
@@ -158,12 +136,6 @@ def _known(where: str, words: Collection[str], legal: Collection[str] | None = N
             raise ForeignCodeError(f"{where}: expected texts, got {quoted(word)}")
         if legal is not None and word not in legal:
             raise ForeignCodeError(f"{where}: {unknown('word', word, list(legal))}")
-
-
-def _modes() -> list[str]:
-    from accelcheck.core.case import Mode
-
-    return [str(mode) for mode in Mode]
 
 
 def _dtypes() -> list[str]:

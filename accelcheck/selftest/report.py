@@ -54,20 +54,16 @@ def table(outcomes: Sequence[SeedResult]) -> Table:
 def alone(outcomes: Iterable[SeedResult]) -> Table:
     """A row per view: number of verdicts that it caught, and faults that it alone sees in every seed."""
     caught: Counter[str] = Counter()
-    seeds: Counter[str] = Counter()
-    views: dict[str, Counter[str]] = {}
+    views: dict[str, list[set[str]]] = {}
     for outcome in outcomes:
-        if outcome.row.correct or not outcome.ran:
-            continue
-        name = str(outcome.row)
-        seeds[name] += 1
-        caught.update(set(outcome.views))
-        views.setdefault(name, Counter()).update(set(outcome.views))
+        if not outcome.row.correct and outcome.ran:
+            caught.update(set(outcome.views))
+            views.setdefault(str(outcome.row), []).append(set(outcome.views))
     sole: dict[str, list[str]] = {}
     for name, seen in sorted(views.items()):
-        always = [view for view, count in seen.items() if count == seeds[name]]
+        always = set.intersection(*seen)
         if len(always) == 1:
-            sole.setdefault(always[0], []).append(name)
+            sole.setdefault(always.pop(), []).append(name)
     rows = []
     for view, count in caught.most_common():
         only = sole.get(view, [])
@@ -139,12 +135,8 @@ def slowest(outcomes: Iterable[SeedResult], most: int = 5) -> list[str]:
 def refused(outcomes: Iterable[SeedResult]) -> list[str]:
     """Plants that do not apply to this device, with the reason, each once."""
     # A cell that fails without a plant is reported once, not once for each plant.
-    reasons = {
-        outcome.reason if outcome.code == "device-fails" else f"{outcome.row.plant}: {outcome.reason}"
-        for outcome in outcomes
-        if not outcome.ran
-    }
-    return sorted(reasons)
+    absent = (outcome for outcome in outcomes if not outcome.ran)
+    return sorted({o.reason if o.code == "device-fails" else f"{o.row.plant}: {o.reason}" for o in absent})
 
 
 def wrong(outcomes: Iterable[SeedResult], most: int = 40) -> list[str]:

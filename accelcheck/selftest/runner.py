@@ -83,11 +83,7 @@ class SeedResult:
     """The outcome of a row with one seed.
 
     Attributes:
-        row: Row of the kill table.
-        seed: Number of the seed.
-        verdict: Verdict of the engine.
         views: Views and other checks that found something wrong.
-        reason: Reason of the verdict.
         code: Code of the reason why it was not run.
         compared: Number of elements compared.
         seconds: Wall time by phase.
@@ -139,9 +135,6 @@ class Ground:
     Attributes:
         techniques: Names of the matrix's techniques, family by family.
         families: Family by name of technique; also of those that the catalogue makes for itself.
-        workloads: Names of the matrix's workloads.
-        modes: Modes of its cases.
-        dtypes: Storage dtypes.
         absent: Cells without such a fault, each with the reason.
     """
 
@@ -163,6 +156,12 @@ def faults() -> Mapping[str, PlantedFault]:
 def variants() -> Mapping[str, Variant]:
     """The correct variants, by name."""
     return index("variant", discover("accelcheck.selftest.faults", "VARIANTS"))
+
+
+def _own() -> list[Technique]:
+    """Techniques that the catalogue makes for itself."""
+    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
+    return [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
 
 
 def rows() -> list[PlantedRow]:
@@ -208,12 +207,10 @@ def absent(chosen: Iterable[PlantedRow]) -> list[str]:
 def ground(chosen: Iterable[PlantedRow]) -> Ground:
     """The built-in matrix, and the cells that these rows leave out for a stated reason."""
     matrix = Matrix.load()
-    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
-    own = [plant.technique for plant in plants if isinstance(plant.technique, Technique)]
     every = matrix.techniques.values()
     return Ground(
         techniques=[t.name for t in sorted(every, key=lambda t: (t.family, t.name))],
-        families={t.name: t.family for t in (*own, *every)},
+        families={t.name: t.family for t in (*_own(), *every)},
         workloads=sorted(matrix.workloads),
         modes=[mode for mode in Mode if any(technique.covers(mode) for technique in every)],
         dtypes=EVERY,
@@ -226,25 +223,13 @@ def _name(plant: PlantedFault | Variant) -> str:
 
 
 def bench(device: Device, matrix: Matrix, store: Store) -> Bench:
-    """Make the bench for attempts; it opens the device once, so keep it.
-
-    Args:
-        device: A device that is present.
-        matrix: Built-in techniques and workloads.
-        store: Store of references.
-    """
+    """Make the bench for attempts on a device that is present; it opens the device once, so keep it."""
     statuses = {device.name: Status(device.name, SUPPORTED)}
     return Bench(matrix, {device.name: device}, statuses, store)
 
 
 def attempt(row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
-    """Plant a fault or variant, run it, and judge the result.
-
-    Args:
-        row: Plant and cell.
-        seed: Number of the seed; each gives a workload other parameters and inputs.
-        bench: Bench with one device.
-    """
+    """Plant a fault or variant, run it, and judge the result; each seed gives other parameters and inputs."""
     there = _plant(row).exists(_device(bench))
     if not there.ok:
         return SeedResult(row, seed, there.verdict or Verdict.UNSUPPORTED, (), str(there), str(there.code))
@@ -265,40 +250,26 @@ def attempts(rows: Sequence[PlantedRow], seed: int, bench: Bench) -> list[SeedRe
             continue
         technique = _base(row, bench.matrix)
         if technique.name not in plains:
-            plains[technique.name] = _unsteady(technique, row, seed, _device(bench)) or _plain(
-                technique, row, seed, bench
-            )
+            plains[technique.name] = _plain(technique, row, seed, bench)
             results.append(plains[technique.name])
         plain = plains[technique.name]
         results.append(attempt(row, seed, bench) if plain.ran else replace(plain, row=row))
     return results
 
 
-def _unsteady(technique: Technique, row: PlantedRow, seed: int, device: Device) -> SeedResult | None:
-    case = Case(technique.name, row.workload, device.name, row.dtype, row.mode, 1)
-    entries = unsteady(device.name).covering(case.id)
-    if not entries:
-        return None
-    plain = _unplanted(technique, row)
-    reason = f"{row.dtype}: with some seeds {device.name} fails by itself: {entries[0].reason}"
-    return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
-
-
 def _plain(technique: Technique, row: PlantedRow, seed: int, bench: Bench) -> SeedResult:
-    plain = _unplanted(technique, row)
-    plant = _plant(row)
+    name, device, plant = f"{technique.name}{PLAIN}", _device(bench).name, _plant(row)
+    plain = replace(row, plant=name, strength=1.0, correct=True, hidden="", emulated=False, seeds=0)
+    case = Case(technique.name, row.workload, device, row.dtype, row.mode, 1)
+    if entries := unsteady(device).covering(case.id):
+        reason = f"{row.dtype}: with some seeds {device} fails by itself: {entries[0].reason}"
+        return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     record = _record(Planted(technique, nothing, warm=isinstance(plant, Variant) or plant.warm), row, seed, bench)
-    case = replace(record.case, workload=row.workload)
-    known = hold(replace(record, case=case), _ledger(*shipped((case.device,))))
+    known = hold(replace(record, case=case), _ledger(*shipped((device,))))
     if known.verdict is Verdict.XFAIL:
         reason = f"{case.id} fails by itself: {known.headline}"
         return SeedResult(plain, seed, Verdict.UNSUPPORTED, (), reason, DEVICE_FAILS)
     return _outcome(plain, seed, record)
-
-
-def _unplanted(technique: Technique, row: PlantedRow) -> PlantedRow:
-    name = f"{technique.name}{PLAIN}"
-    return replace(row, plant=name, strength=1.0, correct=True, hidden="", emulated=False, seeds=0)
 
 
 @functools.cache
@@ -368,16 +339,10 @@ def shared(chosen: Sequence[PlantedRow], seeds: int) -> list[tuple[list[PlantedR
 
 
 def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder: Path) -> Iterator[list[SeedResult]]:
-    """Attempt rows with all seeds in worker processes, and yield groups of results in any order.
+    """Attempt rows with all seeds in `jobs` worker processes, and yield groups of results in any order.
 
-    Workers inherit the environment, so set the variables that torch reads at import before.
-
-    Args:
-        device: Name of a device that is present.
-        chosen: Rows to attempt.
-        seeds: Number of seeds; rows that state fewer run with the first ones.
-        jobs: Number of processes.
-        folder: Folder of this run alone, for the references that the processes share.
+    Workers inherit the environment, so set the variables that torch reads at import before. Rows that state fewer
+    seeds run with the first ones. The folder is of this run alone, for the references that the processes share.
 
     Raises:
         DiedError: A process died. The results up to then have been yielded.
@@ -400,9 +365,7 @@ def run(device: str, chosen: Sequence[PlantedRow], seeds: int, jobs: int, folder
 @functools.cache
 def _bench(device: str, folder: str) -> Bench:
     matrix = Matrix.load()
-    plants: list[PlantedFault | Variant] = [*faults().values(), *variants().values()]
-    own = [plant.technique for plant in plants if not isinstance(plant.technique, str)]
-    return bench(registered.device(device), matrix, Store(Path(folder), clean_process([*matrix.parts(), *own])))
+    return bench(registered.device(device), matrix, Store(Path(folder), clean_process([*matrix.parts(), *_own()])))
 
 
 def _attempts(device: str, group: list[PlantedRow], seed: int, folder: str) -> list[SeedResult]:

@@ -47,9 +47,6 @@ class Applied(Experiment):
 
     Attributes:
         name: Name in the file of claims.
-        technique_name: Name of the technique.
-        workload: Workload that it is applied to.
-        gives: Quantities that it measures.
         mode: Forward or train.
         dtype: Storage dtype of the technique's side; eager's is float32.
         elsewhere: Names of techniques that replace it, by feature of the device.
@@ -88,11 +85,7 @@ class Applied(Experiment):
 
 @contextlib.contextmanager
 def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, dtype: str) -> Iterator[Trial]:
-    """Prepare and judge a case.
-
-    Raises:
-        WrongError: The result is wrong, or the technique did not engage.
-    """
+    """Prepare and judge a case; raises `WrongError` if the result is wrong, or the technique did not engage."""
     case = Case(technique.name, workload.name, device.name, dtype, mode, 1)
     with tempfile.TemporaryDirectory(prefix="files-", dir=scratch()) as folder:
         made = Trial(case, technique, workload, device, Store(Path(folder)))
@@ -107,11 +100,7 @@ def trial(technique: Technique, workload: Workload, device: Device, mode: Mode, 
 
 
 def again(judged: Trial, contender: Contender) -> None:
-    """Check that the timed program still gives the right result for the first inputs and original parameters.
-
-    Raises:
-        WrongError: The result is wrong.
-    """
+    """Raise `WrongError` unless the timed program is still right for the first inputs and original parameters."""
     contender.rewind()
     contender.program.synchronize = judged.device.synchronize
     judged.device.seed(judged.case.seed)

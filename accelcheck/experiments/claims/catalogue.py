@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
 from accelcheck.core.registry import unknown
@@ -53,10 +53,8 @@ class Claim:
     """One claim.
 
     Attributes:
-        name: Name on the command line.
         experiment: Name of the experiment that measures it; claims may share one.
         workload: Description of the workload, with published sizes where there are some.
-        what: Quantity of the figure.
         least: Lower end of the figure; None for a quantity with an upper bound.
         most: Upper end; None if more is better and no range is published.
         classes: Kinds of devices that the claim is about.
@@ -121,10 +119,7 @@ class ClaimResult:
     """A claim beside what was measured.
 
     Attributes:
-        claim: Claim that was measured.
-        outcome: Outcome of the comparison.
-        measured: Measurement; None if there is none.
-        reason: Reason why there is none; empty otherwise.
+        reason: Reason why nothing was measured; empty otherwise.
         code: `accelcheck.core.capability.Code` if this device lacks the technique; empty if the attempt failed.
     """
 
@@ -164,14 +159,11 @@ def wrong(claim: Claim, fault: str) -> ClaimResult:
 
 
 def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]:
-    """Read a file of claims.
+    """Read a file of claims; raises `ClaimsError` where it cannot be read, or an entry is not legal.
 
     Args:
         path: TOML file with a table ``claim`` per claim, with the fields of `Claim`; ``devices`` has its `classes`.
         experiments: Quantities that each experiment measures, by its name.
-
-    Raises:
-        ClaimsError: The file cannot be read, or an entry lacks a field, or has an unknown field or an illegal value.
     """
     claims: dict[str, Claim] = {}
     for entry in toml.read(path, "claim", _FIELDS, ClaimsError):
@@ -184,10 +176,6 @@ def load(path: Path, experiments: Mapping[str, Collection[What]]) -> list[Claim]
     return list(claims.values())
 
 
-def _are_classes(value: object) -> bool:
-    return toml.is_texts(value) and set(cast("list[str]", value)) <= set(CLASSES)
-
-
 _TEXT = toml.Field("a text", toml.is_text)
 _FIGURE = toml.Field("a number", lambda value: toml.is_number(value, -math.inf, math.inf), required=False)
 _FIELDS = {
@@ -197,7 +185,9 @@ _FIELDS = {
     "what": toml.Field(f"one of {', '.join(What)}", lambda value: toml.is_text(value) and value in set(What)),
     "least": _FIGURE,
     "most": _FIGURE,
-    "devices": toml.Field(f"a list of {', '.join(CLASSES)}", _are_classes),
+    "devices": toml.Field(
+        f"a list of {', '.join(CLASSES)}", lambda value: toml.is_texts(value) and set(value) <= set(CLASSES)
+    ),
     "source": toml.Field(
         "an address that begins with https://, or an empty text",
         lambda value: isinstance(value, str) and (not value or value.startswith("https://")),
@@ -214,17 +204,8 @@ def _claim(entry: toml.TomlTable, experiments: Mapping[str, Collection[What]]) -
         given = ", ".join(sorted(experiments[experiment]))
         raise entry.wrong("what", f"experiment {experiment} measures {given}, not {what}")
     least, most = _figures(entry, what)
-    return Claim(
-        entry["name"],
-        experiment,
-        entry["workload"],
-        what,
-        least,
-        most,
-        tuple(entry["devices"]),
-        entry["source"],
-        entry["published"],
-    )
+    classes, source, published = tuple(entry["devices"]), entry["source"], entry["published"]
+    return Claim(entry["name"], experiment, entry["workload"], what, least, most, classes, source, published)
 
 
 def _figures(entry: toml.TomlTable, what: What) -> tuple[float | None, float | None]:

@@ -31,8 +31,7 @@ class _Chain(Experiment):
 
     def __init__(self, form: Form, shapes: Shapes) -> None:
         self.name = f"compile-{form}-{self.length}"
-        self._form = form
-        self._shapes = shapes
+        self._form, self._shapes = form, shapes
 
     def answer(self, device: Device) -> Capability:
         return compiler_capability(device)

@@ -26,11 +26,9 @@ LONG = 0.2
 
 @dataclass
 class Side:
-    """One of the two implementations.
+    """One of the two implementations: a call does the work once, on the device whose clock times it.
 
     Attributes:
-        call: Function that does the work once, and returns its result.
-        clock: Device that it runs on, which times it.
         held: Bytes of parameters and inputs.
         ready: Function that frees memory of earlier calls, before memory is measured.
     """
@@ -43,11 +41,9 @@ class Side:
 
 @dataclass
 class Contest:
-    """Both sides, right and ready.
+    """Both sides, right and ready: `fast` is what the claim is about, and `plain` what it compares with.
 
     Attributes:
-        plain: Implementation that the claim compares with.
-        fast: Implementation that the claim is about.
         others: Functions that measure figures other than time and memory of the calls, by quantity.
     """
 
@@ -70,11 +66,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def contest(self, device: Device) -> AbstractContextManager[Contest]:
-        """Give both sides, after a check of the fast side's result.
-
-        Raises:
-            accelcheck.experiments.curve.WrongError: The result is wrong.
-        """
+        """Give both sides, after a check of the fast side's result; raises `WrongError` where it is wrong."""
 
 
 def telling(device: Device, what: What) -> Capability:
@@ -83,11 +75,7 @@ def telling(device: Device, what: What) -> Capability:
 
 
 def measured(contest: Contest, what: What, figure: float) -> Measured:
-    """Measure a contest until the interval lies on one side of the claimed figure, or until the last look.
-
-    Raises:
-        ClockError: A clock stood still or went backwards.
-    """
+    """Measure a contest until the interval lies on one side of the claimed figure, or until the last look."""
     if what in contest.others:
         return contest.others[what]()
     return _memory(contest) if what is What.MEMORY else _time(contest, what, figure)
@@ -125,11 +113,7 @@ def _memory(contest: Contest) -> Measured:
 
 
 def allocated(device: Device, call: Callable[[], object]) -> int:
-    """Peak of the bytes that a call allocates.
-
-    Raises:
-        RuntimeError: The device has no memory statistics; see `telling`.
-    """
+    """Peak of the bytes that a call allocates, on a device with memory statistics; see `telling`."""
     memory = peak(device, call)
     if memory.bytes is None:
         raise RuntimeError(f"expected the device's memory statistics, got none: {memory.reason}")

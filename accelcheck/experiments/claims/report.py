@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.experiments.claims.catalogue import ClaimStatus, What
@@ -61,10 +62,7 @@ def _plain(answer: ClaimResult) -> dict[str, Any]:
         "source": claim.source,
         "published": claim.published,
         "outcome": answer.outcome,
-        "value": None if measured is None else measured.value,
-        "low": None if measured is None else measured.low,
-        "high": None if measured is None else measured.high,
-        "how": "" if measured is None else measured.how,
+        **({"value": None, "low": None, "high": None, "how": ""} if measured is None else asdict(measured)),
         "code": answer.code,
         "reason": answer.reason,
     }

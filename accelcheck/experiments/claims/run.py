@@ -26,13 +26,7 @@ def experiments() -> Mapping[str, Experiment]:
 
 
 def answers(device: Device, claims: Sequence[Claim], known: Mapping[str, Experiment]) -> Iterator[ClaimResult]:
-    """The results of claims, grouped by experiment.
-
-    Args:
-        device: An open device.
-        claims: Claims of these experiments.
-        known: Experiments by name.
-    """
+    """The results of claims on an open device, grouped by experiment; `known` has the experiments by name."""
     ordered = sorted(claims, key=lambda claim: (claim.experiment, claim.name))
     for name, group in groupby(ordered, key=lambda claim: claim.experiment):
         yield from _answers(device, list(group), known[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
 
     Operator = Callable[..., Tensor]
-
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Strided(Experiment):
         with torch.no_grad():
             check(self.operator, (strided, *others), self.depth)
             yield Contest(
-                Side(lambda: self.operator(dense, *others), device),
-                Side(lambda: self.operator(strided, *others), device),
+                Side(partial(self.operator, dense, *others), device),
+                Side(partial(self.operator, strided, *others), device),
             )
             check(self.operator, (strided, *others), self.depth)
 
@@ -95,9 +94,9 @@ class InPlace(Experiment):
                 raise WrongError(f"{self.name}: expected the bits of the operator out of place, got others")
             check(self.plain, operands, self.depth)
             del expected, result
+            size = held(operands)
             yield Contest(
-                Side(lambda: self.plain(*operands), device, held(operands)),
-                Side(lambda: self.saving(*operands), device, held(operands)),
+                Side(partial(self.plain, *operands), device, size), Side(partial(self.saving, *operands), device, size)
             )
 
 
@@ -127,19 +126,15 @@ def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
         raise WrongError(f"expected errors of {float(allowed.max()):.2g} at most, got {float(error.max()):.2g}")
 
 
-def _convolution(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.conv2d(x, weight, padding=1)
-
-
 def _copied(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
+_convolution = partial(functional.conv2d, padding=1)
 _IMAGES = ((8, 32, 64, 64), (32, 32, 3, 3))
 _TAPS = 32 * 3 * 3
 _LONG = ((65536, 64), (64, 64))
 _VECTOR = ((1024, 1024),)
-
 
 SIDE = 10000
 """Side of CuPy's and NumPy's square matrices, as published."""
@@ -203,13 +198,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Strided("non-contiguous-transpose", ((2048, 2048),), (0, 1), _copied, 0),
     InPlace("inplace-add", _VECTOR, lambda x: x + 1.0, lambda x: x.add_(1.0), 0),
     InPlace("inplace-relu", _VECTOR, lambda x: x.relu(), lambda x: x.relu_(), 0),
-    InPlace(
-        "inplace-matmul",
-        _LONG,
-        lambda a, b: torch.matmul(a, b).relu(),
-        lambda a, b: torch.matmul(a, b).relu_(),
-        _LONG[1][0],
-    ),
+    InPlace("inplace-matmul", _LONG, lambda a, b: (a @ b).relu(), lambda a, b: (a @ b).relu_(), _LONG[1][0]),
     InPlace(
         "inplace-convolution",
         _IMAGES,

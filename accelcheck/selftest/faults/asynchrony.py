@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.capability import SUPPORTED, Code, unsupported
+from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes
-from accelcheck.selftest.faults.plant import Kernel, kernels, wrapping
+from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, where
+from accelcheck.selftest.faults.plant import Kernel, Run, always, kernel, running, wrapping
 from accelcheck.techniques.interop.streams import GIVE
 
 if TYPE_CHECKING:
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
@@ -29,37 +27,32 @@ def raced(share: float) -> Change:
     The producer is a thread that waits until the consumer has read, so the race is lost every time. The last `share` of
     the buffer, which is not written yet, holds the result of the call before.
     """
+    buffers: dict[tuple[int, ...], Tensor] = {}
 
-    def change(program: Program) -> None:
-        buffers: dict[tuple[int, ...], Tensor] = {}
-        plain = program.module if program.call is None else program.call
+    def call(plain: Any, *inputs: Any) -> Tensor:
+        out: Tensor = plain(*inputs)
+        shape = tuple(out.shape)
+        buffer = buffers.setdefault(shape, torch.zeros_like(out)).view(-1)
+        ready = buffer.numel() - max(1, int(buffer.numel() * share))
+        begun, taken = threading.Event(), threading.Event()
 
-        def call(*inputs: Any) -> Tensor:
-            out: Tensor = plain(*inputs)
-            shape = tuple(out.shape)
-            buffer = buffers.setdefault(shape, torch.zeros_like(out)).view(-1)
-            ready = buffer.numel() - max(1, int(buffer.numel() * share))
-            begun, taken = threading.Event(), threading.Event()
+        @torch.no_grad()
+        def produce() -> None:
+            content = out.detach().reshape(-1)
+            buffer[:ready] = content[:ready]
+            begun.set()
+            taken.wait(PATIENCE)
+            buffer[ready:] = content[ready:]
 
-            @torch.no_grad()
-            def produce() -> None:
-                content = out.detach().reshape(-1)
-                buffer[:ready] = content[:ready]
-                begun.set()
-                taken.wait(PATIENCE)
-                buffer[ready:] = content[ready:]
+        producer = threading.Thread(target=produce, name="producer")
+        producer.start()
+        begun.wait(PATIENCE)
+        read = buffer.clone().view(shape)
+        taken.set()
+        producer.join()
+        return read
 
-            producer = threading.Thread(target=produce, name="producer")
-            producer.start()
-            begun.wait(PATIENCE)
-            read = buffer.clone().view(shape)
-            taken.set()
-            producer.join()
-            return read
-
-        program.call = call
-
-    return change
+    return wrapping(call)
 
 
 def streamed(strength: float) -> Change:
@@ -107,46 +100,28 @@ def unordered(strength: float) -> Change:
 
 def unsynced(strength: float) -> Change:
     """Results are read before the device is synchronised. The host reads its mirror of the run before."""
+    mirror: Result = {}
 
-    def change(program: Program) -> None:
-        plain = program.run
-        mirror: Result = {}
+    def run(plain: Run, mode: Mode) -> Result:
+        result = plain(mode)
+        read = {path: mirror.get(path, torch.zeros_like(tensor)) for path, tensor in result.items()}
+        same = all(read[path].shape == tensor.shape for path, tensor in result.items())
+        mirror.update(result)
+        return read if same else result
 
-        def run(mode: Mode) -> Result:
-            result = plain(mode)
-            read = {path: mirror.get(path, torch.zeros_like(tensor)) for path, tensor in result.items()}
-            same = all(read[path].shape == tensor.shape for path, tensor in result.items())
-            mirror.update(result)
-            return read if same else result
-
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
-
-    return change
+    return running(run)
 
 
-def fallen_back(strength: float) -> Change:
+@always(kernel("relu", "tanh", "gelu"))
+def fallen_back(func: Kernel, *args: Any, **options: Any) -> Tensor:
     """An operator without a kernel falls back to the CPU without notice; the result is right."""
-
-    def on_cpu(func: Kernel, *args: Any, **options: Any) -> Tensor:
-        (device,) = {value.device for value in args if isinstance(value, Tensor)}
-        moved = [value.cpu() if isinstance(value, Tensor) else value for value in args]
-        return func(*moved, **options).to(device)
-
-    return kernels(relu=on_cpu, tanh=on_cpu, gelu=on_cpu)
+    (device,) = {value.device for value in args if isinstance(value, Tensor)}
+    moved = [value.cpu() if isinstance(value, Tensor) else value for value in args]
+    return func(*moved, **options).to(device)
 
 
-def elsewhere(device: Device) -> Capability:
-    """Capability of falling back to the CPU."""
-    if device.has("host"):
-        return unsupported(Code.NO_EFFECT, "the CPU is what others fall back to")
-    return SUPPORTED
-
-
-def on_streams(device: Device) -> Capability:
-    """Capability of computing on streams that a caller chooses."""
-    if not device.has("torch-cuda"):
-        return unsupported(Code.NO_FEATURE, f"{device.name} has no streams that a caller chooses")
-    return SUPPORTED
+elsewhere = where(lambda device: not device.has("host"), "the CPU is what others fall back to", Code.NO_EFFECT)
+on_streams = where(lambda device: device.has("torch-cuda"), "{} has no streams that a caller chooses")
 
 
 FAULTS = (

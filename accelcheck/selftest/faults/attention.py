@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.selftest.faults.base import Cell, Change, backward, fault
 from accelcheck.selftest.faults.compute import attention, causal
-from accelcheck.selftest.faults.plant import backwards, calling
+from accelcheck.selftest.faults.plant import always, backwards, calling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,17 +88,15 @@ FAULTS = (
         "mask-off-by-one-backward", "In the backward pass each query sees one key more, or one less, than it should."
     )(backward("attention-causal"), _backward(shifted), (1.0, -1.0), number=2),
     fault("length-off-by-one", padded)(Cell("attention-ragged"), _forward(padded), (1.0, -1.0), number=2),
-    fault("causal-from-bottom-right", bottom_right)(
-        Cell("attention-cross-causal"), lambda _: calling(bottom_right), number=3
-    ),
+    fault("causal-from-bottom-right")(Cell("attention-cross-causal"), always(calling)(bottom_right), number=3),
     fault("causal-from-bottom-right-backward", "In the backward pass causal masks end at the last key.")(
-        backward("attention-cross-causal"), lambda _: backwards(bottom_right), number=3
+        backward("attention-cross-causal"), always(backwards)(bottom_right), number=3
     ),
-    fault("causal-from-top-left", top_left)(Cell("attention-cross-right"), lambda _: calling(top_left), number=3),
-    fault("masked-row-nan", plain_softmax)(Cell("attention-empty-row"), lambda _: calling(plain_softmax), number=4),
-    fault("masked-row-mean", finite_mask)(Cell("attention-empty-row"), lambda _: calling(finite_mask), number=4),
+    fault("causal-from-top-left")(Cell("attention-cross-right"), always(calling)(top_left), number=3),
+    fault("masked-row-nan")(Cell("attention-empty-row"), always(calling)(plain_softmax), number=4),
+    fault("masked-row-mean")(Cell("attention-empty-row"), always(calling)(finite_mask), number=4),
     fault("masked-row-backward", "A query that sees no key has the gradients of one that sees all.")(
-        backward("attention-empty-row"), lambda _: backwards(finite_mask), number=4
+        backward("attention-empty-row"), always(backwards)(finite_mask), number=4
     ),
     fault("softmax-scale", rescaled)(Cell("attention-causal"), _forward(rescaled), _SCALES, number=5),
     fault("softmax-scale-backward", "The backward pass scales scores by a factor that is off.")(

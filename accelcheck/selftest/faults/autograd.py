@@ -10,12 +10,11 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
-from accelcheck.selftest.faults.base import Change, PlantedFault, backward, fault, row, single
-from accelcheck.selftest.faults.plant import backwards, calling, editing
+from accelcheck.selftest.faults.base import PlantedFault, backward, fault, row, single
+from accelcheck.selftest.faults.plant import always, backwards, calling, editing, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from accelcheck.workloads.base import Result
 
@@ -70,82 +69,57 @@ def unscaled(module: Any, x: Tensor, gate: Tensor) -> Tensor:
     return gated(x, gate / slope.detach(), slope) + 0.0 * gate.sum()
 
 
-def doubling(program: Any) -> None:
-    """Gradients are not cleared, and those of two passes add up."""
-    plain = program.run
-
-    def run(mode: Mode) -> Result:
-        result: Result = plain(mode)
-        return {path: 2 * tensor if path.startswith("grad:") else tensor for path, tensor in result.items()}
-
-    program.run = run
+@always(editing)
+def swapped(result: Result) -> None:
+    """The gradients of query and key are swapped."""
+    query, key = "grad:input[0]", "grad:input[1]"
+    result[query], result[key] = result[key], result[query]
 
 
-def swapped(one: str, other: str) -> Change:
-    """Two tensors of the result are swapped."""
-
-    def edit(result: Result) -> None:
-        result[one], result[other] = result[other], result[one]
-
-    return editing(edit)
-
-
-def last_sample_repeated(strength: float) -> AbstractContextManager[None]:
+@sowing.replacing(torch.func, "vmap")
+def last_sample_repeated(plain: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
     """A map over samples computes the last but one in place of the last."""
+    mapped = plain(function, in_dims=in_dims)
 
-    def wrong(plain: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
-        mapped = plain(function, in_dims=in_dims)
+    def call(*values: Any) -> Any:
+        pairs = zip(values, in_dims, strict=True)
+        return mapped(*(x if dim is None else torch.cat([x[:-1], x[-2:-1]]) for x, dim in pairs))
 
-        def call(*values: Any) -> Any:
-            given = (
-                value if dim is None else torch.cat([value[:-1], value[-2:-1]])
-                for value, dim in zip(values, in_dims, strict=True)
-            )
-            return mapped(*given)
-
-        return call
-
-    return sowing.swapped(torch.func, "vmap", wrong)
+    return call
 
 
-def cotangent_short(strength: float) -> AbstractContextManager[None]:
+@sowing.replacing(torch.func, "vjp")
+def cotangent_short(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """A product with a cotangent leaves out its last row."""
 
     def short(cotangent: Tensor) -> Tensor:
         return torch.cat([cotangent[:-1], torch.zeros_like(cotangent[-1:])])
 
-    def wrong(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        out, pull, *rest = plain(*args, **options)
-        return out, lambda given: pull(pytree.tree_map(short, given)), *rest
-
-    return sowing.swapped(torch.func, "vjp", wrong)
+    out, pull, *rest = plain(*args, **options)
+    return out, lambda given: pull(pytree.tree_map(short, given)), *rest
 
 
-def row_transposed(by: str) -> Callable[[float], AbstractContextManager[None]]:
+def row_repeated(plain: Callable[..., Any], function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The last row of the first output's Jacobian is that of the output before it."""
+    jacobian = plain(function, **options)
 
-    def wrong(plain: Callable[..., Any], function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        jacobian = plain(function, **options)
+    def call(*args: Any) -> Any:
+        first, *rest = jacobian(*args)
+        return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), first), *rest
 
-        def call(*args: Any) -> Any:
-            first, *rest = jacobian(*args)
-            return pytree.tree_map(lambda rows: torch.cat([rows[:-1], rows[-2:-1]]), first), *rest
-
-        return call
-
-    return lambda _: sowing.swapped(torch.func, by, wrong)
+    return call
 
 
 slow = row(PlantedFault, seeds=10)
 
 FAULTS = (
-    fault("gradients-swapped", exchanged)(backward("custom-function"), lambda _: calling(exchanged), number=38),
-    fault("attention-gradients-swapped", "The gradients of query and key are swapped.")(
-        backward("attention"), lambda _: swapped("grad:input[0]", "grad:input[1]"), number=38
+    fault("gradients-swapped")(backward("custom-function"), always(calling)(exchanged), number=38),
+    fault("attention-gradients-swapped")(backward("attention"), swapped, number=38),
+    fault("chain-rule-factor-lost")(backward("custom-function"), always(backwards)(unscaled), number=38),
+    fault("double-backward-wrong")(backward("custom-function"), always(calling)(detached), number=38),
+    fault("gradient-doubled", "Gradients are not cleared, and those of two passes add up.")(
+        backward("mlp"), lambda _: replacing(grad=lambda gradient: 2 * gradient), number=38
     ),
-    fault("chain-rule-factor-lost", unscaled)(backward("custom-function"), lambda _: backwards(unscaled), number=38),
-    fault("double-backward-wrong", detached)(backward("custom-function"), lambda _: calling(detached), number=38),
-    fault("gradient-doubled", doubling)(backward("mlp"), lambda _: doubling, number=38),
     slow("vmap-last-sample-repeated")(
         (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
         around=last_sample_repeated,
@@ -157,11 +131,13 @@ FAULTS = (
         technique="func-grad",
     ),
     slow("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
-        single("max-pool", Mode.BACKWARD), around=row_transposed("jacrev"), technique="func-jacrev"
+        single("max-pool", Mode.BACKWARD),
+        around=sowing.replacing(torch.func, "jacrev")(row_repeated),
+        technique="func-jacrev",
     ),
     slow("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
         (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),
-        around=row_transposed("jacfwd"),
+        around=sowing.replacing(torch.func, "jacfwd")(row_repeated),
         technique="func-jacfwd",
     ),
 )

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, passes, row, single
-from accelcheck.selftest.faults.plant import kernels
-from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, swapped
+from accelcheck.selftest.faults.plant import Kernel, always, kernel, kernels
+from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, replacing
 from accelcheck.techniques.attention import flex
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 
 ONCE = dict.fromkeys(
@@ -27,13 +26,10 @@ COMPILED = 2
 """Seeds of faults for which something is compiled."""
 
 
-def last_key_unseen(strength: float) -> Change:
+@always(kernel("_scaled_dot_product_flash_attention_for_cpu"))
+def last_key_unseen(func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
     """The fused kernel does not see the last key."""
-
-    def fused(func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
-        return func(query, key[:, :, :-1], value[:, :, :-1], *rest, **options)
-
-    return kernels(_scaled_dot_product_flash_attention_for_cpu=fused)
+    return func(query, key[:, :, :-1], value[:, :, :-1], *rest, **options)
 
 
 def stale_logsumexp(strength: float) -> Change:
@@ -47,45 +43,37 @@ def stale_logsumexp(strength: float) -> Change:
     return kernels(_scaled_dot_product_flash_attention_for_cpu_backward=fused)
 
 
-def next_key_seen(strength: float) -> Change:
+@always(kernel("tril"))
+def next_key_seen(func: Kernel, mask: Tensor, diagonal: int = 0) -> Tensor:
     """The math path's causal mask shows the next key too."""
-    return kernels(tril=lambda func, mask, diagonal=0: func(mask, diagonal + 1))
+    return func(mask, diagonal + 1)
 
 
-def row_sums_lost(strength: float) -> Change:
+@always(kernel("_softmax_backward_data"))
+def row_sums_lost(func: Any, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """The math path's softmax has a gradient without the sum of its row."""
-
-    def backward(func: Any, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        func(grad, out, dim, dtype)  # so that observers of the run see the operator
-        return grad * out
-
-    return kernels(_softmax_backward_data=backward)
+    func(grad, out, dim, dtype)  # so that observers of the run see the operator
+    return grad * out
 
 
-def neighbours_token(strength: float) -> AbstractContextManager[None]:
+@replacing(torch.nested, "nested_tensor_from_jagged")
+def neighbours_token(plain: Callable[..., Any], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Any:
     """Sequences of a jagged batch begin with a token of their neighbour. Inner sequences begin one token early."""
-
-    def wrong(plain: Callable[..., Tensor], values: Tensor, offsets: Tensor, *args: Any, **options: Any) -> Tensor:
-        early = offsets.clone()
-        early[1:-1] -= 1
-        return plain(values, early, *args, **options)
-
-    return swapped(torch.nested, "nested_tensor_from_jagged", wrong)
+    early = offsets.clone()
+    early[1:-1] -= 1
+    return plain(values, early, *args, **options)
 
 
-def mask_moved(strength: float) -> AbstractContextManager[None]:
+@replacing(flex, "create_block_mask")
+def mask_moved(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
     """FlexAttention's block mask is one key late."""
-
-    def wrong(plain: Callable[..., Any], seen: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
-        keys = options["KV_LEN"]
-        return plain(lambda b, h, i, j: seen(b, h, i, (j + 1).clamp(max=keys - 1)), *args, **options)
-
-    return swapped(flex, "create_block_mask", wrong)
+    keys = options["KV_LEN"]
+    return plain(lambda b, h, i, j: seen(b, h, i, (j + 1).clamp(max=keys - 1)), *args, **options)
 
 
-def larger(found: re.Match[str]) -> str:
+def larger(match: re.Match[str]) -> str:
     """FlexAttention's generated kernel has a softmax scale that is one percent too large."""
-    return f"scaling_factor = {1.01 * float(found['scale'])};"
+    return f"scaling_factor = {1.01 * float(match['scale'])};"
 
 
 slow = row(PlantedFault, seeds=10)

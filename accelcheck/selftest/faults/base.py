@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from accelcheck.core.capability import SUPPORTED, Capability
+from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 
@@ -40,7 +40,6 @@ class Cell:
 
     Attributes:
         workload: Name of a built-in workload.
-        mode: Mode that is run.
         dtypes: Storage dtypes in which a fault must be caught.
         hidden: Reasons why a fault cannot be told from rounding, by storage dtype; see `PlantedFault.hidden`.
     """
@@ -74,6 +73,11 @@ def trained(workload: str) -> Cell:
 def everywhere(device: Device) -> Capability:
     """Capability of every device."""
     return SUPPORTED
+
+
+def where(here: Callable[[Device], bool], why: str, code: Code = Code.NO_FEATURE) -> Callable[[Device], Capability]:
+    """Capability of the devices for which `here` is true; `why` says why the others lack it, with ``{}`` for a name."""
+    return lambda device: SUPPORTED if here(device) else unsupported(code, why.format(device.name))
 
 
 def untouched(strength: float) -> Change:
@@ -188,7 +192,7 @@ class Planted(Technique):
         base: Technique that is planted in.
         change: Change to the program after the technique has prepared it.
         around: Maker of the context in which the technique prepares, runs and is finished; None for none.
-        warm: The same as of `PlantedFault`.
+        warm: Value of `PlantedFault.warm`.
     """
 
     def __init__(
@@ -235,7 +239,6 @@ class Planted(Technique):
 
     @property
     def emulate_optimizer(self) -> Callable[[OptimizerMaker], OptimizerMaker]:
-        """The base's own."""
         return self.base.emulate_optimizer
 
     @property

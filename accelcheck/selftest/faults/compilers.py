@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ from accelcheck.selftest.faults.sowing import (
     graph_pass,
     in_cpp,
     kernel_text,
+    replacing,
     swapped,
     with_argument,
     without_call,
@@ -26,7 +27,8 @@ from accelcheck.selftest.faults.sowing import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import fx
 
@@ -38,28 +40,23 @@ ONCE = dict.fromkeys(
 )
 
 
-def shorter_loop(found: re.Match[str]) -> str:
-    """The loop of a generated kernel ends before the last tile."""
-    last = int(found["last"])
-    return f"{found['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
-
-
-def dynamic_loop_short(strength: float) -> contextlib.AbstractContextManager[None]:
-    """A kernel for all sizes has a loop that ends one row too early."""
-    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
-
-
 LOOP = r"(?P<name>x0)<static_cast<int64_t>\((?P<last>\d+)L\);"
 """The outermost loop of a kernel in inductor's C++."""
 
 
-def sine_by_series(strength: float) -> contextlib.AbstractContextManager[Any]:
+def shorter_loop(match: re.Match[str]) -> str:
+    """The loop of a generated kernel ends before the last tile."""
+    last = int(match["last"])
+    return f"{match['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
+
+
+def dynamic_loop_short(strength: float) -> AbstractContextManager[None]:
+    """A kernel for all sizes has a loop that ends one row too early."""
+    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
+
+
+def sine_by_series(strength: float) -> AbstractContextManager[Any]:
     """A lowering computes sines from the first terms of the series. The argument's range is not reduced."""
-    return fresh_code(_series())
-
-
-@contextlib.contextmanager
-def _series() -> Iterator[None]:
     from accelcheck.devices.torch_names import lowering
 
     ops, table = torch.ops.aten, lowering.lowerings
@@ -70,8 +67,7 @@ def _series() -> Iterator[None]:
         inner = add(multiply(square, 1 / 120), -1 / 6)
         return multiply(x, add(multiply(square, inner), 1.0))
 
-    with mock.patch.dict(table, {ops.sin.default: lowered}):
-        yield
+    return fresh_code(mock.patch.dict(table, {ops.sin.default: lowered}))
 
 
 def bias_gradient_short(graph: fx.Graph) -> int:
@@ -86,30 +82,24 @@ def bias_gradient_short(graph: fx.Graph) -> int:
     return len(sums)
 
 
-def unguarded(strength: float) -> contextlib.AbstractContextManager[Any]:
+@replacing(torch, "compile")
+def unguarded(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compiled code is used again after what it depends on has changed. Python numbers have no guards."""
 
     def kept(guards: list[Any]) -> list[bool]:
         return [guard.guard_type not in {"CONSTANT_MATCH", "EQUALS_MATCH"} for guard in guards]
 
-    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return plain(*args, **kwargs, options={"guard_filter_fn": kept})
-
-    return swapped(torch, "compile", wrong)
+    return plain(*args, **kwargs, options={"guard_filter_fn": kept})
 
 
-def copied_constants(strength: float) -> contextlib.AbstractContextManager[None]:
+@replacing("accelcheck.devices.torch_names:AOTICompiledModel", "load_constants")
+def copied_constants(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:
     """A package copies the weights that it is to share, and does not follow their changes."""
-    from accelcheck.devices.torch_names import AOTICompiledModel
-
-    def wrong(plain: Callable[..., Any], model: Any, constants: dict[str, Tensor], **options: Any) -> Any:
-        kept = model.__dict__.setdefault("kept", {name: value.detach().clone() for name, value in constants.items()})
-        return plain(model, kept, **options)
-
-    return swapped(AOTICompiledModel, "load_constants", wrong)
+    kept = model.__dict__.setdefault("kept", {name: value.detach().clone() for name, value in constants.items()})
+    return plain(model, kept, **options)
 
 
-def loaded(edit: Callable[[fx.Graph], int]) -> contextlib.AbstractContextManager[None]:
+def loaded(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
     """Edit programs that are loaded from a file, while active."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -137,23 +127,23 @@ def mask_short(graph: fx.Graph) -> int:
     return 1
 
 
-def scripted(by: str, edit: Callable[[Any], None]) -> Callable[[float], contextlib.AbstractContextManager[None]]:
-    """Change the graph of the result of a function of ``torch.jit``.
+def scripted(by: str) -> Callable[[Callable[[Any], None]], Callable[[float], AbstractContextManager[None]]]:
+    """A decorator for functions that change, in place, the graph of the result of this function of ``torch.jit``."""
 
-    Args:
-        by: Name of the function.
-        edit: Function that changes the graph in place.
-    """
+    def decorate(edit: Callable[[Any], None]) -> Callable[[float], AbstractContextManager[None]]:
+        @functools.wraps(edit)
+        def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            script = plain(*args, **kwargs)
+            torch_names.jit_inline(script.graph)
+            edit(script.graph)
+            return script
 
-    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        script = plain(*args, **kwargs)
-        torch_names.jit_inline(script.graph)
-        edit(script.graph)
-        return script
+        return replacing(torch.jit, by)(wrong)
 
-    return lambda _: swapped(torch.jit, by, wrong)
+    return decorate
 
 
+@scripted("trace")
 def epsilon_times_ten(graph: Any) -> None:
     """A traced graph has another epsilon in its layer norm. It is ten times as large."""
     (norm,) = graph.findAllNodes("aten::layer_norm")
@@ -161,6 +151,7 @@ def epsilon_times_ten(graph: Any) -> None:
     norm.replaceInput(4, graph.insertConstant(1e-4))
 
 
+@scripted("freeze")
 def constant_rounded(graph: Any) -> None:
     """A weight is rounded when freezing makes it a constant of the graph. It is rounded to bfloat16."""
     for node in graph.findAllNodes("prim::Constant"):
@@ -170,6 +161,7 @@ def constant_rounded(graph: Any) -> None:
     raise LookupError("nothing planted: the graph has no constant matrix")
 
 
+@scripted("script")
 def relu_lost(graph: Any) -> None:
     """A pass over a script's graph removes its last activation."""
     node = graph.findAllNodes("aten::relu")[-1]
@@ -224,13 +216,7 @@ FAULTS = (
         around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="export-dynamic",
     ),
-    slow("trace-epsilon-wrong", epsilon_times_ten)(
-        passes("layer-norm-narrow", FLOAT32), around=scripted("trace", epsilon_times_ten), technique="jit-trace"
-    ),
-    slow("script-relu-lost", relu_lost)(
-        (single("mlp"), trained("train-mlp")), around=scripted("script", relu_lost), technique="jit-script"
-    ),
-    slow("freeze-rounds-constant", constant_rounded)(
-        single("mlp"), around=scripted("freeze", constant_rounded), technique="jit-freeze"
-    ),
+    slow("trace-epsilon-wrong")(passes("layer-norm-narrow", FLOAT32), around=epsilon_times_ten, technique="jit-trace"),
+    slow("script-relu-lost")((single("mlp"), trained("train-mlp")), around=relu_lost, technique="jit-script"),
+    slow("freeze-rounds-constant")(single("mlp"), around=constant_rounded, technique="jit-freeze"),
 )

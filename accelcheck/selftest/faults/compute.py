@@ -39,15 +39,10 @@ def attention(
     factor: float = 1.0,
     weigh: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Unfused attention, in FP32 until the result is rounded.
+    """Unfused attention of queries ``(..., Sq, D)``, keys and values ``(..., Sk, D)``, in FP32 until its end.
 
-    Args:
-        q: Queries ``(..., Sq, D)``.
-        k: Keys ``(..., Sk, D)``.
-        v: Values ``(..., Sk, D)``.
-        seen: Bool, broadcastable to ``(..., Sq, Sk)``; None: every query sees every key.
-        factor: Multiplies the scale ``1 / sqrt(D)``; 1 is right.
-        weigh: Computes weights from scores, in which ``-inf`` stands for a key that is not seen.
+    `seen` is broadcastable to ``(..., Sq, Sk)``; None lets every query see every key. `factor` multiplies the scale
+    ``1 / sqrt(D)``; 1 is right. `weigh` computes weights from scores, in which ``-inf`` stands for a key not seen.
     """
     wide = accumulator(q)
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * (factor / math.sqrt(q.size(-1)))
@@ -185,13 +180,9 @@ def layer_norm(
     eps: float | None = None,
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """``module(x)`` for a layer norm over the last dimension, in FP32 until the result is rounded.
+    """``module(x)`` for a layer norm over the last dimension of ``(..., N)``, in FP32 until the result is rounded.
 
-    Args:
-        module: An `nn.LayerNorm`.
-        x: ``(..., N)``.
-        eps: Number in place of the module's eps.
-        moments: Function that gives mean and variance over the last dimension, which is kept; None for `two_pass`.
+    `eps` takes the place of the module's, and `moments`, mean and variance over a kept dimension, that of `two_pass`.
     """
     wide = accumulator(x)
     mean, variance = (two_pass if moments is None else moments)(x.to(wide))
@@ -231,12 +222,7 @@ def shifted_one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_columns(module: Any, x: Tensor) -> Tensor:
-    """``module(x)`` for an ungrouped convolution padded with zeros: im2col, and one product of matrices.
-
-    Args:
-        module: An `nn.Conv2d`.
-        x: ``(N, C, H, W)``.
-    """
+    """``module(x)`` for an ungrouped `nn.Conv2d` padded with zeros: im2col, and one product of matrices."""
     wide = accumulator(x)
     (high, broad), (down, right), (rows, columns) = module.kernel_size, module.stride, module.padding
     held = functional.pad(x.to(wide), (columns, columns, rows, rows))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelcheck.selftest.faults.base import PlantedFault, row, single
-from accelcheck.selftest.faults.sowing import exported, swapped, with_argument
+from accelcheck.selftest.faults.sowing import exported, replacing, swapped, with_argument
 from accelcheck.techniques.runtimes.openvino import openvino
 
 if TYPE_CHECKING:
@@ -17,12 +18,9 @@ if TYPE_CHECKING:
 
 
 def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Change the file that a session of ONNX Runtime is made from.
+    """A decorator for changes of an ONNX graph, with ``onnx`` itself, in the file that a session is made from."""
 
-    Args:
-        edit: Function that changes an ONNX graph in place; gets the package ``onnx`` too.
-    """
-
+    @functools.wraps(edit)
     def wrong(plain: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
         onnx = importlib.import_module("onnx")
         model = onnx.load(path)
@@ -30,7 +28,7 @@ def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractCo
         onnx.save(model, path)
         return plain(path, *args, **kwargs)
 
-    return lambda _: swapped(importlib.import_module("onnxruntime"), "InferenceSession", wrong)
+    return replacing("onnxruntime", "InferenceSession")(wrong)
 
 
 def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], None]:
@@ -44,12 +42,14 @@ def initializer(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     return edit
 
 
+@onnx_graph
 def mask_moved(graph: Any, onnx: Any) -> None:
     """The exported causal mask is one position late. Queries do not see themselves."""
     (added,) = (node for node in graph.node if node.op_type == "Add")
     initializer(added.input[1], lambda mask: mask.roll(1, -2))(graph, onnx)
 
 
+@onnx_graph
 def gelu_by_tanh(graph: Any, onnx: Any) -> None:
     """An attribute of the exported graph asks for the approximation of GELU."""
     (gelu,) = (node for node in graph.node if node.op_type == "Gelu")
@@ -58,52 +58,43 @@ def gelu_by_tanh(graph: Any, onnx: Any) -> None:
 
 
 def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Change the model that OpenVINO has converted, before it is compiled.
-
-    Args:
-        edit: Function that changes a model in place; gets the package ``openvino`` too.
-    """
+    """A decorator for changes of the model, with ``openvino`` itself, that OpenVINO has converted and then compiles."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         model = plain(*args, **kwargs)
         edit(model, openvino())
         return model
 
-    return lambda _: swapped(openvino(), "convert_model", wrong)
+    return functools.wraps(edit)(lambda _: swapped(openvino(), "convert_model", wrong))
 
 
 def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Change the parts of a graph that ``torch.compile`` gives to OpenVINO, see `converted`."""
+    """A decorator like `converted` for the parts of a graph that ``torch.compile`` gives to OpenVINO."""
 
-    def around(strength: float) -> AbstractContextManager[None]:
-        package = openvino()
-        frontend = importlib.import_module("openvino.frontend.pytorch.torchdynamo.compile").FrontEndManager
+    @functools.wraps(edit)
+    def wrong(plain: Callable[..., Any], manager: Any, name: str) -> Any:
+        return _EditingFrontEnd(plain(manager, name), lambda model: edit(model, openvino()))
 
-        def wrong(plain: Callable[..., Any], manager: Any, name: str) -> Any:
-            return _EditingFrontEnd(plain(manager, name), lambda model: edit(model, package))
-
-        return swapped(frontend, "load_by_framework", wrong)
-
-    return around
+    owner = "openvino.frontend.pytorch.torchdynamo.compile:FrontEndManager"
+    return replacing(owner, "load_by_framework")(wrong)
 
 
 class _EditingFrontEnd:
     """A frontend whose converted models are changed."""
 
     def __init__(self, plain: Any, edit: Callable[[Any], None]) -> None:
-        self._plain = plain
-        self._edit = edit
+        self._plain, self._edit = plain, edit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
     def convert(self, *args: Any) -> Any:
-        """The model, changed."""
         model = self._plain.convert(*args)
         self._edit(model)
         return model
 
 
+@converted
 def weight_rounded(model: Any, package: Any) -> None:
     """A constant of the converted model is rounded to bfloat16."""
     matrix = next(op for op in model.get_ordered_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
@@ -111,6 +102,7 @@ def weight_rounded(model: Any, package: Any) -> None:
     matrix.output(0).replace(package.op.Constant(rounded).output(0))
 
 
+@compiled
 def activation_lost(model: Any, package: Any) -> None:
     """A part of a compiled graph has lost its last activation."""
     activations = [op for op in model.get_ordered_ops() if op.get_type_name() in {"Relu", "Swish"}]
@@ -118,6 +110,7 @@ def activation_lost(model: Any, package: Any) -> None:
         activations[-1].output(0).replace(activations[-1].input_value(0))
 
 
+@converted
 def causal_lost(model: Any, package: Any) -> None:
     """The converted attention is not causal."""
     (attention,) = (op for op in model.get_ordered_ops() if op.get_type_name() == "ScaledDotProductAttention")
@@ -141,19 +134,9 @@ FAULTS = (
         around=onnx_graph(initializer("fc2.weight", lambda weight: weight.half().float())),
         technique="onnxruntime",
     ),
-    fault("onnx-mask-moved", mask_moved)(
-        single("attention-causal"), around=onnx_graph(mask_moved), technique="onnxruntime"
-    ),
-    fault("onnx-gelu-by-tanh", gelu_by_tanh)(
-        single("transformer-block"), around=onnx_graph(gelu_by_tanh), technique="onnxruntime"
-    ),
-    fault("openvino-weight-rounded", weight_rounded)(
-        single("transformer-block"), around=converted(weight_rounded), technique="openvino"
-    ),
-    fault("openvino-causal-lost", causal_lost)(
-        single("attention-causal"), around=converted(causal_lost), technique="openvino"
-    ),
-    fault("openvino-activation-lost", activation_lost)(
-        single("mlp"), around=compiled(activation_lost), technique="openvino-compile"
-    ),
+    fault("onnx-mask-moved")(single("attention-causal"), around=mask_moved, technique="onnxruntime"),
+    fault("onnx-gelu-by-tanh")(single("transformer-block"), around=gelu_by_tanh, technique="onnxruntime"),
+    fault("openvino-weight-rounded")(single("transformer-block"), around=weight_rounded, technique="openvino"),
+    fault("openvino-causal-lost")(single("attention-causal"), around=causal_lost, technique="openvino"),
+    fault("openvino-activation-lost")(single("mlp"), around=activation_lost, technique="openvino-compile"),
 )

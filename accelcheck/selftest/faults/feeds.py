@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
 from accelcheck.selftest.faults.base import Cell, PlantedFault, fault, row, single, trained
-from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.selftest.faults.sowing import replacing, swapped
 from accelcheck.techniques.data import dataloader
 
 if TYPE_CHECKING:
@@ -20,16 +21,13 @@ _FETCH: Callable[[Any, list[int]], Any] = fetch._MapDatasetFetcher.fetch  # noqa
 
 
 def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextManager[None]]:
-    """Changes how worker processes read.
+    """Call a function at the start of each worker process, which imports it by its name."""
 
-    Args:
-        wrong: Called at the start of each worker; at the top of a module, since workers import it by its name.
-    """
-
+    @functools.wraps(wrong)
     def made(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return plain(*args, **options, worker_init_fn=wrong)
 
-    return lambda _: swapped(dataloader, "DataLoader", made)
+    return replacing(dataloader, "DataLoader")(made)
 
 
 def row_repeated(worker: int) -> None:
@@ -67,8 +65,8 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
 loader = row(PlantedFault, technique="prefetch-loader", seeds=2)
 
 FAULTS = (
-    loader("loader-row-repeated", row_repeated)(trained("train-mlp"), around=reading(row_repeated)),
-    loader("loader-buffer-stale", buffer_stale)(single("mlp-blocks"), around=reading(buffer_stale)),
+    loader("loader-row-repeated")(trained("train-mlp"), around=reading(row_repeated)),
+    loader("loader-buffer-stale")(single("mlp-blocks"), around=reading(buffer_stale)),
     loader(
         "loader-trajectory-stale",
         "In a long training a worker sends mini-batches of which the last row holds the values of the one before.",

@@ -10,7 +10,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single, trained
-from accelcheck.selftest.faults.plant import kernels
+from accelcheck.selftest.faults.plant import Kernel, always, changing, kernel
 from accelcheck.techniques.quantization.int8 import as_module
 
 if TYPE_CHECKING:
@@ -19,33 +19,31 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 
-def layers(edit: Callable[[Any], None], *kinds: str) -> Callable[[float], Change]:
-    """Change the last layer of some classes in the quantized module.
+def layer_of(kind: str) -> Callable[[Callable[[Any], None]], Change]:
+    """A function changes the last layer of the quantized module that is, or whose weight is, of a class by its name."""
 
-    Args:
-        edit: Function that changes the layer.
-        kinds: Names of classes of the layer, or of its weight.
-    """
+    def of_class(part: Any) -> bool:
+        return kind in {type(part).__name__, type(getattr(getattr(part, "weight", None), "data", None)).__name__}
 
-    def change(program: Program) -> None:
-        parts = [
-            part
-            for part in as_module(program.call).modules()
-            if type(part).__name__ in kinds
-            or type(getattr(getattr(part, "weight", None), "data", None)).__name__ in kinds
-        ]
-        if not parts:
-            raise LookupError(f"nothing planted: the quantized module has no {' or '.join(kinds)}")
-        edit(parts[-1])
+    def how(edit: Callable[[Any], None]) -> Change:
+        def change(program: Program) -> None:
+            parts = [part for part in as_module(program.call).modules() if of_class(part)]
+            if not parts:
+                raise LookupError(f"nothing planted: the quantized module has no {kind}")
+            edit(parts[-1])
 
-    return lambda _: change
+        return change
+
+    return how
 
 
+@always(layer_of("Linear"))
 def bias_lost(layer: Any) -> None:
     """A layer is packed without its bias."""
     layer.set_weight_bias(layer.weight(), None)
 
 
+@always(layer_of("Linear"))
 def channel_stale(layer: Any) -> None:
     """The last channel of a packed weight holds other integers. They are those of the channel before."""
     weight, bias = layer.weight(), layer.bias()
@@ -61,6 +59,7 @@ def channel_stale(layer: Any) -> None:
     layer.set_weight_bias(rebuilt, bias)
 
 
+@always(layer_of("Linear"))
 def zero_point_moved(layer: Any) -> None:
     """A calibrated zero point is one too large."""
     layer.zero_point = layer.zero_point + 1
@@ -72,6 +71,7 @@ def scales_rolled(layer: Any) -> None:
     layer.weight.data.scale.copy_(layer.weight.data.scale.roll(1, 0))
 
 
+@always(layer_of("NibbleLinear"))
 @torch.no_grad()
 def nibbles_swapped(layer: Any) -> None:
     """In one channel the two weights of a byte are swapped. It is the last one."""
@@ -79,67 +79,48 @@ def nibbles_swapped(layer: Any) -> None:
     layer.weight[-1] = (last >> 4) | ((last & 15) << 4)
 
 
-def last_depth_dropped(strength: float) -> Change:
+@always(kernel("_int_mm"))
+def last_depth_dropped(func: Any, left: Tensor, right: Tensor) -> Tensor:
     """An int8 product leaves out the last element of its depth."""
-
-    def product(func: Any, left: Tensor, right: Tensor) -> Tensor:
-        func(left, right)  # so that observers of the run see the operator
-        return (left[:, :-1].int() @ right[:-1].int()).int()
-
-    return kernels(_int_mm=product)
+    func(left, right)  # so that observers of the run see the operator
+    return (left[:, :-1].int() @ right[:-1].int()).int()
 
 
-def group_stale(strength: float) -> Change:
+@always(kernel("_weight_int4pack_mm_for_cpu"))
+def group_stale(func: Any, x: Tensor, weight: Tensor, size: int, scales: Tensor) -> Any:
     """The last group of 4-bit weights is multiplied by another group's scale. It is that of the group before."""
-
-    def product(func: Any, x: Tensor, weight: Tensor, size: int, scales: Tensor) -> Any:
-        wrong = scales.clone()
-        wrong[-1, -1] = wrong[-1, -2]
-        return func(x, weight, size, wrong)
-
-    return kernels(_weight_int4pack_mm_for_cpu=product)
+    wrong = scales.clone()
+    wrong[-1, -1] = wrong[-1, -2]
+    return func(x, weight, size, wrong)
 
 
-def first_scale_for_all(strength: float) -> Change:
+@always(kernel("_scaled_mm"))
+def first_scale_for_all(func: Any, left: Tensor, right: Tensor, scale_a: Tensor, *rest: Any, **options: Any) -> Any:
     """All rows of a float8 product have the scale of the first."""
-
-    def product(func: Any, left: Tensor, right: Tensor, scale_a: Tensor, *rest: Any, **options: Any) -> Any:
-        return func(left, right, scale_a[:1].expand_as(scale_a).contiguous(), *rest, **options)
-
-    return kernels(_scaled_mm=product)
+    return func(left, right, scale_a[:1].expand_as(scale_a).contiguous(), *rest, **options)
 
 
-def float8_depth_dropped(strength: float) -> Change:
+@always(kernel("_scaled_mm"))
+def float8_depth_dropped(func: Any, left: Tensor, right: Tensor, *rest: Any, **options: Any) -> Any:
     """A float8 product leaves out the last tile of its depth."""
-
-    def product(func: Any, left: Tensor, right: Tensor, *rest: Any, **options: Any) -> Any:
-        short = left.view(torch.uint8).clone()
-        short[:, -16:] = 0
-        return func(short.view(left.dtype), right, *rest, **options)
-
-    return kernels(_scaled_mm=product)
+    short = left.view(torch.uint8).clone()
+    short[:, -16:] = 0
+    return func(short.view(left.dtype), right, *rest, **options)
 
 
-def truncating(strength: float) -> Change:
+@always(kernel("round"))
+def truncating(func: Kernel, x: Tensor) -> Tensor:
     """Fake quantization truncates where it should round to nearest."""
-    return kernels(round=lambda func, x: func(x).where(x.sign() == 0, x.trunc()))
+    return func(x).where(x.sign() == 0, x.trunc())
 
 
 def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float], Change]:
-    """Change an argument of the last operator that quantizes activations in a converted graph.
-
-    Args:
-        index: Index of the argument: 1 for the scale, 2 for the zero point.
-        moved: Function from the right value to the wrong one.
-    """
+    """Change the scale (index 1) or zero point (2) of the last operator of a graph that quantizes activations."""
 
     def change(program: Program) -> None:
         graph: Any = program.call
-        nodes = [
-            node
-            for node in graph.graph.nodes
-            if node.op == "call_function" and "quantize_per_tensor" in str(node.target)
-        ]
+        calls = (node for node in graph.graph.nodes if node.op == "call_function")
+        nodes = [node for node in calls if "quantize_per_tensor" in str(node.target)]
         for node in nodes[-2:]:  # the pair that quantizes and dequantizes, or else only the rounding would differ
             node.args = (*node.args[:index], moved(node.args[index]), *node.args[index + 1 :])
         graph.recompile()
@@ -147,6 +128,7 @@ def quantizing_node(index: int, moved: Callable[[Any], Any]) -> Callable[[float]
     return lambda _: change
 
 
+@always(changing)
 def unquantized_weight(program: Program) -> None:
     """One layer's weight is trained without fake quantization."""
     parts = [part for part in program.module.modules() if hasattr(part, "weight_fake_quantizer")]
@@ -154,38 +136,30 @@ def unquantized_weight(program: Program) -> None:
     quantizer.forward = lambda weight: weight  # on this instance alone
 
 
-MLP = (single("mlp"),)
+MLP, WIDE_MLP = (single("mlp"),), Cell("mlp", dtypes=("float32", "bfloat16"))
 
 fault = row(PlantedFault, seeds=5)
 
 FAULTS = (
-    fault("int8-bias-lost", bias_lost)(MLP, layers(bias_lost, "Linear"), technique="int8-dynamic"),
-    fault("int8-channel-stale", channel_stale)(
-        (*MLP, single("transformer-block")), layers(channel_stale, "Linear"), technique="int8-static"
-    ),
-    fault("int8-zero-point-moved", zero_point_moved)(MLP, layers(zero_point_moved, "Linear"), technique="int8-static"),
+    fault("int8-bias-lost")(MLP, bias_lost, technique="int8-dynamic"),
+    fault("int8-channel-stale")((*MLP, single("transformer-block")), channel_stale, technique="int8-static"),
+    fault("int8-zero-point-moved")(MLP, zero_point_moved, technique="int8-static"),
     fault("torchao-scales-rolled", "Channels have the scales of their neighbours.")(
         (*MLP, single("multi-head-attention")),
-        layers(scales_rolled, "Int8Tensor"),
+        always(layer_of("Int8Tensor"))(scales_rolled),
         technique="int8-torchao-weight-only",
     ),
     fault("torchao-depth-dropped")(MLP, last_depth_dropped, technique="int8-torchao-dynamic"),
     fault("torchao-int4-scales-rolled", "Groups of 4-bit weights have the scales of other channels.")(
-        MLP, layers(scales_rolled, "IntxUnpackedToInt8Tensor"), technique="int4-torchao-weight-only"
+        MLP, always(layer_of("IntxUnpackedToInt8Tensor"))(scales_rolled), technique="int4-torchao-weight-only"
     ),
     fault("torchao-float8-scales-rolled", "Channels of float8 weights have the scales of their neighbours.")(
-        MLP, layers(scales_rolled, "Float8Tensor"), technique="float8-torchao-weight-only"
+        MLP, always(layer_of("Float8Tensor"))(scales_rolled), technique="float8-torchao-weight-only"
     ),
-    fault("int4-nibbles-swapped", nibbles_swapped)(
-        MLP, layers(nibbles_swapped, "NibbleLinear"), technique="int4-weight-only", emulated=True
-    ),
+    fault("int4-nibbles-swapped")(MLP, nibbles_swapped, technique="int4-weight-only", emulated=True),
     fault("int4-group-stale")(MLP, group_stale, technique="int4-weight-only-kernel"),
-    fault("float8-first-scale-for-all")(
-        Cell("mlp", dtypes=("float32", "bfloat16")), first_scale_for_all, technique="float8-scaled-mm-rowwise"
-    ),
-    fault("float8-depth-dropped")(
-        Cell("mlp", dtypes=("float32", "bfloat16")), float8_depth_dropped, technique="float8-scaled-mm"
-    ),
+    fault("float8-first-scale-for-all")(WIDE_MLP, first_scale_for_all, technique="float8-scaled-mm-rowwise"),
+    fault("float8-depth-dropped")(WIDE_MLP, float8_depth_dropped, technique="float8-scaled-mm"),
     fault("pt2e-scale-wrong", "A calibrated scale of the converted graph is one percent too large.")(
         MLP, quantizing_node(1, lambda scale: 1.01 * scale), technique="int8-pt2e-static"
     ),
@@ -197,7 +171,5 @@ FAULTS = (
     fault("qat-truncates")(
         (trained("train-mlp"), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
     ),
-    fault("qat-weight-left", unquantized_weight)(
-        trained("train-mlp"), lambda _: unquantized_weight, technique="int8-qat"
-    ),
+    fault("qat-weight-left")(trained("train-mlp"), unquantized_weight, technique="int8-qat"),
 )

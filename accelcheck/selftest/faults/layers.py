@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, backward, fault, passes, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
-from accelcheck.selftest.faults.plant import Kernel, backwards, calling, convolution
+from accelcheck.selftest.faults.plant import Kernel, always, backwards, calling, convolution
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +22,13 @@ unbiased = partial(two_pass, correction=1)
 """The variance over N - 1."""
 
 
+@always(lambda wrong: convolution(forward=wrong))
 def without_bias(func: Kernel, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Convolutions with a stride omit their bias."""
     return func(x, weight, None, *rest)
 
 
+@always(lambda wrong: convolution(backward=wrong))
 def without_bias_gradient(func: Any, *args: Any) -> Any:
     """The gradient of a convolution's bias stays 0."""
     of_input, of_weight, of_bias = func(*args)
@@ -38,41 +40,41 @@ def counting_padding(module: Any, x: Tensor) -> Tensor:
     return functional.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=True)
 
 
+@always(calling)
 def padded_with_zeros(module: Any, x: Tensor) -> Tensor:
     """Padding is zero where the values at the edge were asked for."""
     return functional.conv2d(x, module.weight, module.bias, padding=1)
 
 
+@always(calling)
 def padded_on_one_side(module: Any, x: Tensor) -> Tensor:
     """All of the padding is above and to the left. It is twice as wide there."""
     return functional.conv2d(functional.pad(x, (2, 0, 2, 0), mode="replicate"), module.weight, module.bias)
 
 
+@always(lambda wrong: convolution(backward=wrong))
 def misread_gradient(func: Any, grad: Tensor, *rest: Any) -> Any:
     """A convolution reads the gradient of a channels-last output as channels first."""
     return func(grad.permute(0, 2, 3, 1).reshape(grad.shape), *rest)
 
 
-def norms_follow_gradients(strength: float) -> Change:
+@always(calling)
+def norms_follow_gradients(module: nn.Module, *inputs: Any) -> Any:
     """Batch norm takes the batch's statistics where gradients are recorded, else its running ones, in any mode."""
 
-    def call(module: nn.Module, *inputs: Any) -> Any:
-        layers = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
-        modes = [layer.training for layer in layers]
-        handles = [layer.register_forward_pre_hook(_follow) for layer in layers]
-        try:
-            return module(*inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-            for layer, training in zip(layers, modes, strict=True):
-                layer.train(training)
+    def follow(layer: nn.Module, inputs: Any) -> None:
+        layer.train(torch.is_grad_enabled())
 
-    return calling(call)
-
-
-def _follow(layer: nn.Module, inputs: Any) -> None:
-    layer.train(torch.is_grad_enabled())
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
+    modes = [layer.training for layer in layers]
+    handles = [layer.register_forward_pre_hook(follow) for layer in layers]
+    try:
+        return module(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, training in zip(layers, modes, strict=True):
+            layer.train(training)
 
 
 FAULTS = (
@@ -88,28 +90,18 @@ FAULTS = (
     fault("norm-eps-backward", "The gradient of layer norm is that of one with another eps: the strength for 1e-5.")(
         backward("layer-norm-narrow"), lambda eps: backwards(partial(layer_norm, eps=eps)), (1e-6,), number=14
     ),
-    fault("conv-bias-dropped", without_bias)(
-        Cell("conv-strided"), lambda _: convolution(forward=without_bias), number=16
-    ),
-    fault("conv-bias-dropped-backward", without_bias_gradient)(
-        backward("conv-strided"), lambda _: convolution(backward=without_bias_gradient), number=16
-    ),
-    fault("padding-counted", counting_padding)(single("average-pool"), lambda _: calling(counting_padding), number=17),
+    fault("conv-bias-dropped")(Cell("conv-strided"), without_bias, number=16),
+    fault("conv-bias-dropped-backward")(backward("conv-strided"), without_bias_gradient, number=16),
+    fault("padding-counted")(single("average-pool"), always(calling)(counting_padding), number=17),
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
-        single("average-pool", Mode.BACKWARD), lambda _: backwards(counting_padding), number=17
+        single("average-pool", Mode.BACKWARD), always(backwards)(counting_padding), number=17
     ),
-    fault("padding-of-zeros", padded_with_zeros)(
-        Cell("conv-replicated"), lambda _: calling(padded_with_zeros), number=17
-    ),
-    fault("padding-on-one-side", padded_on_one_side)(
-        Cell("conv-replicated"), lambda _: calling(padded_on_one_side), number=17
-    ),
-    fault("channels-last-gradient", misread_gradient)(
-        backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18
-    ),
+    fault("padding-of-zeros")(Cell("conv-replicated"), padded_with_zeros, number=17),
+    fault("padding-on-one-side")(Cell("conv-replicated"), padded_on_one_side, number=17),
+    fault("channels-last-gradient")(backward("conv-strided"), misread_gradient, number=18),
     fault(
         "channels-last-gradient-under-channels-last", "The same, under the technique that gives the output this layout."
-    )(backward("conv-strided"), lambda _: convolution(backward=misread_gradient), number=18, technique="channels-last"),
+    )(backward("conv-strided"), misread_gradient, number=18, technique="channels-last"),
     fault(
         "norm-of-the-batch-in-evaluation",
         "Batch norm takes the statistics of the batch where gradients are asked in evaluation mode.",

@@ -14,17 +14,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFault, everywhere, passes, row, single
+from accelcheck.selftest.faults.base import (
+    FLOAT32,
+    HALVES,
+    Change,
+    PlantedFault,
+    everywhere,
+    passes,
+    row,
+    single,
+    where,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
 
 _ATTENTION = functional.scaled_dot_product_attention
@@ -139,15 +147,10 @@ def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callab
     return lambda _: change
 
 
-def _infers(device: Device) -> Capability:
-    """Capability of running a case to its end in inference mode."""
-    if device.has("torch-xla"):
-        return unsupported(
-            Code.NO_FEATURE, "torch_xla raises in inference mode: the case is an error, whatever it leaves"
-        )
-    return SUPPORTED
-
-
+_infers = where(
+    lambda device: not device.has("torch-xla"),
+    "torch_xla raises in inference mode: the case is an error, whatever it leaves",
+)
 _NO_DTYPE = dict.fromkeys(HALVES, "the state of a process is no matter of the storage dtype")
 
 fault = row(PlantedFault, absent=_NO_DTYPE)

@@ -15,18 +15,17 @@ from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, 
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import (
     Kernel,
+    always,
     aside,
     backward_kernels,
     convolution,
-    kernels,
+    kernel,
     products,
     rounded_to,
     truncated,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
 
@@ -82,11 +81,13 @@ truncating = partial(truncated, torch.matmul)
 """Truncates the result of a product to the storage dtype instead of rounding it to nearest."""
 
 
+@always(lambda wrong: convolution(forward=wrong))
 def reduced_convolution(func: Kernel, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """Convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, x), rounded_to(11, weight), *rest)
 
 
+@always(lambda wrong: convolution(backward=wrong))
 def reduced_convolution_backward(func: Any, grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
     """Gradients of convolutions take TF32 operands where FP32 was asked for."""
     return func(rounded_to(11, grad), rounded_to(11, x), rounded_to(11, weight), *rest)
@@ -113,20 +114,12 @@ def _needs_autocast(device: Device) -> Capability:
     return technique.capability(device)
 
 
-def _everywhere(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
-    return lambda _: products(product)
+_everywhere = always(products)
+_backward = always(partial(products, plant=backward_kernels))
 
 
-def _backward(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
-    return lambda _: products(product, backward_kernels)
-
-
-def _everywhere_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
-    return lambda unit: products(partial(product, unit))
-
-
-def _backward_to(product: Callable[[float, Tensor, Tensor], Tensor]) -> Callable[[float], Change]:
-    return lambda unit: products(partial(product, unit), backward_kernels)
+def _parts_everywhere(unit: float) -> Change:
+    return products(partial(narrow_partial_sums, unit))
 
 
 _BFLOAT16, _FLOAT16 = 2.0**-8, 2.0**-11
@@ -157,18 +150,18 @@ split = row(PlantedFault, number=8, absent=_OWN_ROWS)
 fp32 = row(PlantedFault, number=9, absent=_HALVES)
 
 FAULTS = (
-    fault("stale-last-row", stale_tail)(Cell("matmul-129"), _everywhere(stale_tail), number=6),
+    fault("stale-last-row")(Cell("matmul-129"), _everywhere(stale_tail), number=6),
     fault(
         "stale-last-row-backward",
         "In products of the backward pass the row after the last whole tile holds another row's result.",
     )(backward("matmul"), _backward(stale_tail), number=6),
-    fault("last-k-dropped", without_last_term)(
+    fault("last-k-dropped")(
         (Cell("matmul"), _but_in_bfloat16("matmul-long", _ONE_OF_MANY)), _everywhere(without_last_term), number=7
     ),
     fault("last-k-dropped-backward", "In the backward pass the last product of each sum is omitted.")(
         backward("mlp"), _backward(without_last_term), number=7
     ),
-    fault("float16-accumulation", half_accumulation)(
+    fault("float16-accumulation")(
         (_but_in_bfloat16("matmul", _FEW_TERMS), Cell("matmul-long")), _everywhere(half_accumulation), number=8
     ),
     fault("float16-accumulation-backward", "Matrix products of the backward pass are added up in FP16.")(
@@ -177,7 +170,7 @@ FAULTS = (
         number=8,
         hidden={("float16", 1.0): _FEW_UNITS},
     ),
-    fault("bfloat16-accumulation", bfloat16_accumulation)(
+    fault("bfloat16-accumulation")(
         (_but_in_bfloat16("matmul", _SIX_ROUNDINGS), Cell("matmul-long")), _everywhere(bfloat16_accumulation), number=8
     ),
     split(
@@ -186,7 +179,7 @@ FAULTS = (
         "is the unit roundoff.",
     )(
         single("matmul"),
-        _everywhere_to(narrow_partial_sums),
+        _parts_everywhere,
         _STRENGTHS,
         hidden={("float32", 2.0**-22): "correct sums of 96 terms err by up to sqrt(96 / 6) = 4 units of 2**-24"},
     ),
@@ -195,7 +188,7 @@ FAULTS = (
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
         single("mlp", Mode.BACKWARD),
-        _backward_to(narrow_partial_sums),
+        lambda unit: products(partial(narrow_partial_sums, unit), backward_kernels),
         _STRENGTHS,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
     ),
@@ -204,7 +197,7 @@ FAULTS = (
         f"Sums of 4097 terms in FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
         single("matmul-long"),
-        _everywhere_to(narrow_partial_sums),
+        _parts_everywhere,
         (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
         hidden={("float32", 2.0**-18): _LONG_SUMS},
     ),
@@ -213,7 +206,7 @@ FAULTS = (
         f"Sums of half precision are split into {PARTS}, and the sums of the parts rounded early.",
     )(
         (Cell("matmul", dtypes=HALVES), Cell("matmul-long", dtypes=HALVES)),
-        _everywhere_to(narrow_partial_sums),
+        _parts_everywhere,
         (2.0**-5, _BFLOAT16, _FLOAT16),
         absent={"float32": "the faults of FP32 sums are rows of their own"},
         hidden={
@@ -231,13 +224,9 @@ FAULTS = (
     fp32("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
         single("matmul"), _everywhere(partial(reduced, 8))
     ),
-    fp32("bfloat16x3-for-float32", three_products)(single("matmul"), _everywhere(three_products)),
-    fp32("tf32-convolution", reduced_convolution)(
-        single("conv-strided"), lambda _: convolution(forward=reduced_convolution)
-    ),
-    fp32("tf32-convolution-backward", reduced_convolution_backward)(
-        single("conv-strided", Mode.BACKWARD), lambda _: convolution(backward=reduced_convolution_backward)
-    ),
+    fp32("bfloat16x3-for-float32")(single("matmul"), _everywhere(three_products)),
+    fp32("tf32-convolution")(single("conv-strided"), reduced_convolution),
+    fp32("tf32-convolution-backward")(single("conv-strided", Mode.BACKWARD), reduced_convolution_backward),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
         Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
@@ -245,7 +234,7 @@ FAULTS = (
         "truncated-products-backward",
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
     )(backward("mlp"), _backward(truncating), number=10),
-    fault("autocast-sum-in-float16", half_sum)(
-        single("matmul-total"), lambda _: kernels(sum=half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
+    fault("autocast-sum-in-float16")(
+        single("matmul-total"), always(kernel("sum"))(half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
     ),
 )

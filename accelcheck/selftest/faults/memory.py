@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,20 +12,23 @@ from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
 from accelcheck.selftest.faults.plant import (
     Kernel,
+    always,
     backward_kernels,
     backwards,
     calling,
     editing,
+    kernel,
     kernels,
+    output,
     products,
-    replacing,
     wrapping,
 )
-from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.selftest.faults.sowing import replacing, swapped
 from accelcheck.techniques.interop import dlpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
@@ -41,21 +42,24 @@ def strided(device: Device) -> Capability:
     return Technique().needs(device, "strided")
 
 
-def without_offset(x: Tensor) -> Tensor:
+@always(calling)
+def without_offset(module: nn.Module, x: Tensor) -> Any:
     """A view is read from the beginning of its storage. Its strides apply."""
-    return x.as_strided(x.shape, x.stride(), 0)
+    return module(x.as_strided(x.shape, x.stride(), 0))
 
 
-def reading(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> Any:
-    """The module, with an input that is read in another way."""
-    return module(function(x))
+def reading_dense(module: nn.Module, x: Tensor) -> Any:
+    """The module, with an input that is read as if it were contiguous."""
+    return module(as_dense(x))
 
 
+@always(output)
 def written_across(out: Tensor) -> Tensor:
     """A result that was asked for in column-major memory is written in row-major order."""
     return out.reshape(out.shape[::-1]).mT.contiguous()
 
 
+@always(kernel("sum", plant=backward_kernels))
 def first_alone(func: Any, x: Tensor, over: Any = None, keep: Any = None, **more: Any) -> Tensor:
     """The gradient of a broadcast operand is that of its first use only. Sums return their first element."""
     dims = range(x.dim()) if over is None else (d % x.dim() for d in over)
@@ -84,6 +88,7 @@ def overwriting(share: float) -> Change:
     return wrapping(call)
 
 
+@always(calling)
 def drifting(module: nn.Module, *inputs: Any) -> Any:
     """A forward pass overwrites a parameter."""
     out = module(*inputs)
@@ -99,6 +104,7 @@ def unwritten(tensor: Tensor) -> Tensor:
     return out
 
 
+@always(editing)
 def all_unwritten(result: Result) -> None:
     """The result is allocated and not written."""
     for path, tensor in result.items():
@@ -119,77 +125,62 @@ def strides_ignored(strength: float) -> Change:
     )
 
 
-def gradient_as_dense(strength: float) -> Change:
+@always(kernel("native_layer_norm_backward"))
+def gradient_as_dense(func: Kernel, gradient: Tensor, *rest: Any) -> Any:
     """A backward kernel reads the output's gradient, which comes from a transposition, as dense rows."""
-    return kernels(native_layer_norm_backward=lambda func, gradient, *rest: func(as_dense(gradient), *rest))
+    return func(as_dense(gradient), *rest)
 
 
-def aligned_down(strength: float) -> Change:
+@always(kernel("gelu"))
+def aligned_down(func: Kernel, x: Tensor, **options: Any) -> Tensor:
     """A kernel with vector loads reads an input from the next lower aligned address. Vectors have 16 bytes."""
-
-    def gelu(func: Kernel, x: Tensor, **options: Any) -> Tensor:
-        early = x.data_ptr() % 16 // x.element_size()
-        return func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
-
-    return kernels(gelu=gelu)
+    early = x.data_ptr() % 16 // x.element_size()
+    return func(x.as_strided(x.shape, x.stride(), x.storage_offset() - early), **options)
 
 
-def read_as_rows(strength: float) -> Change:
+@always(kernel("convolution"))
+def read_as_rows(func: Kernel, x: Tensor, *rest: Any) -> Any:
     """A convolution reads channels-last images in the usual order."""
-    return kernels(convolution=lambda func, x, *rest: func(as_dense(x), *rest))
+    return func(as_dense(x), *rest)
 
 
-def copy_short(strength: float) -> Change:
+@always(kernel("clone"))
+def copy_short(func: Any, x: Tensor, **options: Any) -> Tensor:
     """A copy to dense memory leaves out the last row."""
-
-    def clone(func: Any, x: Tensor, **options: Any) -> Tensor:
-        out: Tensor = func(x, **options)
-        if not x.is_contiguous():
-            out[-1:] = 0
-        return out
-
-    return kernels(clone=clone)
+    out: Tensor = func(x, **options)
+    if not x.is_contiguous():
+        out[-1:] = 0
+    return out
 
 
-def last_place_clamped(name: str, index: int) -> Callable[[float], Change]:
-    """An indexing kernel takes indices of the last element for those of the one before.
-
-    Args:
-        name: Name of the operator.
-        index: Position of the indices among its arguments: a tensor, or a list whose last tensor is clamped.
-    """
-
-    def clamped(x: Tensor, places: Tensor, dim: int) -> Tensor:
-        return places.clamp(max=x.size(dim) - 2) if places.dtype == torch.int64 else places
-
-    def kernel(func: Kernel, x: Tensor, *args: Any) -> Tensor:
-        given = args[index]
-        if isinstance(given, Tensor):
-            wrong: Any = clamped(x, given, args[0])
-        else:
-            last = max(dim for dim, places in enumerate(given) if places is not None)
-            wrong = [clamped(x, places, dim) if dim == last else places for dim, places in enumerate(given)]
-        return func(x, *args[:index], wrong, *args[index + 1 :])
-
-    return lambda _: kernels(**{name: kernel})
+def _clamped(x: Tensor, places: Tensor, dim: int) -> Tensor:
+    return places.clamp(max=x.size(dim) - 2) if places.dtype == torch.int64 else places
 
 
-@contextlib.contextmanager
-def imported_dense(strength: float) -> Iterator[None]:
+@always(kernel("index_select"))
+def selection_clamped(func: Kernel, x: Tensor, dim: int, places: Tensor) -> Tensor:
+    """A selection by an index tensor takes the last row for the one before."""
+    return func(x, dim, _clamped(x, places, dim))
+
+
+@always(kernel("index"))
+def brackets_clamped(func: Kernel, x: Tensor, given: Any) -> Tensor:
+    """Indexing by tensors in brackets takes the last place for the one before."""
+    last = max(dim for dim, places in enumerate(given) if places is not None)
+    return func(x, [_clamped(x, places, dim) if dim == last else places for dim, places in enumerate(given)])
+
+
+@replacing(np, "from_dlpack")
+def imported_dense(plain: Callable[..., Any], tensor: Any, *args: Any, **options: Any) -> Any:
     """An array over a tensor's memory has lost its strides. NumPy imports it as a dense one."""
-
-    def wrong(plain: Callable[..., Any], tensor: Any, *args: Any, **options: Any) -> Any:
-        array = plain(tensor, *args, **options)
-        if not array.size or array.flags.c_contiguous or 0 in array.strides:
-            return array
-        sizes = np.empty(array.shape, array.dtype).strides
-        return np.lib.stride_tricks.as_strided(array, array.shape, sizes)
-
-    with swapped(np, "from_dlpack", wrong):
-        yield
+    array = plain(tensor, *args, **options)
+    if not array.size or array.flags.c_contiguous or 0 in array.strides:
+        return array
+    sizes = np.empty(array.shape, array.dtype).strides
+    return np.lib.stride_tricks.as_strided(array, array.shape, sizes)
 
 
-def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
+def copied_once(strength: float) -> AbstractContextManager[None]:
     """A tensor that comes back is a copy that was made when its address was first seen."""
     kept: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
@@ -201,42 +192,34 @@ def copied_once(strength: float) -> contextlib.AbstractContextManager[None]:
 
 
 MATMUL, MLP = Cell("matmul"), Cell("mlp")
+NUMPY = ("float32", "float16")
+"""Storage dtypes that NumPy has."""
 
 slow = row(PlantedFault, seeds=10)
 
-
 FAULTS = (
     fault("strides-ignored", "A transposed or sliced input is read as if it were contiguous.")(
-        (Cell("matmul-transposed"), Cell("matmul-sliced")),
-        lambda _: calling(partial(reading, as_dense)),
-        number=19,
-        exists=strided,
+        (Cell("matmul-transposed"), Cell("matmul-sliced")), always(calling)(reading_dense), number=19, exists=strided
     ),
     fault("strides-ignored-backward", "The backward pass reads a transposed input as if it were contiguous.")(
-        backward("matmul-transposed"), lambda _: backwards(partial(reading, as_dense)), number=19, exists=strided
+        backward("matmul-transposed"), always(backwards)(reading_dense), number=19, exists=strided
     ),
-    fault("offset-ignored", without_offset)(
-        Cell("matmul-sliced"), lambda _: calling(partial(reading, without_offset)), number=19, exists=strided
+    fault("offset-ignored")(Cell("matmul-sliced"), without_offset, number=19, exists=strided),
+    fault("output-strides-ignored")(Cell("matmul-127"), written_across, number=19),
+    fault("broadcast-gradient-not-summed")(
+        (backward("elementwise-broadcast"), backward("elementwise-scalar")), first_alone, number=20
     ),
-    fault("output-strides-ignored", written_across)(
-        Cell("matmul-127"), lambda _: replacing(out=written_across), number=19
-    ),
-    fault("broadcast-gradient-not-summed", first_alone)(
-        (backward("elementwise-broadcast"), backward("elementwise-scalar")),
-        lambda _: backward_kernels(sum=first_alone),
-        number=20,
-    ),
-    fault("overlap-in-place", in_place)(Cell("elementwise-overlap"), lambda _: calling(in_place), number=21),
+    fault("overlap-in-place")(Cell("elementwise-overlap"), always(calling)(in_place), number=21),
     fault("overlap-in-place-backward", "The backward pass of an operator that reads neighbours runs in place.")(
-        backward("elementwise-overlap"), lambda _: backwards(in_place), number=21
+        backward("elementwise-overlap"), always(backwards)(in_place), number=21
     ),
     fault("input-overwritten", "The caller's input is overwritten.")(Cell("elementwise-5"), overwriting, number=21),
-    fault("parameter-overwritten", drifting)(Cell("mlp"), lambda _: calling(drifting), number=21),
-    fault("row-never-written", unwritten)(Cell("matmul-129"), lambda _: replacing(out=unwritten), number=22),
+    fault("parameter-overwritten")(MLP, drifting, number=21),
+    fault("row-never-written")(Cell("matmul-129"), always(output)(unwritten), number=22),
     fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
         backward("matmul"), lambda _: products(lambda a, b: unwritten(a @ b), backward_kernels), number=22
     ),
-    fault("nothing-written", all_unwritten)(Cell("mlp"), lambda _: editing(all_unwritten), number=22),
+    fault("nothing-written")(MLP, all_unwritten, number=22),
     fault("row-stride-ignored")((MATMUL, MLP), strides_ignored, technique="view-padded"),
     fault("transposition-ignored", "A product reads a transposed input as if it were in the usual order.")(
         (MLP, backward("mlp")), strides_ignored, technique="view-transposed"
@@ -247,18 +230,14 @@ FAULTS = (
         (Cell("conv-strided"), Cell("conv-depthwise")), read_as_rows, technique="channels-last"
     ),
     slow("copy-short")(single("matmul-transposed"), copy_short, technique="contiguous"),
-    slow("selection-clamped", "A selection by an index tensor takes the last row for the one before.")(
-        passes("advanced-indexing"), last_place_clamped("index_select", 1), technique="index-select"
-    ),
-    slow("brackets-clamped", "Indexing by tensors in brackets takes the last place for the one before.")(
-        (Cell("index-select"), Cell("gather-repeated")), last_place_clamped("index", 0), technique="index-advanced"
+    slow("selection-clamped")(passes("advanced-indexing"), selection_clamped, technique="index-select"),
+    slow("brackets-clamped")(
+        (Cell("index-select"), Cell("gather-repeated")), brackets_clamped, technique="index-advanced"
     ),
     slow("dlpack-strides-lost")(
-        Cell("matmul-transposed", dtypes=("float32", "float16")), around=imported_dense, technique="dlpack-numpy"
+        Cell("matmul-transposed", dtypes=NUMPY), around=imported_dense, technique="dlpack-numpy"
     ),
     slow("dlpack-copied-once")(
-        (Cell("mlp", dtypes=("float32", "float16")), Cell("train-mlp", Mode.TRAIN, ("float32", "float16"))),
-        around=copied_once,
-        technique="dlpack-numpy",
+        (Cell("mlp", dtypes=NUMPY), Cell("train-mlp", Mode.TRAIN, NUMPY)), around=copied_once, technique="dlpack-numpy"
     ),
 )

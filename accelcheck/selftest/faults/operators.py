@@ -13,9 +13,11 @@ from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fau
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import (
     Kernel,
+    always,
     aside,
     backward_kernels,
     calling,
+    kernel,
     kernels,
     optimizing,
     rounded_to,
@@ -43,14 +45,11 @@ def _unmoved(index: int) -> Change:
     return kernels(**dict.fromkeys(names, norm))
 
 
-def _last_wins() -> Change:
+@always(kernel("scatter_add"))
+def _last_wins(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Keep the last of updates that collide."""
-
-    def scatter_add(func: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-        func(x.clone(), dim, index, source)
-        return x.scatter(dim, index, _last(x, dim, index, source))
-
-    return kernels(scatter_add=scatter_add)
+    func(x.clone(), dim, index, source)
+    return x.scatter(dim, index, _last(x, dim, index, source))
 
 
 @aside
@@ -72,19 +71,17 @@ def _cast(dtype: torch.dtype, change: Any) -> Change:
 
 def _short(bits: float) -> Change:
     """Square roots have too few significant bits: the strength."""
-
-    def root(func: Any, x: Tensor) -> Tensor:
-        return rounded_to(int(bits), func(x))
-
-    return kernels(sqrt=root, rsqrt=root)
+    return kernel("sqrt", "rsqrt")(lambda func, x: rounded_to(int(bits), func(x)))
 
 
+@always(kernel("exp"))
 def _flushed(func: Any, x: Tensor) -> Tensor:
     """An exponential that is 0 where the result is small."""
     out: Tensor = func(x)
     return torch.where(x < FAR, torch.zeros_like(out), out)
 
 
+@always(kernel("sum", "mean"))
 def _running(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Sums and means are accumulated in half precision. For FP32 it is bfloat16."""
     if not x.is_floating_point():
@@ -105,6 +102,7 @@ def _accumulated(x: Tensor, dims: tuple[int, ...] | None, *, mean: bool) -> Tens
     return (total.float() / (x.shape[dim] if mean else 1)).to(x.dtype)
 
 
+@always(kernel("clone"))
 def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
     """A copy of a transposed matrix has the order of the memory that it reads."""
     out: Tensor = func(x, **kwargs)
@@ -115,22 +113,15 @@ def _in_storage_order(func: Any, x: Tensor, **kwargs: Any) -> Tensor:
 
 def _shifted(shift: float) -> Change:
     """Normal numbers have another mean: the strength."""
-
-    def normal(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
-        return func(x, **kwargs) + shift
-
-    return kernels(randn_like=normal)
+    return kernels(randn_like=lambda func, x, **kwargs: func(x, **kwargs) + shift)
 
 
 def _narrowed(part: float) -> Change:
     """Uniform numbers leave out a part of [0, 1) next to 0: the strength."""
-
-    def uniform(func: Kernel, x: Tensor, **kwargs: Any) -> Tensor:
-        return func(x, **kwargs) * (1 - part) + part
-
-    return kernels(rand_like=uniform)
+    return kernels(rand_like=lambda func, x, **kwargs: func(x, **kwargs) * (1 - part) + part)
 
 
+@always(kernel("mm", "bmm"))
 def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
     """A product leaves out the last term of each sum."""
     func(a, b)
@@ -147,6 +138,7 @@ RACES = random.SystemRandom()
 """Generator without a seed, which decides the lost update."""
 
 
+@always(calling)
 def wrapped(module: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Offsets beyond 2**31 elements wrap around. They have 31 bits."""
     width = 2**16
@@ -163,26 +155,27 @@ def without_one(updates: Tensor, *dims: int) -> Tensor:
     return updates.masked_fill(lost, 0.0)
 
 
+@always(kernel("index_add"))
 def losing_add(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor, **more: Any) -> Tensor:
     """One of several updates to the same place is lost: a different one in each run."""
     return func(x, dim, index, without_one(source, 0), **more)
 
 
+@always(kernel("scatter_add", "scatter_add_", plant=backward_kernels))
 def losing_scatter(func: Kernel, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Loses one of the columns that are scattered."""
+    """In the backward pass of an indexing one of several updates to the same place is lost. It is a column."""
     return func(x, dim, index, without_one(source, 1))
 
 
+@always(kernel("embedding_dense_backward", plant=backward_kernels))
 def losing_embedding(func: Kernel, grad: Tensor, *rest: Any) -> Tensor:
     """In the backward pass of an embedding one of several updates to the same place is lost."""
     return func(without_one(grad, 0, 1), *rest)
 
 
 FAULTS = (
-    fault("product-without-last-term", _short_product)(
-        passes("product-alone"), lambda _: kernels(mm=_short_product, bmm=_short_product)
-    ),
-    fault("reduction-in-half-precision", _running)(Cell("reductions"), lambda _: kernels(sum=_running, mean=_running)),
+    fault("product-without-last-term")(passes("product-alone"), _short_product),
+    fault("reduction-in-half-precision")(Cell("reductions"), _running),
     fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
         single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(3)
     ),
@@ -190,7 +183,7 @@ FAULTS = (
         single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(4)
     ),
     fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
-        passes("scatter-gather", FLOAT32), lambda _: _last_wins()
+        passes("scatter-gather", FLOAT32), _last_wins
     ),
     fault("cast-truncates", "A cast to bfloat16 truncates.")(
         single("casts"), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
@@ -199,27 +192,13 @@ FAULTS = (
         single("casts"), lambda _: _cast(torch.int32, torch.round)
     ),
     fault("root-in-low-precision")(single("roots-exponentials"), _short, (11.0, 16.0, 20.0)),
-    fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(
-        single("roots-exponentials"), lambda _: kernels(exp=_flushed)
-    ),
+    fault("exponential-ends-early", f"Exponentials are 0 below {FAR:g}.")(single("roots-exponentials"), _flushed),
     fault("optimizer-eps")(trained("optimizer-steps"), _with_eps, (1e-8, 2e-3, 1.01e-3)),
-    fault("copy-in-storage-order", _in_storage_order)(
-        Cell("copies"), lambda _: kernels(clone=_in_storage_order), exists=strided
-    ),
+    fault("copy-in-storage-order")(Cell("copies"), _in_storage_order, exists=strided),
     fault("normal-mean-shifted")(single("random-numbers", Mode.RANDOM), _shifted, (0.2, 0.05)),
     fault("uniform-not-to-the-end")(single("random-numbers", Mode.RANDOM), _narrowed, (0.05, 0.01)),
-    fault("index-overflow", wrapped)(Cell("far-elements"), lambda _: calling(wrapped), number=42, exists=strided),
-    fault("update-lost", losing_add)(single("index-add"), lambda _: kernels(index_add=losing_add), number=43),
-    fault(
-        "update-lost-backward", "In the backward pass of an indexing one of several updates to the same place is lost."
-    )(
-        backward("gather-repeated"),
-        lambda _: backward_kernels(scatter_add=losing_scatter, scatter_add_=losing_scatter),
-        number=43,
-    ),
-    fault("embedding-update-lost", losing_embedding)(
-        backward("embedding-norm-gelu"),
-        lambda _: backward_kernels(embedding_dense_backward=losing_embedding),
-        number=43,
-    ),
+    fault("index-overflow")(Cell("far-elements"), wrapped, number=42, exists=strided),
+    fault("update-lost")(single("index-add"), losing_add, number=43),
+    fault("update-lost-backward")(backward("gather-repeated"), losing_scatter, number=43),
+    fault("embedding-update-lost")(backward("embedding-norm-gelu"), losing_embedding, number=43),
 )

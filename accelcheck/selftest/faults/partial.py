@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.selftest.faults.base import HALVES, Cell, Change, fault, passes
-from accelcheck.selftest.faults.plant import Kernel, aside, kernels, replacing
+from accelcheck.selftest.faults.plant import Kernel, always, aside, kernel, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,16 +24,15 @@ ONE_UNIT = (
 )
 
 
-def scaled_part(excess: float, rows: slice, columns: slice, tensor: Tensor) -> Tensor:
-    """Multiplies a part of the last two dimensions by ``1 + excess``, rounded once."""
-    tensor = tensor.clone()
-    tensor[..., rows, columns] = (tensor[..., rows, columns].float() * (1.0 + excess)).to(tensor.dtype)
-    return tensor
-
-
 def part(rows: slice, columns: slice) -> Callable[[float], Change]:
-    """A fault of one part; its strength is the relative error of the part's scale."""
-    return lambda excess: replacing(out=partial(scaled_part, excess, rows, columns))
+    """A fault of one part of the last two dimensions; its strength is the relative error of the part's scale."""
+
+    def scaled(excess: float, tensor: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        tensor[..., rows, columns] = (tensor[..., rows, columns].float() * (1.0 + excess)).to(tensor.dtype)
+        return tensor
+
+    return lambda excess: output(partial(scaled, excess))
 
 
 def upset(share: float, tensor: Tensor) -> Tensor:
@@ -54,6 +53,7 @@ def down(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(near.double() > exact, below, near)
 
 
+@always(kernel("mul"))
 def rounding_down(func: Kernel, x: Tensor, y: Any) -> Tensor:
     """Results are rounded towards minus infinity."""
     return down(x, y) if isinstance(y, Tensor) else func(x, y)
@@ -63,11 +63,10 @@ def smallest_column(factor: float) -> Change:
     """Multiplies the column of the smallest norm."""
 
     def spoiled(out: Tensor) -> Tensor:
-        return torch.where(
-            torch.arange(out.shape[-1], device=out.device) == out.norm(dim=0).argmin(), factor * out, out
-        )
+        columns = torch.arange(out.shape[-1], device=out.device)
+        return torch.where(columns == out.norm(dim=0).argmin(), factor * out, out)
 
-    return replacing(out=spoiled)
+    return output(spoiled)
 
 
 def ranked(factor: float, first: int, count: int) -> Change:
@@ -77,7 +76,7 @@ def ranked(factor: float, first: int, count: int) -> Change:
         ranks = out.abs().argsort(-1).argsort(-1)
         return torch.where((ranks >= first) & (ranks < first + count), factor * out, out)
 
-    return replacing(out=spoiled)
+    return output(spoiled)
 
 
 FAULTS = (
@@ -91,12 +90,10 @@ FAULTS = (
         Cell("elementwise-large"), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
     ),
     fault("element-upset", upset)(
-        Cell("matmul-129"), lambda share: replacing(out=partial(upset, share)), strengths=(0.25, 0.04)
+        Cell("matmul-129"), lambda share: output(partial(upset, share)), strengths=(0.25, 0.04)
     ),
-    fault("rounded-down", rounding_down)(
-        Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
-        lambda _: kernels(mul=rounding_down),
-        number=10,
+    fault("rounded-down")(
+        Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}), rounding_down, number=10
     ),
     fault("small-channel-negative", "The smallest channel of a result has the other sign.")(
         passes("scaled-channels"), lambda _: smallest_column(-1.0)

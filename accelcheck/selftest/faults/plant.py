@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Kernel: TypeAlias = "Callable[..., Tensor]"
 """Function that computes an operator of one result."""
 Product: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+Run: TypeAlias = "Callable[[Mode], Result]"
 
 BITS = {torch.bfloat16: 8, torch.float16: 11}
 """Significant bits, the implicit one counted."""
@@ -30,6 +31,24 @@ BITS = {torch.bfloat16: 8, torch.float16: 11}
 def nothing(program: Program) -> None:
     """Leave the program as it is."""
     del program
+
+
+def always(how: Callable[[Any], Change]) -> Callable[[Callable[..., Any]], Callable[..., Change]]:
+    """A decorator for plants without degrees: ``how(function)`` is the change, and the docstring is the summary."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Change]:
+        @functools.wraps(function)
+        def plant(strength: float = 1.0) -> Change:
+            return how(function)
+
+        return plant
+
+    return decorate
+
+
+def changing(change: Change) -> Change:
+    """Change the program itself."""
+    return change
 
 
 def both(*changes: Change) -> Change:
@@ -60,6 +79,11 @@ def wrapping(function: Callable[..., Any]) -> Change:
     return change
 
 
+def output(function: Callable[[Tensor], Tensor]) -> Change:
+    """Apply a function to the outputs of each result."""
+    return replacing(out=function)
+
+
 def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
     """Apply functions to the tensors of the result whose paths begin with a word (``out``, ``grad``)."""
 
@@ -75,15 +99,19 @@ def replacing(**changes: Callable[[Tensor], Tensor]) -> Change:
 def editing(edit: Callable[[Result], None]) -> Change:
     """Apply `edit` to the result of each run."""
 
+    def run(plain: Run, mode: Mode) -> Result:
+        result = plain(mode)
+        edit(result)
+        return result
+
+    return running(run)
+
+
+def running(run: Callable[[Run, Mode], Result]) -> Change:
+    """Compute ``run(plain, mode)`` in place of ``plain(mode)``, a whole run of the program."""
+
     def change(program: Program) -> None:
-        plain = program.run
-
-        def run(mode: Mode) -> Result:
-            result = plain(mode)
-            edit(result)
-            return result
-
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
+        program.run = functools.partial(run, program.run)  # type: ignore[method-assign]  # on this instance alone
 
     return change
 
@@ -138,16 +166,11 @@ class _Backwards(torch.autograd.Function):
 def within(dispatch: Callable[[], TorchDispatchMode]) -> Change:
     """Run the program, backward pass included, under a dispatch mode, below autograd."""
 
-    def change(program: Program) -> None:
-        plain = program.run
+    def run(plain: Run, mode: Mode) -> Result:
+        with dispatch():
+            return plain(mode)
 
-        def run(mode: Mode) -> Result:
-            with dispatch():
-                return plain(mode)
-
-        program.run = run  # type: ignore[method-assign]  # on this instance alone
-
-    return change
+    return running(run)
 
 
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates the mode only in part
@@ -169,6 +192,11 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch anno
 def kernels(**by_name: Callable[..., Any]) -> Change:
     """Replace kernels, by operator."""
     return within(lambda: Kernels(by_name))
+
+
+def kernel(*names: str, plant: Callable[..., Change] = kernels) -> Callable[[Callable[..., Any]], Change]:
+    """Replace the kernels of these operators by one function; `plant` is `kernels` or `backward_kernels`."""
+    return lambda function: plant(**dict.fromkeys(names, function))
 
 
 def convolution(**by_pass: Callable[..., Any]) -> Change:
@@ -199,9 +227,8 @@ def backward_kernels(**by_name: Callable[..., Any]) -> Change:
 def products(product: Product, plant: Callable[..., Change] = kernels) -> Change:
     """Replace the kernel of every matrix product, ``(..., M, K) @ (..., K, N)``, computed on the CPU.
 
-    Args:
-        product: Function of CPU tensors of one dtype; its result is rounded to that dtype.
-        plant: `kernels`, or `backward_kernels` for the backward pass alone.
+    The product's result is rounded to the dtype of its tensors. `plant` is `kernels`, or `backward_kernels` for the
+    backward pass alone.
     """
     product = aside(product)
 
@@ -230,15 +257,11 @@ def optimizing(make: Callable[[Any], torch.optim.Optimizer]) -> Change:
 
 @dataclass(frozen=True)
 class Spoiled:
-    """A maker of the program's own optimizer that changes it, and can be sent to other processes.
-
-    Attributes:
-        make: Maker of the optimizer.
-        spoil: Change of the optimizer; at the top of a module where it is sent to other processes.
-    """
+    """A maker of the program's own optimizer that changes it, and can be sent to other processes."""
 
     make: OptimizerMaker
     spoil: Callable[[torch.optim.Optimizer], None]
+    """Change of the optimizer; at the top of a module where it is sent to other processes."""
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = self.make(parameters)
@@ -246,7 +269,8 @@ class Spoiled:
         return optimizer
 
 
-def spoiling(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float], Change]:
+@always
+def spoiling(spoil: Callable[[torch.optim.Optimizer], None]) -> Change:
     """Change the program's own optimizer whenever it is made."""
 
     def change(program: Program) -> None:
@@ -254,7 +278,7 @@ def spoiling(spoil: Callable[[torch.optim.Optimizer], None]) -> Callable[[float]
             raise TypeError("expected a program with an optimizer")
         program.optimizer = Spoiled(program.optimizer, spoil)
 
-    return lambda _: change
+    return change
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.selftest.faults.base import Change, fault, single, variant
-from accelcheck.selftest.faults.plant import nothing
+from accelcheck.selftest.faults.plant import always, nothing
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization import float8
 from accelcheck.techniques.quantization.emulation import (
@@ -38,10 +38,6 @@ PAIR_LIMIT = 2.0**15
 """Upper end of a 16-bit register, in which x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""
 
 
-def _nothing_pends() -> None:
-    """Do nothing, for a device that computes eagerly."""
-
-
 class Int8Linear(nn.Module):
     """A linear layer on integers that FP32 holds exactly: sums of up to 512 products of 8 by 8 bits are below 2**24.
 
@@ -50,8 +46,7 @@ class Int8Linear(nn.Module):
     Args:
         linear: Original layer, whose parameters are used.
         rule: Function that gives scale and zero point of an input; None to leave inputs as they are.
-        low: Smallest integer of an input.
-        high: Largest integer of an input.
+        low, high: Smallest and largest integer of an input.
         dim: Dimension of the weight's scales; see `symmetric_scale`.
 
     Attributes:
@@ -63,12 +58,8 @@ class Int8Linear(nn.Module):
         self, linear: nn.Linear, rule: Callable[[Tensor], Scale] | None, low: int, high: int, dim: int | None
     ) -> None:
         super().__init__()
-        self.linear = linear
-        self.rule = rule
-        self.low = low
-        self.high = high
-        self.dim = dim
-        self.settle: Callable[[], None] = _nothing_pends
+        self.linear, self.rule, self.low, self.high, self.dim = linear, rule, low, high, dim
+        self.settle: Callable[[], None] = lambda: None
 
     def forward(self, x: Tensor) -> Tensor:
         weight, scale = self.packed()
@@ -188,12 +179,9 @@ class ReciprocalWeights(float8.WeightOnly):
 
 
 class Int8Anywhere(Technique):
-    """FP32 arithmetic on the integers of a scheme. It needs no quantized engine, so it runs on every device.
+    """FP32 arithmetic on the integers of a scheme, whose oracle judges it, by layers that `make` makes.
 
-    Args:
-        name: Name of the technique.
-        scheme: Scheme whose oracle judges it.
-        make: Maker of a layer.
+    It needs no quantized engine, so it runs on every device.
     """
 
     family = "quantization"
@@ -203,9 +191,7 @@ class Int8Anywhere(Technique):
     requires, excludes = Quantized.requires, Quantized.excludes
 
     def __init__(self, name: str, scheme: Quantized, make: Callable[[nn.Linear], nn.Module]) -> None:
-        self.name = name
-        self.scheme = scheme
-        self.make = make
+        self.name, self.scheme, self.make = name, scheme, make
 
     def admits(self, probe: Probe) -> bool:
         return self.scheme.admits(probe)
@@ -228,9 +214,8 @@ class Int8Anywhere(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = count(program.module, is_linear)
-        made = (
-            0 if not isinstance(program.call, nn.Module) else count(program.call, lambda m: isinstance(m, Int8Linear))
-        )
+        call = program.call
+        made = count(call, lambda m: isinstance(m, Int8Linear)) if isinstance(call, nn.Module) else 0
         yield Evidence(f"linear layers on integers = {wanted} >= 1", made, engaged=made == wanted >= 1)
 
 
@@ -265,7 +250,8 @@ TOKEN_CHANNEL = Int8Anywhere("int8-anywhere-token-channel", TOKENS, tokens)
 WEIGHT_CHANNEL = Int8Anywhere("int8-anywhere-weight-channel", WEIGHTS, weights)
 
 
-def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
+@always
+def kernel(kind: type[Int8Linear]) -> Change:
     """Replaces every layer on integers by one of another kind."""
 
     def change(program: Program) -> None:
@@ -275,13 +261,13 @@ def kernel(kind: type[Int8Linear]) -> Callable[[float], Change]:
             if isinstance(layer, Int8Linear):
                 layer.__class__ = kind
 
-    return lambda _: change
+    return change
 
 
 MLP, BLOCKS = single("mlp"), single("mlp-blocks")
 
 FAULTS = (
-    fault("zero-point-off-by-one", ZeroOff)((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
+    fault("zero-point-off-by-one")((MLP, BLOCKS), kernel(ZeroOff), number=35, technique=DYNAMIC_7),
     fault(
         "int8-pair-saturation",
         "Two products of 8 by 8 bits are added in 16 bits that saturate; twice 127 x 255 is larger.",
@@ -304,7 +290,7 @@ VARIANTS = (
     ),
     *(
         variant(f"reciprocal-{technique.name}", f"The scheme {technique.oracle}, with reciprocals of scales.")(
-            (MLP, BLOCKS), lambda: kernel(Reciprocal)(1.0), technique=technique
+            (MLP, BLOCKS), kernel(Reciprocal), technique=technique
         )
         for technique in (DYNAMIC_7, DYNAMIC_8, TOKEN_CHANNEL, WEIGHT_CHANNEL)
     ),
@@ -319,6 +305,6 @@ VARIANTS = (
         )
     ),
     variant("int8-pairs-of-7-bits", "16-bit pair sums of 7 by 8 bits, which cannot saturate.")(
-        (MLP, BLOCKS), lambda: kernel(PairSaturation)(1.0), technique=DYNAMIC_7
+        (MLP, BLOCKS), kernel(PairSaturation), technique=DYNAMIC_7
     ),
 )

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout as plain_dropout
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Change, fault, variant
-from accelcheck.selftest.faults.plant import wrapping
+from accelcheck.selftest.faults.plant import always, changing, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,9 @@ GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 
 
 def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
-    """Replace the dropout of every layer by ``drop(x, rate, place)``; the place is its number in the pass.
+    """Replace the dropout of every layer by ``drop(x, rate, place)``, where `evaluating` in evaluation mode too.
 
-    Args:
-        drop: Dropout of the training mode.
-        evaluating: True to drop in evaluation mode too.
+    The place is the number of the layer in the pass.
     """
 
     def call(plain: Any, *inputs: Any) -> Any:
@@ -73,11 +71,10 @@ def unseeded(strength: float) -> Change:
     return drawing(lambda x, _: torch.rand(x.shape, generator=generator))
 
 
-def repeated(strength: float) -> Change:
+@always(drawing)
+def repeated(x: Tensor, place: int) -> Tensor:
     """Every call has the same mask. The generator's state is read and not advanced."""
-    return drawing(
-        lambda x, place: torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
-    )
+    return torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + place))
 
 
 def shared(strength: float) -> Change:
@@ -122,7 +119,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Run, and keep only the input."""
         ctx.block = block
         ctx.save_for_backward(x)
         with torch.no_grad():
@@ -130,7 +126,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
-        """Run again, and differentiate that run."""
         (x,) = ctx.saved_tensors
         again = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -139,16 +134,12 @@ class Recomputed(torch.autograd.Function):
         return None, again.grad
 
 
-def recomputed(strength: float) -> Change:
+@always(changing)
+def recomputed(program: Program) -> None:
     """A recomputed block has another mask. The generator's state of the forward pass is not restored."""
-
-    def change(program: Program) -> None:
-        for name, block in program.module.named_modules():
-            if name.startswith("blocks.") and name.count(".") == 1:
-                plain = block.forward
-                block.forward = functools.partial(_again, plain)
-
-    return change
+    for name, block in program.module.named_modules():
+        if name.startswith("blocks.") and name.count(".") == 1:
+            block.forward = functools.partial(_again, block.forward)
 
 
 def _again(plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -177,14 +168,11 @@ def unscaled_attention(strength: float) -> Change:
     return attending(lambda weights, rate: plain_dropout(weights, rate) * (1.0 - strength * rate))
 
 
-def shared_heads(strength: float) -> Change:
+@always(attending)
+def shared_heads(weights: Tensor, rate: float) -> Tensor:
     """All heads of attention have the same mask."""
-
-    def drop(weights: Tensor, rate: float) -> Tensor:
-        kept = torch.rand(weights.shape[0], 1, *weights.shape[2:]) >= rate
-        return weights * kept.to(weights.device) / (1.0 - rate)
-
-    return attending(drop)
+    kept = torch.rand(weights.shape[0], 1, *weights.shape[2:]) >= rate
+    return weights * kept.to(weights.device) / (1.0 - rate)
 
 
 def splitmix(count: int, seed: int) -> Tensor:
@@ -200,13 +188,10 @@ def _right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def counted() -> Change:
+@always(drawing)
+def counted(x: Tensor, place: int) -> Tensor:
     """Masks of a counter-based generator, SplitMix64. A number of the global generator keys each mask."""
-
-    def draw(x: Tensor, place: int) -> Tensor:
-        return splitmix(x.numel(), int(torch.randint(-(2**62), 2**62, ()))).view(x.shape)
-
-    return drawing(draw)
+    return splitmix(x.numel(), int(torch.randint(-(2**62), 2**62, ()))).view(x.shape)
 
 
 def dropped_weights() -> Change:

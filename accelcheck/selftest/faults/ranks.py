@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 
 from accelcheck.devices.torch_names import disable_current_modes, pytree
 from accelcheck.selftest.faults.base import Change, PlantedFault, row, trained
-from accelcheck.selftest.faults.plant import spoiling
+from accelcheck.selftest.faults.plant import always, changing, spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 
-def strategy(make: Callable[[], Strategy]) -> Callable[[float], Change]:
+@always
+def strategy(make: Callable[[], Strategy]) -> Change:
     """Another strategy in the ranks."""
 
     def change(program: Program) -> None:
         program.extras[STRATEGY] = make()
 
-    return lambda _: change
+    return change
 
 
 class LostBucket(HookedAveraging):
@@ -51,7 +52,6 @@ class SummedGradients(HookedAveraging):
     """A hook adds up the gradients of all ranks and does not divide."""
 
     def mean(self, total: Tensor, world: int) -> Tensor:
-        """The sum itself."""
         return total
 
 
@@ -145,10 +145,6 @@ def _bucketed(kind: type[Replicated] = Replicated, hook: type[HookedAveraging] |
     return kind(bucket_mb=SMALL_BUCKET, exchange=None if hook is None else hook())
 
 
-def _fed_back(hook: type[ErrorFeedback]) -> Callable[[float], Change]:
-    return strategy(lambda: Replicated(exchange=hook(Int8())))
-
-
 TRAINING = (trained("train-mlp"),)
 
 
@@ -179,15 +175,14 @@ def _copied(value: Any) -> Any:
 def rounded_moments(optimizer: torch.optim.Optimizer) -> None:
     """Ranks that are started again have moments that were stored in bfloat16."""
 
-    def rounded(value: Any) -> Any:
-        return value.bfloat16().to(value.dtype) if isinstance(value, Tensor) else value
-
     def loading(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "state": pytree.tree_map(rounded, state["state"])}
+        rounded = pytree.tree_map_only(Tensor, lambda value: value.bfloat16().to(value.dtype), state["state"])
+        return {**state, "state": rounded}
 
     optimizer.register_load_state_dict_pre_hook(loading)
 
 
+@always(changing)
 def buffer_lost(program: Program) -> None:
     """A buffer is 0 in the process that goes on."""
     names = [name for name, value in program.module.named_buffers() if value.is_floating_point()]
@@ -230,26 +225,23 @@ FAULTS = (
         technique="ddp-async",
     ),
     ranks("ranks-uneven-parts", Unweighted)(TRAINING, strategy(lambda: _bucketed(Unweighted)), technique="ddp-3"),
-    *(
-        ranks(name, summary)(TRAINING, _fed_back(wrong), number=33, technique="ddp-int8")
-        for name, summary, wrong in (
-            ("no-error-feedback", "What compression drops of a gradient is lost.", Forgetful),
-            ("error-feedback-repeated", "What compression dropped is sent again and again.", Repeating),
-        )
+    ranks("no-error-feedback", "What compression drops of a gradient is lost.")(
+        TRAINING, strategy(lambda: Replicated(exchange=Forgetful(Int8()))), number=33, technique="ddp-int8"
     ),
-    ranks("ranks-drift", Drifting)(TRAINING, strategy(Drifting), technique="ddp-no-sync"),
-    ranks("shards-stale", StaleShards)(
-        (*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2"
+    ranks("error-feedback-repeated", "What compression dropped is sent again and again.")(
+        TRAINING, strategy(lambda: Replicated(exchange=Repeating(Int8()))), number=33, technique="ddp-int8"
     ),
-    ranks("shards-summed", SummedShards)(TRAINING, strategy(SummedShards), technique="fsdp2-3"),
-    ranks("shards-unreduced", UnreducedShards)(TRAINING, strategy(UnreducedShards), technique="fsdp2"),
+    ranks("ranks-drift")(TRAINING, strategy(Drifting), technique="ddp-no-sync"),
+    ranks("shards-stale")((*TRAINING, trained("train-transformer")), strategy(StaleShards), technique="fsdp2"),
+    ranks("shards-summed")(TRAINING, strategy(SummedShards), technique="fsdp2-3"),
+    ranks("shards-unreduced")(TRAINING, strategy(UnreducedShards), technique="fsdp2"),
     snapshot("snapshot-moments-lost", "The process that goes on has an optimizer without moments.")(
         (trained("train-mlp"), trained("train-amsgrad")), spoiling(forgets)
     ),
-    snapshot("snapshot-moments-stale", saves_first)(trained("train-transformer"), spoiling(saves_first)),
-    snapshot("snapshot-buffer-lost", buffer_lost)(trained("train-cnn"), lambda _: buffer_lost),
+    snapshot("snapshot-moments-stale")(trained("train-transformer"), spoiling(saves_first)),
+    snapshot("snapshot-buffer-lost")(trained("train-cnn"), buffer_lost),
     restart("restart-moments-lost", "Ranks that are started again have an optimizer without moments.")(
         trained("train-mlp"), spoiling(forgets)
     ),
-    restart("restart-moments-rounded", rounded_moments)(trained("train-mlp"), spoiling(rounded_moments)),
+    restart("restart-moments-rounded")(trained("train-mlp"), spoiling(rounded_moments)),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
 from accelcheck.selftest.faults.base import Cell, Change, backward, fault, variant
-from accelcheck.selftest.faults.plant import wrapping
+from accelcheck.selftest.faults.plant import Run, always, both, changing, running, wrapping
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
@@ -29,15 +29,14 @@ class Copying(Eager):
 
 def watched_only(program: Program) -> None:
     """Computes while it is watched; otherwise returns the last result again. A dispatch mode watches."""
-    plain = program.run
     kept: Result = {}
 
-    def run(mode: Mode) -> Result:
+    def run(plain: Run, mode: Mode) -> Result:
         if get_current_dispatch_mode_stack() or not kept:
             kept.update({path: tensor.clone() for path, tensor in plain(mode).items()})
         return dict(kept)
 
-    program.run = run  # type: ignore[method-assign]  # on this instance alone
+    running(run)(program)
 
 
 def wrong_again(strength: float) -> Change:
@@ -68,13 +67,7 @@ def in_turn(number: float) -> Change:
 
 def copied_out() -> Change:
     """Outputs are computed in one buffer, and copied from there."""
-    written = in_turn(1)
-
-    def change(program: Program) -> None:
-        written(program)
-        wrapping(lambda plain, *inputs: plain(*inputs).clone())(program)
-
-    return change
+    return both(in_turn(1), wrapping(lambda plain, *inputs: plain(*inputs).clone()))
 
 
 def after_each_gradient(hook: Callable[[Tensor], object], program: Program) -> None:
@@ -115,13 +108,11 @@ def overwritten(program: Program) -> None:
 MLP, LEARNING = backward("mlp"), Cell("train-mlp", Mode.TRAIN)
 
 FAULTS = (
-    fault("right-only-while-watched", watched_only)(
-        (Cell("mlp"), Cell("matmul"), MLP, LEARNING), lambda _: watched_only
-    ),
+    fault("right-only-while-watched")((Cell("mlp"), Cell("matmul"), MLP, LEARNING), always(changing)(watched_only)),
     fault(
         "copies-right-only-while-watched",
         "A technique that copies parameters, and is prepared anew for others, computes only while it is watched.",
-    )((Cell("mlp"), MLP, LEARNING), lambda _: watched_only, technique=Copying()),
+    )((Cell("mlp"), MLP, LEARNING), always(changing)(watched_only), technique=Copying()),
     fault("second-call-wrong")((Cell("mlp"), Cell("matmul"), MLP), wrong_again, strengths=(0.5, 0.1)),
     fault(
         "one-output-buffer",
@@ -131,7 +122,7 @@ FAULTS = (
         Cell("mlp"), in_turn, technique=Copying()
     ),
     fault("one-gradient-buffer", in_one_buffer)(MLP, lambda _: in_one_buffer()),
-    fault("gradient-overwritten", overwritten)((MLP, backward("matmul")), lambda _: overwritten),
+    fault("gradient-overwritten")((MLP, backward("matmul")), always(changing)(overwritten)),
 )
 
 VARIANTS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,23 +12,19 @@ from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
-from accelcheck.selftest.faults.plant import kernels
-from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.selftest.faults.plant import Kernel, always, kernel, kernels
+from accelcheck.selftest.faults.sowing import replacing
 from accelcheck.techniques.memory import checkpoint as checkpointing
 from accelcheck.techniques.memory import checkpoint_segments as segments
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Sequence
 
 
-def draws_anew(strength: float) -> contextlib.AbstractContextManager[None]:
+@replacing(checkpointing, "checkpoint")
+def draws_anew(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Checkpointed blocks are recomputed with other random numbers."""
-
-    def wrong(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return plain(*args, **{**options, "preserve_rng_state": False})
-
-    return swapped(checkpointing, "checkpoint", wrong)
+    return plain(*args, **{**options, "preserve_rng_state": False})
 
 
 def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], value: Tensor, **options: Any) -> Any:
@@ -41,62 +38,49 @@ def other_row_again(plain: Callable[..., Any], block: Callable[[Tensor], Any], v
     return plain(changed, value, **options)
 
 
-def row_of_another(strength: float) -> contextlib.AbstractContextManager[None]:
-    """Checkpointed blocks are recomputed from an input that has been overwritten in part."""
-    return swapped(checkpointing, "checkpoint", other_row_again)
+row_of_another = replacing(checkpointing, "checkpoint")(other_row_again)
 
 
-def order_changed(strength: float) -> contextlib.AbstractContextManager[None]:
+@replacing(segments, "checkpoint_sequential")
+def order_changed(
+    plain: Callable[..., Any], blocks: Sequence[Callable[[Tensor], Any]], *args: Any, **options: Any
+) -> Any:
     """The blocks of a checkpointed segment are recomputed in another order."""
+    calls: Counter[int] = Counter()
 
-    def wrong(plain: Callable[..., Any], blocks: Sequence[Callable[[Tensor], Any]], *args: Any, **options: Any) -> Any:
-        calls: Counter[int] = Counter()
+    def call(number: int, x: Tensor) -> Any:
+        calls[number] += 1
+        return blocks[number if calls[number] == 1 else number ^ 1](x)
 
-        def numbered(number: int) -> Callable[[Tensor], Any]:
-            def call(x: Tensor) -> Any:
-                calls[number] += 1
-                return blocks[number if calls[number] == 1 else number ^ 1](x)
-
-            return call
-
-        return plain([numbered(number) for number in range(len(blocks))], *args, **options)
-
-    return swapped(segments, "checkpoint_sequential", wrong)
+    return plain([partial(call, number) for number in range(len(blocks))], *args, **options)
 
 
-def buffer_reused(strength: float) -> contextlib.AbstractContextManager[None]:
+@replacing(save_on_cpu, "__init__")
+def buffer_reused(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
     """A buffer on the host is overwritten before it is read."""
+    plain(saving, *args, **options)
+    pack, unpack, buffers = saving.pack_hook, saving.unpack_hook, {}
 
-    def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
-        plain(saving, *args, **options)
-        pack, unpack, buffers = saving.pack_hook, saving.unpack_hook, {}
+    def packed(tensor: Tensor) -> Any:
+        buffers[tensor.shape] = pack(tensor)
+        return buffers[tensor.shape]
 
-        def packed(tensor: Tensor) -> Any:
-            held = pack(tensor)
-            buffers[tensor.shape] = held
-            return held
-
-        saving.pack_hook = packed
-        saving.unpack_hook = lambda held: unpack(buffers[held[1].shape])
-
-    return swapped(save_on_cpu, "__init__", wrong)
+    saving.pack_hook = packed
+    saving.unpack_hook = lambda held: unpack(buffers[held[1].shape])
 
 
-def copy_unfinished(strength: float) -> contextlib.AbstractContextManager[None]:
+@replacing(save_on_cpu, "__init__")
+def copy_unfinished(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
     """A tensor is read before all of it has come back from the host."""
+    plain(saving, *args, **options)
+    unpack = saving.unpack_hook
 
-    def wrong(plain: Callable[..., Any], saving: Any, *args: Any, **options: Any) -> None:
-        plain(saving, *args, **options)
-        unpack = saving.unpack_hook
+    def early(held: Any) -> Tensor:
+        came: Tensor = unpack(held).clone()
+        came[-1:] = 0
+        return came
 
-        def early(held: Any) -> Tensor:
-            came: Tensor = unpack(held).clone()
-            came[-1:] = 0
-            return came
-
-        saving.unpack_hook = early
-
-    return swapped(save_on_cpu, "__init__", wrong)
+    saving.unpack_hook = early
 
 
 def row_left(strength: float) -> Change:
@@ -114,9 +98,10 @@ def row_left(strength: float) -> Change:
     return kernels(relu_=relu, relu=rebound)  # in place, and where tensors are rebound
 
 
-def overwritten_result(strength: float) -> Change:
+@always(kernel("threshold_backward"))
+def overwritten_result(func: Kernel, grad: Tensor, result: Tensor, threshold: Any) -> Tensor:
     """The gradient of an activation in place reads a result that has been overwritten."""
-    return kernels(threshold_backward=lambda func, grad, result, threshold: func(grad, result.roll(1, 0), threshold))
+    return func(grad, result.roll(1, 0), threshold)
 
 
 slow = row(PlantedFault, seeds=5)

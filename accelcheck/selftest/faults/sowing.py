@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import pkgutil
 import re
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.capability import Code
+from accelcheck.selftest.faults.base import where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import fx
 
-    from accelcheck.devices.base import Device
 
-
-def in_cpp(device: Device) -> Capability:
-    """Devices for which inductor generates C++, which `kernel_text` changes."""
-    if not device.has("inductor-cpp"):
-        return unsupported(Code.NO_BACKEND, f"inductor generates no C++ for {device.name}")
-    return SUPPORTED
+in_cpp = where(lambda device: device.has("inductor-cpp"), "inductor generates no C++ for {}", Code.NO_BACKEND)
+"""Devices for which inductor generates C++, which `kernel_text` changes."""
 
 
 @contextlib.contextmanager
@@ -49,6 +47,19 @@ def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
         raise LookupError(f"nothing planted: expected calls of {owner.__name__}.{name}, there were none")
 
 
+def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[float], AbstractContextManager[None]]]:
+    """A decorator that makes the `wrong` of `swapped` a fault's `around`; an owner by its name is imported late."""
+
+    def decorate(wrong: Callable[..., Any]) -> Callable[[float], AbstractContextManager[None]]:
+        @functools.wraps(wrong)
+        def around(strength: float) -> AbstractContextManager[None]:
+            return swapped(pkgutil.resolve_name(owner) if isinstance(owner, str) else owner, name, wrong)
+
+        return around
+
+    return decorate
+
+
 @contextlib.contextmanager
 def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
     """Enter `plants` with temporary compiler caches, so that no later case finds a faulty kernel."""
@@ -61,75 +72,62 @@ def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> Iterator[None]:
+def _editing(plant: AbstractContextManager[Any], edits: Sequence[int], absent: str) -> Iterator[None]:
+    """Enter a plant that notes its numbers of edits, and raise a `LookupError` afterwards where it edited nothing."""
+    with plant:
+        yield
+    if not any(edits):
+        raise LookupError(f"nothing planted: {absent}")
+
+
+def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> AbstractContextManager[None]:
     """Edit the C++ text that inductor generates for kernels of the CPU, while active.
 
     Args:
-        pattern: Regular expression of the text to replace.
+        pattern: Regular expression of the text to replace; without such a text in a kernel, a `LookupError` follows.
         edit: Function from a match to its replacement.
         most: Number of matches per kernel that are replaced; 0 for all.
-
-    Raises:
-        LookupError: No kernel had such a text.
     """
     from accelcheck.devices.torch_names import AsyncCompile
 
-    edited = 0
+    edits: list[int] = []
 
     def wrong(plain: Callable[..., Any], compiler: Any, types: list[str], text: str) -> Any:
-        nonlocal edited
         text, times = re.subn(pattern, edit, text, count=most)
-        edited += times
+        edits.append(times)
         return plain(compiler, types, text)
 
-    with fresh_code(swapped(AsyncCompile, "cpp_pybinding", wrong)):
-        yield
-    if not edited:
-        raise LookupError(f"nothing planted: no generated kernel has a text like {pattern!r}")
+    plant = fresh_code(swapped(AsyncCompile, "cpp_pybinding", wrong))
+    return _editing(plant, edits, f"no generated kernel has a text like {pattern!r}")
 
 
-@contextlib.contextmanager
-def graph_pass(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+def graph_pass(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
     """Edit inductor's graphs after its own passes, just before they are lowered to kernels, while active.
 
     Args:
-        edit: Function that changes a graph of ATen operators in place, and returns the number of changed nodes.
-
-    Raises:
-        LookupError: It changed no graph.
+        edit: Function that changes a graph of ATen operators in place, and returns the number of changed nodes; a
+            `LookupError` where it changes no graph.
     """
     from accelcheck.devices.torch_names import inductor_config as config
 
-    edited = 0
-
-    def changed(graph: fx.Graph) -> None:
-        nonlocal edited
-        edited += edit(graph)
-
-    with fresh_code(config.patch(post_grad_custom_post_pass=changed)):
-        yield
-    if not edited:
-        raise LookupError("nothing planted: no graph that inductor compiled has such a node")
+    edits: list[int] = []
+    plant = fresh_code(config.patch(post_grad_custom_post_pass=lambda graph: edits.append(edit(graph))))
+    return _editing(plant, edits, "no graph that inductor compiled has such a node")
 
 
-@contextlib.contextmanager
-def exported(edit: Callable[[fx.Graph], int]) -> Iterator[None]:
+def exported(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
     """Edit the programs that ``torch.export.export`` returns while active, see `graph_pass`."""
     import torch
 
-    edited = 0
+    edits: list[int] = []
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal edited
         program = plain(*args, **kwargs)
-        edited += edit(program.graph_module.graph)
+        edits.append(edit(program.graph_module.graph))
         program.graph_module.recompile()
         return program
 
-    with swapped(torch.export, "export", wrong):
-        yield
-    if not edited:
-        raise LookupError("nothing planted: no exported graph has such a node")
+    return _editing(swapped(torch.export, "export", wrong), edits, "no exported graph has such a node")
 
 
 def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
@@ -141,39 +139,26 @@ def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:
     ]
 
 
-def with_argument(name: str, index: int, value: Any, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that gives a call of an operator another argument; none in graphs without such a call.
-
-    Args:
-        name: Name of the operator, as in `calls_of`.
-        index: Position of the argument.
-        value: New argument; a function is called with the old one.
-        which: Index of the call.
-    """
+def with_argument(name: str, index: int, value: Any) -> Callable[[fx.Graph], int]:
+    """An edit that gives the last call of an operator another argument; none in graphs without a call."""
 
     def edit(graph: fx.Graph) -> int:
-        calls = calls_of(graph, name)
-        if not calls:
-            return 0
-        node = calls[which]
-        old = node.args[index] if index < len(node.args) else None
-        new = value(old) if callable(value) else value
-        node.args = (*node.args[:index], new, *node.args[index + 1 :])
-        return 1
+        calls = calls_of(graph, name)[-1:]
+        for node in calls:
+            node.args = (*node.args[:index], value, *node.args[index + 1 :])
+        return len(calls)
 
     return edit
 
 
-def without_call(name: str, which: int = -1) -> Callable[[fx.Graph], int]:
-    """An edit that replaces the result of a call of an operator by its first operand."""
+def without_call(name: str) -> Callable[[fx.Graph], int]:
+    """An edit that replaces the result of the last call of an operator by its first operand."""
 
     def edit(graph: fx.Graph) -> int:
-        calls = calls_of(graph, name)
-        if not calls:
-            return 0
-        node = calls[which]
-        node.replace_all_uses_with(node.all_input_nodes[0])
-        graph.erase_node(node)
-        return 1
+        calls = calls_of(graph, name)[-1:]
+        for node in calls:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+        return len(calls)
 
     return edit

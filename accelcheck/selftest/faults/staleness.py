@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import HALVES, Cell, Change, backward, fault, passes
-from accelcheck.selftest.faults.plant import wrapping
+from accelcheck.selftest.faults.plant import always, calling, wrapping
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
@@ -34,24 +34,13 @@ def address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.device.type in {"cpu", "cuda"} else id(tensor)
 
 
-def first_size(strength: float) -> Change:
-    """A kernel for all sizes has the leading dimension of the first call as a constant."""
+def reading_with(choose: Callable[[list[int]], int]) -> Change:
+    """Read the input with a leading dimension that is chosen from those of all calls, the present one last."""
     sizes: list[int] = []
 
     def call(plain: Any, x: Tensor) -> Any:
         sizes.append(x.size(0))
-        return plain(read_with(x, sizes[0]))
-
-    return wrapping(call)
-
-
-def size_before(strength: float) -> Change:
-    """A cache of kernels by size returns the kernel of the call before. It is read before it is updated."""
-    sizes: list[int] = []
-
-    def call(plain: Any, x: Tensor) -> Any:
-        sizes.append(x.size(0))
-        return plain(read_with(x, sizes[-2] if len(sizes) > 1 else sizes[0]))
+        return plain(read_with(x, choose(sizes)))
 
     return wrapping(call)
 
@@ -70,9 +59,8 @@ def first_divisor(strength: float) -> Change:
     def call(plain: Any, x: Tensor, lengths: Tensor) -> Any:
         sizes.append(x.size(1))
         # The longest sequence fills the batch; its length is the size that became a constant.
-        return plain(x, lengths) * torch.where(lengths == x.size(1), x.size(1) / sizes[0], 1.0).unsqueeze(-1).to(
-            x.dtype
-        )
+        factors = torch.where(lengths == x.size(1), x.size(1) / sizes[0], 1.0).unsqueeze(-1)
+        return plain(x, lengths) * factors.to(x.dtype)
 
     return wrapping(call)
 
@@ -97,33 +85,24 @@ class StaleParameter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, old: Tensor) -> Tensor:
-        """The old value."""
         return old.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Pass the gradient to the parameter."""
         return gradients[0], None
 
 
 def stale_parameters(*endings: str) -> Change:
     """Parameters whose names end so are constants of the first call, folded or packed only then."""
+    kept: dict[str, Tensor] = {}
 
-    def change(program: Program) -> None:
-        module = program.module
-        kept: dict[str, Tensor] = {}
+    def call(module: nn.Module, *inputs: Any) -> Any:
+        apply: Any = StaleParameter.apply
+        named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
+        frozen = {name: apply(p, kept.setdefault(name, p.detach().clone())) for name, p in named.items()}
+        return torch.func.functional_call(module, frozen, inputs)
 
-        def call(*inputs: Any) -> Any:
-            named = {name: p for name, p in module.named_parameters() if name.endswith(endings)}
-            for name, parameter in named.items():
-                kept.setdefault(name, parameter.detach().clone())
-            apply: Any = StaleParameter.apply
-            frozen = {name: apply(p, kept[name]) for name, p in named.items()}
-            return torch.func.functional_call(module, frozen, inputs)
-
-        program.call = call
-
-    return change
+    return calling(call)
 
 
 def kept_by(key: Callable[[tuple[Any, ...]], Any]) -> Callable[[float], Change]:
@@ -152,49 +131,57 @@ def shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(value.shape) for value in inputs if isinstance(value, Tensor))
 
 
-def without_effect(strength: float) -> Change:
+def rewritten(edit: Callable[[fx.GraphModule], None]) -> Change:
+    """Run a traced graph of the module, changed in place."""
+
+    def change(program: Program) -> None:
+        traced = program.call = fx.symbolic_trace(program.module)
+        edit(traced)
+        traced.recompile()
+
+    return change
+
+
+@always(rewritten)
+def without_effect(traced: fx.GraphModule) -> None:
     """A graph pass that makes batch norm a pure function loses its running statistics."""
-
-    def change(program: Program) -> None:
-        traced = fx.symbolic_trace(program.module)
-        for node in traced.graph.nodes:
-            layer = traced.get_submodule(node.target) if node.op == "call_module" else None
-            if isinstance(layer, nn.BatchNorm2d):
-                with traced.graph.inserting_before(node):
-                    weight, bias = (traced.graph.get_attr(f"{node.target}.{name}") for name in ("weight", "bias"))
-                    options: dict[str, Any] = {"weight": weight, "bias": bias, "training": True, "eps": layer.eps}
-                    pure = traced.graph.call_function(functional.batch_norm, (node.args[0], None, None), options)
-                node.replace_all_uses_with(pure)
-                traced.graph.erase_node(node)
-        traced.recompile()
-        program.call = traced
-
-    return change
+    graph = traced.graph
+    for node in graph.nodes:
+        layer = traced.get_submodule(node.target) if node.op == "call_module" else None
+        if isinstance(layer, nn.BatchNorm2d):
+            with graph.inserting_before(node):
+                weight, bias = (graph.get_attr(f"{node.target}.{name}") for name in ("weight", "bias"))
+                options: dict[str, Any] = {"weight": weight, "bias": bias, "training": True, "eps": layer.eps}
+                pure = graph.call_function(functional.batch_norm, (node.args[0], None, None), options)
+            node.replace_all_uses_with(pure)
+            graph.erase_node(node)
 
 
-def without_cast(strength: float) -> Change:
+@always(rewritten)
+def without_cast(traced: fx.GraphModule) -> None:
     """A graph pass removes the cast back to the storage dtype: the output is FP32."""
-
-    def change(program: Program) -> None:
-        traced = fx.symbolic_trace(program.module)
-        (output,) = (node for node in traced.graph.nodes if node.op == "output")
-        value = output.args[0]
-        with traced.graph.inserting_before(output):
-            wide = traced.graph.call_method("float", (value,))
-            total = traced.graph.call_function(operator.add, (wide, 0.0))
-            back = traced.graph.call_method("to", (total, next(program.module.parameters()).dtype))
-        output.replace_input_with(value, back)
-        back.replace_all_uses_with(total)
-        traced.graph.erase_node(back)
-        traced.recompile()
-        program.call = traced
-
-    return change
+    graph = traced.graph
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    value = output.args[0]
+    with graph.inserting_before(output):
+        wide = graph.call_method("float", (value,))
+        total = graph.call_function(operator.add, (wide, 0.0))
+        back = graph.call_method("to", (total, next(traced.parameters()).dtype))
+    output.replace_input_with(value, back)
+    back.replace_all_uses_with(total)
+    graph.erase_node(back)
 
 
 FAULTS = (
-    fault("stale-leading-dimension")((Cell("matmul"), Cell("mlp")), first_size, number=26, technique=Resized()),
-    fault("kernel-of-the-size-before")((Cell("matmul"), Cell("mlp")), size_before, number=26, technique=Resized()),
+    fault(
+        "stale-leading-dimension", "A kernel for all sizes has the leading dimension of the first call as a constant."
+    )((Cell("matmul"), Cell("mlp")), lambda _: reading_with(lambda sizes: sizes[0]), number=26, technique=Resized()),
+    fault("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
+        (Cell("matmul"), Cell("mlp")),
+        lambda _: reading_with(lambda sizes: sizes[-2:][0]),
+        number=26,
+        technique=Resized(),
+    ),
     fault("stale-divisor")(Cell("mean-pool"), first_divisor, number=26, technique=Resized()),
     fault("stale-branch-on-size")(Cell("mlp"), first_branch, number=26, technique=Resized()),
     fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(

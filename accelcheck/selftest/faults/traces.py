@@ -10,25 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.capability import SUPPORTED, Code, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, row, single, variant
+from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, row, single, variant, where
 from accelcheck.selftest.faults.memory import strided
-from accelcheck.selftest.faults.plant import calling, wrapping
+from accelcheck.selftest.faults.plant import always, calling, changing, wrapping
 from accelcheck.verify.generators import Generators
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
 
 CLEAR = 40
 """Number of calls after which results go wrong, above the draws, warm-ups and reruns of a case."""
 
 
-def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
+@always
+def afterwards(act: Callable[[nn.Module], object]) -> Change:
     """Plant an action on the module after each call; results are right."""
 
     def call(module: nn.Module, *inputs: Any) -> Any:
@@ -36,7 +34,7 @@ def afterwards(act: Callable[[nn.Module], object]) -> Callable[[float], Change]:
         act(module)
         return out
 
-    return lambda _: calling(call)
+    return calling(call)
 
 
 def moves_statistics(module: nn.Module) -> None:
@@ -70,17 +68,14 @@ def _ignores(*_: Any) -> None:
     return
 
 
-def hooks_for_a_while() -> Change:
+@always(calling)
+def hooks_for_a_while(module: nn.Module, *inputs: Any) -> Any:
     """Each call registers a hook and removes it."""
-
-    def call(module: nn.Module, *inputs: Any) -> Any:
-        handle = module.register_forward_hook(_ignores)
-        try:
-            return module(*inputs)
-        finally:
-            handle.remove()
-
-    return calling(call)
+    handle = module.register_forward_hook(_ignores)
+    try:
+        return module(*inputs)
+    finally:
+        handle.remove()
 
 
 def reseeds(_: nn.Module) -> None:
@@ -103,18 +98,15 @@ def draws_python(_: nn.Module) -> None:
     random.random()  # noqa: S311 - the generator itself is meant
 
 
-def draws_and_restores() -> Change:
+@always(calling)
+def draws_and_restores(module: nn.Module, *inputs: Any) -> Any:
     """Each call draws, and puts the generators back. A checkpoint does so."""
-
-    def call(module: nn.Module, *inputs: Any) -> Any:
-        before = Generators.now()
-        torch.manual_seed(0)
-        draws_numpy(module)
-        draws_python(module)
-        before.restore()
-        return module(*inputs)
-
-    return calling(call)
+    before = Generators.now()
+    torch.manual_seed(0)
+    draws_numpy(module)
+    draws_python(module)
+    before.restore()
+    return module(*inputs)
 
 
 def draws_its_own() -> Change:
@@ -170,21 +162,14 @@ def in_the_input(program: Program) -> None:
     program.call = call
 
 
-def copies() -> Change:
+@always(wrapping)
+def copies(plain: Any, *inputs: Any) -> Any:
     """Outputs are copies where eager gives views."""
-
-    def call(plain: Any, *inputs: Any) -> Any:
-        outs = plain(*inputs)
-        return tuple(torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device).copy_(o) for o in outs)
-
-    return wrapping(call)
+    outs = plain(*inputs)
+    return tuple(torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device).copy_(o) for o in outs)
 
 
-def quick_calls(device: Device) -> Capability:
-    """Capability of 40 further calls in the time of a case, on devices that compute calls at once."""
-    if device.has("lazy"):
-        return unsupported(Code.NO_FEATURE, f"{device.name} traces each call: 40 more take too long")
-    return SUPPORTED
+quick_calls = where(lambda device: not device.has("lazy"), "{} traces each call: 40 more take too long")
 
 
 MLP, NORM = single("mlp"), single("batch-norm")
@@ -193,19 +178,19 @@ _NO_DTYPE = dict.fromkeys(HALVES, "what surrounds a run is no matter of the stor
 fault = row(PlantedFault, absent=_NO_DTYPE)
 
 FAULTS = (
-    fault("statistics-moved", moves_statistics)(NORM, afterwards(moves_statistics)),
-    fault("parameter-frozen", freezes)(MLP, afterwards(freezes)),
-    fault("mode-flipped", trains)(MLP, afterwards(trains)),
-    fault("module-hooked", hooks_module)(BOTH, afterwards(hooks_module)),
-    fault("parameter-hooked", hooks_parameter)(BOTH, afterwards(hooks_parameter)),
-    fault("generator-seeded", reseeds)(BOTH, afterwards(reseeds)),
-    fault("generator-drawn-from", draws)(BOTH, afterwards(draws)),
-    fault("generator-of-numpy-drawn-from", draws_numpy)(BOTH, afterwards(draws_numpy)),
-    fault("generator-of-python-drawn-from", draws_python)(BOTH, afterwards(draws_python)),
+    fault("statistics-moved")(NORM, afterwards(moves_statistics)),
+    fault("parameter-frozen")(MLP, afterwards(freezes)),
+    fault("mode-flipped")(MLP, afterwards(trains)),
+    fault("module-hooked")(BOTH, afterwards(hooks_module)),
+    fault("parameter-hooked")(BOTH, afterwards(hooks_parameter)),
+    fault("generator-seeded")(BOTH, afterwards(reseeds)),
+    fault("generator-drawn-from")(BOTH, afterwards(draws)),
+    fault("generator-of-numpy-drawn-from")(BOTH, afterwards(draws_numpy)),
+    fault("generator-of-python-drawn-from")(BOTH, afterwards(draws_python)),
     fault("wrong-after-many-calls")(NORM, counting, strengths=(0.5, 0.01), exists=quick_calls),
     fault("results-kept", "Every result is kept for ever.")(NORM, lambda _: keeping(10**9)()),
     fault("inputs-kept", "Every input is kept for ever.")(NORM, lambda _: keeping(10**9, inputs_too=True)()),
-    fault("output-in-the-input", in_the_input)(NORM, lambda _: in_the_input, exists=strided),
+    fault("output-in-the-input")(NORM, always(changing)(in_the_input), exists=strided),
 )
 VARIANTS = (
     variant("hooked-for-a-while")(BOTH, hooks_for_a_while),

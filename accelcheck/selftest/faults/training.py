@@ -13,7 +13,16 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, PlantedFault, fault, row, single, trained, variant
 from accelcheck.selftest.faults.matmul import without_last_term
-from accelcheck.selftest.faults.plant import kernels, optimizing, products, spoiling, truncated_to
+from accelcheck.selftest.faults.plant import (
+    always,
+    changing,
+    kernel,
+    kernels,
+    optimizing,
+    products,
+    spoiling,
+    truncated_to,
+)
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
@@ -35,13 +44,10 @@ def trainer(edit: Callable[[Trainer], None]) -> Change:
     return change
 
 
-def clipped_scaled(strength: float) -> Change:
+@always(trainer)
+def clipped_scaled(trained: Trainer) -> None:
     """Gradients are clipped before they are unscaled. The scaler unscales them later."""
-
-    def edit(trained: Trainer) -> None:
-        trained.unscale = lambda *_: None  # type: ignore[method-assign]  # on this instance alone
-
-    return trainer(edit)
+    trained.unscale = lambda *_: None  # type: ignore[method-assign]  # on this instance alone
 
 
 def never_skips(optimizer: torch.optim.Optimizer) -> None:
@@ -87,20 +93,13 @@ def without_option(**options: Any) -> Callable[[float], Change]:
 
 
 class HalfState(torch.optim.SGD):
-    """SGD that keeps its momentum in a half type.
-
-    Args:
-        parameters: Parameters of SGD.
-        dtype: Dtype of the momentum.
-        options: Options of SGD.
-    """
+    """SGD that keeps its momentum in a half type, `dtype`."""
 
     def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(parameters, **options)
         self.kept = dtype
 
     def step(self, closure: Any = None) -> Any:
-        """Take a step, then round the momentum."""
         loss = super().step(closure)
         for state in self.state.values():
             for name, value in state.items():
@@ -137,27 +136,21 @@ WIDE = ("float32", "bfloat16")
 """Dtypes of the small trainings, which leave FP16's range."""
 
 
-def next_correction(strength: float) -> Change:
+@always(kernel("_fused_adam_", "_fused_adamw_"))
+def next_correction(func: Any, *args: Any, **options: Any) -> Any:
     """The fused step corrects the bias of its moments as in the step after it."""
-
-    def fused(func: Any, *args: Any, **options: Any) -> Any:
-        *lists, counts = args
-        return func(*lists, [count + 1 for count in counts], **options)
-
-    return kernels(_fused_adam_=fused, _fused_adamw_=fused)
+    *lists, counts = args
+    return func(*lists, [count + 1 for count in counts], **options)
 
 
-def momentum_stale(strength: float) -> Change:
+@always(kernel("_fused_sgd_"))
+def momentum_stale(func: Any, parameters: Any, gradients: Any, momenta: Any, *rest: Any, **options: Any) -> Any:
     """The fused step does not write momentum back. The first step does."""
-
-    def fused(func: Any, parameters: Any, gradients: Any, momenta: Any, *rest: Any, **options: Any) -> Any:
-        kept = [] if options["is_first_step"] else [momentum.clone() for momentum in momenta]
-        out = func(parameters, gradients, momenta, *rest, **options)
-        for momentum, before in zip(momenta, kept, strict=bool(kept)):
-            momentum.copy_(before)
-        return out
-
-    return kernels(_fused_sgd_=fused)
+    kept = [] if options["is_first_step"] else [momentum.clone() for momentum in momenta]
+    out = func(parameters, gradients, momenta, *rest, **options)
+    for momentum, before in zip(momenta, kept, strict=bool(kept)):
+        momentum.copy_(before)
+    return out
 
 
 def last_parameter_left(strength: float) -> Change:
@@ -173,13 +166,10 @@ def last_parameter_left(strength: float) -> Change:
     return kernels(_foreach_addcdiv_=listed, _foreach_addcdiv=renewed)  # in place, and where tensors are rebound
 
 
-def root_before_epsilon(strength: float) -> Change:
+@always(kernel("_foreach_div_", "_foreach_div"))  # as above
+def root_before_epsilon(func: Any, values: Any, divisors: Any) -> Any:
     """The denominator of a step on lists is not corrected for its bias."""
-
-    def by_ones(func: Any, values: Any, divisors: Any) -> Any:
-        return func(values, [1.0] * len(divisors))
-
-    return kernels(_foreach_div_=by_ones, _foreach_div=by_ones)  # as above
+    return func(values, [1.0] * len(divisors))
 
 
 def counted_once(optimizer: torch.optim.Optimizer) -> None:
@@ -192,6 +182,7 @@ def counted_once(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(stuck)
 
 
+@always(changing)
 def truncated_states(program: Program) -> None:
     """Optimizer states are truncated to bfloat16, not rounded."""
     kept = program.optimizer
@@ -208,15 +199,17 @@ def truncated(state: Tensor) -> Tensor:
     return torch.where(nearest.float().abs() > state.abs(), below, nearest)
 
 
+@always(changing)
 def one_context(program: Program) -> None:
     """Autocast uses the copies of weights in half precision that it made before they were updated."""
     place = next(program.module.parameters()).device.type
     program.within = lambda: torch.autocast(place, dtype=torch.bfloat16)
 
 
-def truncated_operands(strength: float) -> Change:
+@always(products)
+def truncated_operands(a: Tensor, b: Tensor) -> Tensor:
     """Products in reduced precision truncate their operands to 4 significant bits."""
-    return products(lambda a, b: truncated_to(4, a.float()) @ truncated_to(4, b.float()))
+    return truncated_to(4, a.float()) @ truncated_to(4, b.float())
 
 
 slow = row(PlantedFault, seeds=10)
@@ -266,17 +259,15 @@ FAULTS = (
         technique="optimizer-compiled",
         seeds=1,
     ),
-    slow("capturable-counted-once", counted_once)(
-        trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable"
-    ),
-    fault("states-truncated", truncated_states)(
+    slow("capturable-counted-once")(trained("train-amsgrad"), spoiling(counted_once), technique="optimizer-capturable"),
+    fault("states-truncated")(
         (trained("train-mlp"), trained("train-transformer")),
-        lambda _: truncated_states,
+        truncated_states,
         technique="optimizer-bf16-states",
         emulated=True,
         seeds=3,
     ),
-    slow("autocast-weights-stale", one_context)(trained("train-mlp"), lambda _: one_context, technique="amp-bf16"),
+    slow("autocast-weights-stale")(trained("train-mlp"), one_context, technique="amp-bf16"),
     fault("reduced-depth-dropped", "Products in reduced precision leave out the last element of their depth.")(
         (single("matmul"), single("mlp", Mode.BACKWARD)), lambda _: products(without_last_term), technique="matmul-bf16"
     ),

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault
+from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault, where
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.partial import ONE_UNIT
 from accelcheck.selftest.faults.plant import (
     Kernel,
+    always,
     aside,
     backward_kernels,
     backwards,
     calling,
-    kernels,
+    kernel,
+    output,
     replacing,
     scaled,
     truncated,
@@ -51,12 +52,13 @@ def flushing(func: Any, x: Tensor, y: Any) -> Tensor:
     return _flushed(func(_flushed(x), other))
 
 
-def keeps_subnormals(device: Device) -> Capability:
-    """Devices that keep subnormal numbers: where they are flushed anyway, there is nothing to plant."""
+def _keeps_subnormals(device: Device) -> bool:
     tiny = torch.full((2,), torch.finfo(torch.float32).tiny, device=device.torch_device())
-    if bool(((tiny * 0.5).cpu() > 0).all()):
-        return SUPPORTED
-    return unsupported(Code.NO_FEATURE, f"{device.name} flushes subnormal numbers")
+    return bool(((tiny * 0.5).cpu() > 0).all())
+
+
+keeps_subnormals = where(_keeps_subnormals, "{} flushes subnormal numbers")
+"""Devices that keep subnormal numbers: where they are flushed anyway, there is nothing to plant."""
 
 
 def maximum(func: Kernel, x: Tensor, y: Tensor) -> Tensor:
@@ -95,42 +97,40 @@ _SCALES = (0.05, 0.01, 0.003)
 
 FAULTS = (
     fault("gain", "All results are too large by a factor.")(
-        (Cell("elementwise-5"), Cell("mlp")), lambda error: replacing(out=scaled(1.0 + error)), _SCALES
+        (Cell("elementwise-5"), Cell("mlp")), lambda error: output(scaled(1.0 + error)), _SCALES
     ),
     fault("gain-backward", "All gradients are too large by a factor.")(
         backward("mlp"), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
     ),
     fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
         Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
-        lambda _: kernels(mul=truncated),
+        always(kernel("mul"))(truncated),
         number=10,
     ),
-    fault("subnormals-flushed", flushing)(
-        Cell("elementwise-product"), lambda _: kernels(mul=flushing), number=11, exists=keeps_subnormals
+    fault("subnormals-flushed")(
+        Cell("elementwise-product"), always(kernel("mul"))(flushing), number=11, exists=keeps_subnormals
     ),
     fault("subnormals-flushed-backward", "In the backward pass subnormal operands and results are 0.")(
         backward("elementwise-product"), lambda _: backward_kernels(mul=flushing), number=11, exists=keeps_subnormals
     ),
     fault("small-elements-flushed", small_flushed)(
         Cell("elementwise-large", dtypes=("bfloat16",)),
-        lambda share: replacing(out=partial(small_flushed, share)),
+        lambda share: output(partial(small_flushed, share)),
         (0.02, 0.016, 0.008),
         absent=dict.fromkeys(
             ("float32", "float16"), "the norms see numbers of this size, as in other faults of values"
         ),
         hidden={("bfloat16", 0.008): "the tail is what 1 % of the elements exceed, and no norm sees elements so small"},
     ),
-    fault("nan-swallowed-by-maximum", maximum)(
-        Cell("elementwise-bound"), lambda _: kernels(maximum=maximum), number=12
-    ),
-    fault("nan-swallowed-by-clamp", clamp)(Cell("elementwise-bound"), lambda _: kernels(clamp=clamp), number=12),
-    fault("nan-swallowed-by-relu", relu)(Cell("elementwise-bound"), lambda _: kernels(relu=relu), number=12),
-    fault("softmax-unshifted", unshifted_softmax)(Cell("softmax"), lambda _: calling(unshifted_softmax), number=13),
+    fault("nan-swallowed-by-maximum")(Cell("elementwise-bound"), always(kernel("maximum"))(maximum), number=12),
+    fault("nan-swallowed-by-clamp")(Cell("elementwise-bound"), always(kernel("clamp"))(clamp), number=12),
+    fault("nan-swallowed-by-relu")(Cell("elementwise-bound"), always(kernel("relu"))(relu), number=12),
+    fault("softmax-unshifted")(Cell("softmax"), always(calling)(unshifted_softmax), number=13),
     fault("norm-overflow", half_moments)(
         Cell("layer-norm-large"), lambda _: calling(partial(layer_norm, moments=half_moments)), number=13
     ),
-    fault("tanh-gelu", tanh_gelu)(Cell("gelu"), lambda _: calling(tanh_gelu), number=15),
+    fault("tanh-gelu")(Cell("gelu"), always(calling)(tanh_gelu), number=15),
     fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
-        backward("gelu"), lambda _: backwards(tanh_gelu), number=15
+        backward("gelu"), always(backwards)(tanh_gelu), number=15
     ),
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import compute
 from accelcheck.selftest.faults.base import (
@@ -16,19 +15,18 @@ from accelcheck.selftest.faults.base import (
     HALVES,
     Cell,
     Change,
-    Variant,
     backward,
     passes,
     single,
     trained,
     variant,
+    where,
 )
-from accelcheck.selftest.faults.plant import accumulator, aside, calling, kernels, products, replacing
+from accelcheck.selftest.faults.plant import accumulator, always, aside, calling, changing, kernel, output, products
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
 
 
@@ -57,11 +55,6 @@ def flash(size: int, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return compute.online_attention(q, k, v, _seen(module, q, k), size=size)
 
 
-def normed(moments: Callable[[Tensor], tuple[Tensor, Tensor]], module: Any, x: Tensor) -> Tensor:
-    """Layer norm with other moments."""
-    return compute.layer_norm(module, x, moments=moments)
-
-
 def gelu(module: Any, x: Tensor) -> Tensor:
     """GELU by erfc."""
     return compute.gelu_by_erfc(x)
@@ -88,9 +81,8 @@ def _other_payload(tensor: Tensor) -> Tensor:
         torch.float16: (torch.int16, -0x1FF),
     }
     integer, bits = kinds[tensor.dtype]
-    return torch.where(tensor.isnan(), torch.full_like(tensor, bits, dtype=integer), tensor.view(integer)).view(
-        tensor.dtype
-    )
+    changed = torch.where(tensor.isnan(), torch.full_like(tensor, bits, dtype=integer), tensor.view(integer))
+    return changed.view(tensor.dtype)
 
 
 def negative_zeros(tensor: Tensor) -> Tensor:
@@ -123,7 +115,6 @@ class OtherSgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
-        """Update once."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 held = self.state[parameter].get("held")
@@ -135,7 +126,7 @@ class OtherSgd(torch.optim.Optimizer):
                 parameter.sub_(change)
 
 
-def rebuilt(**changed: Any) -> Change:
+def rebuilt(**changed: Any) -> Callable[[], Change]:
     """Rebuilds the program's optimizer with other arguments."""
 
     def change(program: Program) -> None:
@@ -143,53 +134,43 @@ def rebuilt(**changed: Any) -> Change:
             raise ValueError("a program without an optimizer has none to be rebuilt")
         program.optimizer = partial(program.optimizer, **changed)
 
-    return change
+    return lambda: change
 
 
+@always(changing)
 def reordered(program: Program) -> None:
     """SGD with momentum in another order."""
     made: Any = program.optimizer
     program.optimizer = partial(OtherSgd, **made.keywords)
 
 
-def _fused_steps(device: Device) -> Capability:
-    if device.has("host") or device.has("torch-cuda"):
-        return SUPPORTED
-    return unsupported(Code.NO_FEATURE, f"torch has no fused optimizer for {device.name}")
+_fused_steps = where(
+    lambda device: device.has("host") or device.has("torch-cuda"), "torch has no fused optimizer for {}"
+)
+_called, _products, _output = always(calling), always(products), always(output)
 
-
-def _products(name: str, product: Callable[[Tensor, Tensor], Tensor], *cells: Cell) -> Variant:
-    return variant(name, product)(cells, lambda: products(product))
-
-
-_MATMUL, _MLP = Cell("matmul"), backward("mlp")
+_MATMUL, _MLP, _TRAINING = Cell("matmul"), backward("mlp"), Cell("train-mlp", Mode.TRAIN)
 _NORMS = passes("layer-norm-narrow")
 
 VARIANTS = (
-    _products("sum-forwards", compute.forwards, _MATMUL, _MLP),
-    _products("sum-backwards", compute.reversed_order, _MATMUL, _MLP),
-    _products("sum-pairwise", compute.pairwise, _MATMUL, _MLP),
-    _products("sum-blocked", compute.blocked, _MATMUL, _MLP),
-    _products("sum-split-k", compute.split_k, _MATMUL, _MLP),
-    _products("sum-kahan", compute.kahan, _MATMUL, single("mlp", Mode.BACKWARD)),
-    _products("sum-fma", compute.fused, _MATMUL, _MLP),
-    _products("sum-matrix-unit", compute.matrix_unit, _MATMUL, _MLP, Cell("train-mlp", Mode.TRAIN)),
-    _products("product-transposed", compute.from_transposed, _MATMUL, _MLP),
-    variant("sum-tree", tree_sum)(
-        (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), lambda: kernels(sum=tree_sum)
+    variant("sum-forwards")((_MATMUL, _MLP), _products(compute.forwards)),
+    variant("sum-backwards")((_MATMUL, _MLP), _products(compute.reversed_order)),
+    variant("sum-pairwise")((_MATMUL, _MLP), _products(compute.pairwise)),
+    variant("sum-blocked")((_MATMUL, _MLP), _products(compute.blocked)),
+    variant("sum-split-k")((_MATMUL, _MLP), _products(compute.split_k)),
+    variant("sum-kahan")((_MATMUL, single("mlp", Mode.BACKWARD)), _products(compute.kahan)),
+    variant("sum-fma")((_MATMUL, _MLP), _products(compute.fused)),
+    variant("sum-matrix-unit")((_MATMUL, _MLP, _TRAINING), _products(compute.matrix_unit)),
+    variant("product-transposed")((_MATMUL, _MLP), _products(compute.from_transposed)),
+    variant("sum-tree")(
+        (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), always(kernel("sum"))(tree_sum)
     ),
-    variant("epilogue-fused", fused_epilogue)(passes("matmul"), lambda: calling(fused_epilogue)),
-    variant("chain-fused", fused_chain)(Cell("elementwise-30", dtypes=HALVES), lambda: calling(fused_chain)),
-    variant("nan-payload", _other_payload)(
-        (Cell("elementwise-bound"), Cell("elementwise-product")), lambda: replacing(out=_other_payload)
-    ),
-    variant("negative-zero", negative_zeros)(
-        (Cell("matmul"), Cell("elementwise-bound")), lambda: replacing(out=negative_zeros)
-    ),
-    variant("attention-unfused", unfused)(passes("attention-causal"), lambda: calling(unfused)),
-    variant("attention-base-two", base_two)(
-        (Cell("attention-causal"), backward("attention-cross")), lambda: calling(base_two)
-    ),
+    variant("epilogue-fused")(passes("matmul"), _called(fused_epilogue)),
+    variant("chain-fused")(Cell("elementwise-30", dtypes=HALVES), _called(fused_chain)),
+    variant("nan-payload")((Cell("elementwise-bound"), Cell("elementwise-product")), _output(_other_payload)),
+    variant("negative-zero")((Cell("matmul"), Cell("elementwise-bound")), _output(negative_zeros)),
+    variant("attention-unfused")(passes("attention-causal"), _called(unfused)),
+    variant("attention-base-two")((Cell("attention-causal"), backward("attention-cross")), _called(base_two)),
     variant("attention-online-16", "Online softmax over blocks of 16 keys.")(
         (Cell("attention-causal"), Cell("attention-65"), Cell("attention-cross"), backward("attention-causal")),
         lambda: calling(partial(flash, 16)),
@@ -200,31 +181,30 @@ VARIANTS = (
     variant("attention-online-7", "Online softmax over blocks of 7 keys.")(
         passes("attention-cross"), lambda: calling(partial(flash, 7))
     ),
-    variant("norm-two-pass", "The mean, then the variance.")(
-        _NORMS, lambda: calling(partial(normed, compute.two_pass))
-    ),
-    variant("norm-welford", "Mean and variance in one pass.")(
-        _NORMS, lambda: calling(partial(normed, compute.welford))
-    ),
-    variant("norm-shifted", "Sums of squares in one pass, of what differs from the first element.")(
-        _NORMS, lambda: calling(partial(normed, compute.shifted_one_pass))
+    *(
+        variant(name, summary)(_NORMS, _called(partial(compute.layer_norm, moments=moments)))
+        for name, summary, moments in (
+            ("norm-two-pass", "The mean, then the variance.", compute.two_pass),
+            ("norm-welford", "Mean and variance in one pass.", compute.welford),
+            (
+                "norm-shifted",
+                "Sums of squares in one pass, of what differs from the first element.",
+                compute.shifted_one_pass,
+            ),
+        )
     ),
     variant("convolution-im2col", "A convolution as one product of matrices.")(
-        passes("conv-strided"), lambda: calling(compute.by_columns)
+        passes("conv-strided"), _called(compute.by_columns)
     ),
-    variant("gelu-by-erfc", gelu)(passes("gelu"), lambda: calling(gelu)),
-    variant("optimizer-loop", "One parameter after the other.")(
-        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=False)
-    ),
-    variant("optimizer-foreach", "All parameters at once.")(
-        Cell("train-mlp", Mode.TRAIN), lambda: rebuilt(foreach=True)
-    ),
+    variant("gelu-by-erfc")(passes("gelu"), _called(gelu)),
+    variant("optimizer-loop", "One parameter after the other.")(_TRAINING, rebuilt(foreach=False)),
+    variant("optimizer-foreach", "All parameters at once.")(_TRAINING, rebuilt(foreach=True)),
     # In half precision torch 2.13's fused SGD itself is wrong: see docs/findings.md.
     variant("optimizer-fused", "The whole step in one kernel.")(
-        trained("train-mlp"), lambda: rebuilt(fused=True), exists=_fused_steps
+        trained("train-mlp"), rebuilt(fused=True), exists=_fused_steps
     ),
-    variant("optimizer-reordered", reordered)(trained("train-mlp"), lambda: reordered),
+    variant("optimizer-reordered")(trained("train-mlp"), reordered),
     variant("autocast-matrix-unit", "Autocast with products of a matrix unit.")(
-        passes("mlp", FLOAT32), lambda: products(compute.matrix_unit), technique="amp-bf16"
+        passes("mlp", FLOAT32), _products(compute.matrix_unit), technique="amp-bf16"
     ),
 )
