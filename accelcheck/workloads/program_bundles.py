@@ -267,7 +267,8 @@ def make(generator: torch.Generator, extent: int, *, word: str, number: int) -> 
     """Makes a bundle's problem, with values from the generator, and programs from its number alone."""
     family = FAMILIES[word]
     pool = POOLS[family.pool](generator, extent)
-    parts, inputs = list[Part](), list(pool.values())
+    parts: list[Part] = []
+    inputs = list(pool.values())
     for text in texts(word, number):
         function, names = function_of(text)
         places = {name: place for place, name in enumerate(pool)}
