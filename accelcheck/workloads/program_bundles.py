@@ -59,6 +59,7 @@ class Family:
         own: Names of the inputs that each program has for itself, so that its writes or gradients show alone.
         backward: True for programs with gradients, which write to no input.
         levels: Levels of techniques beside `LEVELS`.
+        only: Techniques that run it; all if empty.
         traits: Traits of the workloads.
         early: Techniques that run the first bundle at level 2.
     """
@@ -71,6 +72,7 @@ class Family:
     own: str = ""
     backward: bool = False
     levels: Mapping[str, int] = field(default_factory=dict)
+    only: Sequence[str] = ()
     traits: Sequence[str] = ()
     early: Sequence[str] = ()
 
@@ -203,8 +205,9 @@ def _whole(generator: torch.Generator, _: int) -> dict[str, Tensor]:
 
 def _operands(generator: torch.Generator, _: int) -> dict[str, Tensor]:
     numbers = integers(generator, -64, 65, 3, 16) / 8.0
-    # Multiples of the numbers that 1.7 is rounded to: quotients by 1.7 are then whole, or just below.
-    numbers[1:] = torch.tensor([1.703125, -3.40625, 1.7001953125, -3.400390625]).repeat(2, 4)
+    # Numbers that 1.7 and 0.1 are rounded to, and multiples: quotients are whole, or just below, and sums cancel.
+    rounded = [1.703125, -3.40625, 1.7001953125, -3.400390625, 0.10009765625, -0.10009765625, 0.0999755859375, 1.0]
+    numbers[1:] = torch.tensor(rounded).repeat(2, 2)
     whole = integers(generator, 1, 8, 3, 16)
     signed = whole * (1 - 2 * integers(generator, 0, 2, 3, 16))
     dtypes = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
@@ -285,6 +288,8 @@ def bundle(word: str, number: int) -> Workload:
     """Workload of a family's bundle."""
     family = FAMILIES[word]
     levels = {**LEVELS, **family.levels, **dict.fromkeys(family.early if number == 1 else (), 2)}
+    if family.only:
+        levels = {name: levels[name] for name in family.only}
     return Workload(
         f"{word}-{number}",
         f"Random programs, bundle {number}: {family.summary}",

@@ -1,4 +1,4 @@
-"""Faults of translations that need more than one operator, or operands of different kinds, to show."""
+"""Faults of translations that one operator, or operands of one dtype, do not show."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from accelcheck.selftest.faults.sowing import calls_of, exported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HALVES = (torch.float16, torch.bfloat16)
 
-
-def _given(node: fx.Node) -> Tensor:
+def _value(node: fx.Node) -> Tensor:
     value: Tensor = node.meta["val"]
     return value
 
 
+def _convert(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
+    with graph.inserting_before(node):
+        node.replace_input_with(operand, graph.call_function(torch.ops.aten.to.dtype, (operand, dtype)))
+
+
 def overflow_kept(graph: fx.Graph) -> int:
     """A negative number is joined before it wraps around in its eight bits. The join is in 32 bits."""
-    chosen = [node for node in calls_of(graph, "neg", "mul") if _given(node).dtype in {torch.int8, torch.uint8}]
-    chosen = [node for node in chosen if {user.name.partition("_")[0] for user in node.users} == {"cat"}]
+    chosen = [
+        node
+        for node in calls_of(graph, "neg")
+        if _value(node).dtype in {torch.int8, torch.uint8} and set(node.users) <= set(calls_of(graph, "cat"))
+    ]
     for node in chosen:
-        with graph.inserting_before(node):
-            node.replace_input_with(wide := node.all_input_nodes[0], _converted(graph, wide, torch.int32))
+        _convert(graph, node, node.all_input_nodes[0], torch.int32)
     return len(chosen)
 
 
-def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return graph.call_function(torch.ops.aten.to.dtype, (node, dtype))
+def _is_constant(node: fx.Node) -> bool:
+    return node.op != "placeholder" and all(map(_is_constant, node.all_input_nodes))
 
 
 def scan_untyped(graph: fx.Graph) -> int:
     """A scan of a constant has lost its dtype argument."""
-    chosen = [node for node in calls_of(graph, "cumsum") if "dtype" in node.kwargs and not _reads_input(node)]
+    chosen = [node for node in calls_of(graph, "cumsum") if node.kwargs and _is_constant(node)]
     for node in chosen:
         node.kwargs = {}
     return len(chosen)
-
-
-def _reads_input(node: fx.Node) -> bool:
-    return any(other.op == "placeholder" or _reads_input(other) for other in node.all_input_nodes)
 
 
 def copy_late(graph: fx.Graph) -> int:
@@ -52,35 +53,34 @@ def copy_late(graph: fx.Graph) -> int:
     chosen = calls_of(graph, "copy_")
     last = next(node for node in graph.nodes if node.op == "output")
     for node in chosen:
-        if not node.users:
-            last.prepend(node)
+        node.replace_all_uses_with(node.all_input_nodes[0])
+        last.prepend(node)
     return len(chosen)
 
 
 def number_rounded(graph: fx.Graph) -> int:
     """A number of float32 is rounded to half precision before it is added to a tensor of half precision."""
-    chosen = [
-        node
-        for node in calls_of(graph, "add", "sub", "mul")
-        if len(node.all_input_nodes) == 2
-        and {_given(value).dim() for value in node.all_input_nodes} > {0}
-        and any(_given(value).dtype in HALVES for value in node.all_input_nodes if _given(value).dim())
-    ]
-    for node in chosen:
-        (number,) = (value for value in node.all_input_nodes if not _given(value).dim())
-        (half,) = (value for value in node.all_input_nodes if _given(value).dim())
-        with graph.inserting_before(node):
-            node.replace_input_with(number, _converted(graph, number, _given(half).dtype))
-    return len(chosen)
+    edited = 0
+    for node in calls_of(graph, "add", "sub", "mul"):
+        numbers = [operand for operand in node.all_input_nodes if not _value(operand).dim()]
+        halves = [
+            operand for operand in node.all_input_nodes if _value(operand).dim() and _value(operand).itemsize == 2
+        ]
+        if numbers and halves and _value(halves[0]).is_floating_point():
+            _convert(graph, node, numbers[0], _value(halves[0]).dtype)
+            edited += 1
+    return edited
 
 
 def zero_unsigned(graph: fx.Graph) -> int:
     """A minimum of two zeros has no sign."""
     chosen = calls_of(graph, "minimum", "maximum")
     for node in chosen:
+        users = list(node.users)
         with graph.inserting_after(node):
             unsigned = graph.call_function(torch.ops.aten.add.Scalar, (node, 0.0))
-        node.replace_all_uses_with(unsigned, delete_user_cb=lambda user, own=unsigned: user is not own)
+        for user in users:
+            user.replace_input_with(node, unsigned)
     return len(chosen)
 
 
