@@ -246,7 +246,9 @@ def _signed(generator: torch.Generator, _: int) -> dict[str, Tensor]:
 
 def _corners(generator: torch.Generator, _: int) -> dict[str, Tensor]:
     corners = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, 0.5, -2.5])
-    a, b = torch.cartesian_prod(corners, corners).t()
+    pairs = torch.cartesian_prod(corners, corners)
+    # Zeros of both signs also stand in the rest behind whole vectors of each width.
+    a, b = torch.cat([pairs, pairs[:15], torch.tensor([[0.0, -0.0], [-0.0, 0.0], [0.0, -0.0]])]).t()
     return {"a": a.contiguous(), "b": b.contiguous()}
 
 
