@@ -204,16 +204,16 @@ def _whole(generator: torch.Generator, _: int) -> dict[str, Tensor]:
 
 
 def _operands(generator: torch.Generator, _: int) -> dict[str, Tensor]:
-    numbers = integers(generator, -64, 65, 3, 16) / 8.0
-    # Numbers that 1.7 and 0.1 are rounded to, and multiples: quotients are whole, or just below, and sums cancel.
-    rounded = [1.703125, -3.40625, 1.7001953125, -3.400390625, 0.10009765625, -0.10009765625, 0.0999755859375, 1.0]
-    numbers[1:] = torch.tensor(rounded).repeat(2, 2)
+    f, g = (integers(generator, -64, 65, 3, 16) / 8.0 for _ in range(2))
+    # Numbers that bfloat16 and float16 round 1.7 and 0.1 to: quotients are whole, or just below, and sums cancel.
+    f[1:] = torch.tensor([1.703125, -3.40625, 0.10009765625, -0.10009765625]).repeat(2, 4)
+    g[1:] = torch.tensor([1.7001953125, -3.400390625, 0.0999755859375, -0.0999755859375]).repeat(2, 4)
     whole = integers(generator, 1, 8, 3, 16)
     signed = whole * (1 - 2 * integers(generator, 0, 2, 3, 16))
     dtypes = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
     made = {name: signed.roll(place, 1).to(dtype) for place, (name, dtype) in enumerate(dtypes.items())}
-    zero_dimensional = {"s": torch.tensor(-0.1), "i": torch.tensor(3)}
-    return {"f": numbers, "t": whole > 3, "u8": whole.to(torch.uint8), **made, **zero_dimensional}
+    zero_dimensional = {"s": torch.tensor(-0.1), "z": torch.tensor(-0.375), "i": torch.tensor(3)}
+    return {"f": f, "g": g, "t": whole > 3, "u8": whole.to(torch.uint8), **made, **zero_dimensional}
 
 
 def _pictures(generator: torch.Generator, _: int) -> dict[str, Tensor]:
