@@ -113,6 +113,7 @@ def pytorch_197091() -> Bug:
         (torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, -1.0])),
         "compile-static",
         operators=("ldexp",),
+        labels=r"out\[.*torch\.ldexp\(.*",
         note="both operands of a sample have the same dtype",
     )
 
@@ -146,6 +147,7 @@ def pytorch_197109() -> Bug:
         (torch.arange(72.0).reshape(2, 4, 3, 3),),
         "compile-static",
         operators=("nn.functional.channel_shuffle",),
+        labels=r"out\[.*F\.channel_shuffle\(.*",
         note="no sample is channels-last",
     )
 
@@ -157,6 +159,7 @@ def pytorch_183986() -> Bug:
         (torch.ones(3, 5), torch.tensor([0, 1, 0])),
         "compile-static",
         operators=("index_add",),
+        labels=r"out\['b = .*expand\(.*index_(add|put)\(.*",
         note="no sample adds into an expanded tensor",
     )
 
@@ -179,7 +182,7 @@ def pytorch_175154() -> Bug:
         (torch.tensor([[[[5.0, 6.0]]]]),),
         "compile-aot-eager",
         operators=("nn.functional.interpolate.nearest",),
-        labels=r"out\['nearest by .*",
+        labels=r"out\['(nearest by |F\.interpolate\([xp], scale_factor=).*",
         note="no scale factor of a sample leaves a size as it is",
     )
 
@@ -202,6 +205,7 @@ def pytorch_197108() -> Bug:
         (torch.zeros(0),),
         "compile-static",
         operators=("var_mean", "var_mean.unbiased", "std_mean", "std_mean.unbiased"),
+        labels=r"out\['c = .*\((0, 5|3, 0)\).*torch\.var_mean\(.*",
         note="samples whose results are not finite are left out, and no sample is empty",
     )
 
@@ -235,7 +239,7 @@ def pytorch_185605() -> Bug:
         torch.add,
         (torch.tensor([[0.1, -0.2, 1.0]]).bfloat16(), torch.tensor(-0.1)),
         "compile-static",
-        labels=r"out\['add bfloat16 \d+'\].*",
+        labels=r"out\['(add bfloat16 \d+'|v = torch\.(add|sub|rsub)\(.*f\.bfloat16\(\).*\bs\b).*",
         note="both operands of a sample have the same dtype",
     )
 
@@ -258,6 +262,7 @@ def pytorch_194347() -> Bug:
         (torch.tensor([-0.0, 1.0]), torch.tensor([0.0, 2.0])),
         "compile-static",
         operators=("minimum", "maximum"),
+        labels=r"out\['v = torch\.(minimum|maximum)\(a, b\).*",
         note="zeros of both signs count as equal, and no program reads the sign of that of a minimum",
     )
 
@@ -268,7 +273,7 @@ def pytorch_186875() -> Bug:
         lambda x: torch.remainder(x.bfloat16(), 1.7),
         (torch.tensor([-1.703125, 3.5]),),
         "compile-static",
-        labels=r"out\['remainder bfloat16 \d+'\].*",
+        labels=r"out\['(remainder bfloat16 \d+'|v = torch\.remainder\(f\.bfloat16\(\), (1\.7|0\.1)\)).*",
         note="no sample has a Python number that bfloat16 rounds, and a dividend that is a multiple of it",
     )
 
@@ -311,6 +316,7 @@ def pytorch_187018() -> Bug:
         function,
         (torch.tensor([150, 201, 3], dtype=torch.uint8),),
         "compile-static",
+        labels=r"out\['v = .*(-|neg).*; torch\.cat\(.*",
         note="operators stand alone, and each result is stored in its dtype: fused, an overflow goes on in more bits",
     )
 
@@ -321,6 +327,7 @@ def pytorch_189518() -> Bug:
         lambda x: (torch.ones((3, 5), dtype=torch.bool).cumsum(1, dtype=torch.float16), x + 1),
         (torch.ones(2),),
         "compile-static",
+        labels=r"out\['c = torch\.(ones|full|zeros)\(.*cumsum\(1, dtype=.*",
         note="operators are given inputs, and never constants that are made within the graph",
     )
 
@@ -337,6 +344,7 @@ def pytorch_194547() -> Bug:
         (torch.zeros(5), torch.ones(5)),
         "compile-static",
         operators=("normal",),
+        labels=r"out\['v = torch\.(normal|distributions\.Normal)\(.*",
         note="random operators are left out, and no distribution is a workload",
     )
 
@@ -354,6 +362,7 @@ def pytorch_198101() -> Bug:
         function,
         (torch.arange(-10, 10).reshape(4, 5),),
         "compile-static",
+        labels=r"out\['p = .*view\(torch\.int(16|64)\).*",
         note="an input is written to after a view of it was read: no program of the suite does",
     )
 
@@ -404,6 +413,8 @@ def pytorch_198131() -> Bug:
         function,
         (torch.zeros(2, 3), torch.arange(6.0).reshape(2, 3)),
         "compile-static",
+        labels=r"(out\['p = .*|input\[\d+\])",
+        workloads=r"mutation-\d+",
         note="one input is written to from another, which is then written to: no program of the suite does",
     )
 
@@ -423,6 +434,8 @@ def pytorch_185509() -> Bug:
         (x, weight, bias, mask > 0),
         "compile-static",
         backward=True,
+        labels=r"grad:input\[\d+\]",
+        workloads=r"chain-\d+",
         note="five operators together; the networks of the suite have no such row",
     )
 
@@ -437,6 +450,7 @@ def pytorch_190855() -> Bug:
         function,
         (torch.arange(4.0).reshape(2, 2) + 1,),
         "compile-static",
+        labels=r"out\['f = lambda y: torch\.trace\(y\).*hessian.*",
         note="no program of the suite compiles a transform of torch.func",
     )
 
@@ -457,6 +471,7 @@ def pytorch_198064() -> Bug:
         lambda x: x * round(x.shape[0] * 5, -1),
         (torch.ones(3, 2),),
         "compile-dynamic",
+        labels=r"out\['n = x\.shape\[0\]; x \* round\(n \* 5, -1\)'\]",
         note="no program of the suite computes with Python's functions of symbolic sizes",
     )
 
@@ -469,6 +484,8 @@ def pytorch_185517() -> Bug:
         "compile-static",
         backward=True,
         operators=("nn.functional.margin_ranking_loss",),
+        labels=r"grad:input\[\d+\]",
+        workloads=r"threshold-\d+",
         note="no sample lies at the margin, and gradients of bfloat16 are not compiled",
     )
 
@@ -695,6 +712,7 @@ def onnxruntime_30513() -> Bug:
         function,
         (_numbers(4, 4), torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, 0.0, 0.0, 1.0])),
         "onnxruntime",
+        labels=r"out\['c = x - x\.mean\(-1\); .*",
         note="a pattern that a runtime takes for another: no program of the suite resembles a layer norm",
     )
 
@@ -706,6 +724,7 @@ def onnxruntime_24819() -> Bug:
         (torch.tensor([[[1.0, NAN, NAN, 2.0, NAN, NAN, 3.0, 4.0]]]),),
         "onnxruntime",
         operators=("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
+        labels=r"out\['F\.max_pool[12]d\(n.*",
         note="samples whose results are not finite are left out, and families are not run with NaN",
     )
 
@@ -727,7 +746,11 @@ def onnxruntime_24711() -> Bug:
         return rounded(functional.conv2d(rounded(x, 1 / 255), kernel), 0.3)
 
     return Bug(
-        function, (_numbers(1, 8, 6, 6, low=0.8),), "onnxruntime", note="no quantized network is exported to ONNX"
+        function,
+        (_numbers(1, 8, 6, 6, low=0.8),),
+        "onnxruntime",
+        labels=r"out\['grid\(F\.conv2d\(.*",
+        note="no quantized network is exported to ONNX",
     )
 
 
@@ -807,6 +830,7 @@ def pytorch_133847() -> Bug:
         RemainderInPlace(),
         (torch.tensor([-7.0, -3.0, 4.0, -0.5]),),
         "jit-script",
+        labels=r"out\['y = .*; y %= .*",
         note="operators are traced, and never scripted: no program of the suite has the operators of Python's language",
     )
 
@@ -963,6 +987,7 @@ def pytorch_190486() -> Bug:
         inputs,
         "eager",
         right=lambda: module.slowly(*inputs),
+        labels=r"""out\["layer\('attention'.*key_padding_mask=.*""",
         note="no sample of the suite's attention is padding alone",
     )
 
@@ -976,6 +1001,7 @@ def pytorch_118628() -> Bug:
         inputs,
         "eager",
         right=lambda: module.slowly(*inputs),
+        labels=r"""out\["layer\('encoder'.*src_mask=.*""",
         note="no encoder layer of torch.nn is given a mask of numbers",
     )
 

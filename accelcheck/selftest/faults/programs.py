@@ -1,0 +1,98 @@
+"""Faults of translations that one operator, or operands of one dtype, do not show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, fx
+
+from accelcheck.selftest.faults.base import PlantedFault, row, single
+from accelcheck.selftest.faults.sowing import calls_of, exported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _value(node: fx.Node) -> Tensor:
+    value: Tensor = node.meta["val"]
+    return value
+
+
+def _convert(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
+    with graph.inserting_before(node):
+        node.replace_input_with(operand, graph.call_function(torch.ops.aten.to.dtype, (operand, dtype)))
+
+
+def overflow_kept(graph: fx.Graph) -> int:
+    """A negative number is joined before it wraps around in its eight bits. The join is in 32 bits."""
+    chosen = [
+        node
+        for node in calls_of(graph, "neg")
+        if _value(node).dtype in {torch.int8, torch.uint8} and set(node.users) <= set(calls_of(graph, "cat"))
+    ]
+    for node in chosen:
+        _convert(graph, node, node.all_input_nodes[0], torch.int32)
+    return len(chosen)
+
+
+def _is_constant(node: fx.Node) -> bool:
+    return node.op != "placeholder" and all(map(_is_constant, node.all_input_nodes))
+
+
+def scan_untyped(graph: fx.Graph) -> int:
+    """A scan of a constant has lost its dtype argument."""
+    chosen = [node for node in calls_of(graph, "cumsum") if node.kwargs and _is_constant(node)]
+    for node in chosen:
+        node.kwargs = {}
+    return len(chosen)
+
+
+def copy_late(graph: fx.Graph) -> int:
+    """A copy from one input to another comes after the last write to its source."""
+    chosen = calls_of(graph, "copy_")
+    last = next(node for node in graph.nodes if node.op == "output")
+    for node in chosen:
+        node.replace_all_uses_with(node.all_input_nodes[0])
+        last.prepend(node)
+    return len(chosen)
+
+
+def number_rounded(graph: fx.Graph) -> int:
+    """A number of float32 is rounded to half precision before it is added to a tensor of half precision."""
+    edited = 0
+    for node in calls_of(graph, "add", "sub", "mul"):
+        numbers = [operand for operand in node.all_input_nodes if not _value(operand).dim()]
+        halves = [
+            operand for operand in node.all_input_nodes if _value(operand).dim() and _value(operand).itemsize == 2
+        ]
+        if numbers and halves and _value(halves[0]).is_floating_point():
+            _convert(graph, node, numbers[0], _value(halves[0]).dtype)
+            edited += 1
+    return edited
+
+
+def zero_unsigned(graph: fx.Graph) -> int:
+    """A minimum of two zeros has no sign."""
+    chosen = calls_of(graph, "minimum", "maximum")
+    for node in chosen:
+        users = list(node.users)
+        with graph.inserting_after(node):
+            unsigned = graph.call_function(torch.ops.aten.add.Scalar, (node, 0.0))
+        for user in users:
+            user.replace_input_with(node, unsigned)
+    return len(chosen)
+
+
+def _fault(name: str, workload: str, edit: Callable[[fx.Graph], int]) -> PlantedFault:
+    made = row(PlantedFault, technique="export", seeds=2)(name, edit)
+    return made(single(workload), around=lambda _: exported(edit))
+
+
+FAULTS = (
+    _fault("export-overflow-kept", "overflow-1", overflow_kept),
+    _fault("export-scan-untyped", "constant-1", scan_untyped),
+    _fault("export-copy-late", "mutation-1", copy_late),
+    _fault("export-number-rounded", "mixture-1", number_rounded),
+    _fault("export-zero-unsigned", "sign-1", zero_unsigned),
+)
