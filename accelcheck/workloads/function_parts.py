@@ -1,0 +1,127 @@
+"""Workloads of many functions in one graph, each of whose results stands alone: a failure names the function."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Mode
+from accelcheck.workloads.draw import integers, normal
+from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Function = Callable[..., Any]
+
+PER_BINADE = 16
+"""Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
+FORWARD = frozenset({Mode.FORWARD})
+BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
+
+
+class Functions(nn.Module):
+    """Evaluates functions of its inputs, as ``{label: result}``.
+
+    Args:
+        parts: Label, function and the places of its arguments among the inputs.
+    """
+
+    def __init__(self, parts: tuple[tuple[str, Function, tuple[int, ...]], ...]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, *inputs: Tensor) -> dict[str, Any]:
+        return {label: function(*(inputs[place] for place in places)) for label, function, places in self.parts}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the parts."""
+        return tuple(label for label, *_ in self.parts)
+
+    def without(self, labels: frozenset[str]) -> Functions:
+        """Module without the parts of these labels."""
+        return Functions(tuple(part for part in self.parts if part[0] not in labels))
+
+    def readers(self, place: int) -> frozenset[str]:
+        """Labels of the parts that read the input at a place."""
+        return frozenset(label for label, _, places in self.parts if place in places)
+
+
+class Collected:
+    """Collects parts and inputs of `Functions`.
+
+    Args:
+        generator: Generator of inputs given by shape.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.parts: list[tuple[str, Function, tuple[int, ...]]] = []
+        self.inputs: list[Tensor] = []
+
+    def add(self, label: str, function: Function, *tensors: Tensor | tuple[int, ...], **options: Any) -> None:
+        places = []
+        for entry in tensors:
+            tensor = entry if isinstance(entry, Tensor) else normal(self.generator, *entry)
+            place = next((place for place, known in enumerate(self.inputs) if known is tensor), len(self.inputs))
+            if place == len(self.inputs):
+                self.inputs.append(tensor)
+            places.append(place)
+        self.parts.append((label, partial(function, **options) if options else function, tuple(places)))
+
+
+def made(
+    build: Callable[..., frozenset[int] | None], generator: torch.Generator, extent: int, **options: Any
+) -> Problem:
+    """Problem of everything that a function adds to `Collected`."""
+    parts = Collected(generator)
+    written = build(parts, **options) or frozenset()
+    return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs), writes=written)
+
+
+def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:
+    """Draws numbers of every binade from 2^lowest to below 2^(highest + 1): ``(binades, PER_BINADE)``."""
+    exponents = torch.arange(lowest, highest + 1)
+    values = torch.ldexp(1.0 + torch.rand((len(exponents), PER_BINADE), generator=generator), exponents[:, None])
+    values[:, 0] = torch.ldexp(torch.ones(len(exponents)), exponents)  # powers of 2 themselves
+    return values * (1.0 - 2.0 * integers(generator, 0, 2, *values.shape)) if negative else values
+
+
+def near(generator: torch.Generator, point: float, nearest: int, *, sides: tuple[int, ...] = (-1, 1)) -> Tensor:
+    """Draws numbers at distances of 2^-1 to 2^-nearest from a point, a row for each."""
+    distances = binades(generator, -nearest, -2, negative=False)
+    return torch.cat([point + side * distances for side in sides])
+
+
+def family(
+    name: str,
+    summary: str,
+    build: Callable[..., frozenset[int] | None],
+    modes: frozenset[Mode] = FORWARD,
+    dtypes: tuple[str, ...] = ("float32",),
+    techniques: frozenset[str] = frozenset(TRANSLATORS),
+    compiled: int = TRANSLATORS["compile-static"],
+    backward: int = TRANSLATORS["compile-static"],
+) -> Workload:
+    """Workload of everything `build` adds; compile-static has it at level `compiled`, its gradients at `backward`.
+
+    Runtimes run values and options at the levels of `RUNTIMES`, but not sizes, which take them minutes.
+    """
+    runtimes = RUNTIMES if name.startswith(("options-", "values-")) else {}
+    return Workload(
+        name,
+        summary,
+        partial(made, build),
+        level=2,
+        modes=modes,
+        dtypes=frozenset(dtypes),
+        traits=frozenset({"domain"}),
+        techniques=techniques,
+        levels={**TRANSLATORS, **runtimes, "compile-static": compiled, "compile-static/backward": backward},
+        divisible=True,
+        given=True,
+    )
