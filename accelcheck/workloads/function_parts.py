@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import disable_current_modes, pytree
 from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 PER_BINADE = 16
 """Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
 FORWARD = frozenset({Mode.FORWARD})
+KERNELS = frozenset({"eager", "compile-static"})
+"""Techniques with kernels of their own that have every operator."""
 BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
 
@@ -49,6 +53,38 @@ class Functions(nn.Module):
     def readers(self, place: int) -> frozenset[str]:
         """Labels of the parts that read the input at a place."""
         return frozenset(label for label, _, places in self.parts if place in places)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Function whose results are known otherwise: in FP64, which the oracle computes in, the truth stands for them.
+
+    The function's own rounding errors are added there, since they decide the budget. For workloads with the trait
+    ``known``.
+
+    Attributes:
+        function: The function under test, of tensors, at least one of them floating-point.
+        truth: Function of the same arguments that gives its results in FP64, or the integers.
+    """
+
+    function: Function
+    truth: Function
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        result = self.function(*inputs)
+        if not any(value.dtype == torch.float64 for value in inputs):
+            return result
+        with disable_current_modes():
+            return pytree.tree_map(_erring, self.truth(*inputs), self.function(*inputs), result)
+
+
+def _erring(truth: Any, exact: Any, erring: Any) -> Tensor:
+    """Truth with the difference of two results, one of them with rounding errors, where all are finite."""
+    truth = torch.as_tensor(truth)
+    if not truth.is_floating_point() or truth.shape != exact.shape:
+        return truth
+    errors = erring.double() - exact.double()
+    return truth.double() + torch.where(truth.isfinite() & errors.isfinite(), errors, 0.0)
 
 
 class Collected:
@@ -106,6 +142,7 @@ def family(
     techniques: frozenset[str] = frozenset(TRANSLATORS),
     compiled: int = TRANSLATORS["compile-static"],
     backward: int = TRANSLATORS["compile-static"],
+    traits: frozenset[str] = frozenset({"domain"}),
 ) -> Workload:
     """Workload of everything `build` adds; compile-static has it at level `compiled`, its gradients at `backward`.
 
@@ -119,7 +156,7 @@ def family(
         level=2,
         modes=modes,
         dtypes=frozenset(dtypes),
-        traits=frozenset({"domain"}),
+        traits=traits,
         techniques=techniques,
         levels={**TRANSLATORS, **runtimes, "compile-static": compiled, "compile-static/backward": backward},
         divisible=True,
