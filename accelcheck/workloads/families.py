@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.function_parts import BOTH, Collected, binades, family, near
+from accelcheck.workloads.function_parts import BOTH, Collected, binades, family, near, sign_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,18 +104,13 @@ def _near(parts: Collected) -> None:
     parts.add("round of ties", torch.round, ties)
     parts.add(
         "signs of zeros",
-        lambda x: [_sign(v) for v in (x.clone(), -x, x.abs(), x.floor(), x.ceil(), x.round(), x.trunc(), x.flip(0))],
+        lambda x: [sign_of(v) for v in (x.clone(), -x, x.abs(), x.floor(), x.ceil(), x.round(), x.trunc(), x.flip(0))],
         _ZEROS,
     )
     whole = integers(parts.generator, 1, 200, 64).float()
     parts.add(
         "exact quotients", lambda a, b: [torch.floor_divide(a * b, b), torch.remainder(a * b, b)], whole, whole.flip(0)
     )
-
-
-def _sign(x: Tensor) -> Tensor:
-    """Signs as 1 and -1, different for 0 and -0, which compare equal."""
-    return torch.copysign(torch.ones_like(x), x)
 
 
 _ZEROS = torch.tensor([0.0, -0.0, 0.0, -0.0])

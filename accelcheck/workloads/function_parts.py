@@ -24,6 +24,9 @@ PER_BINADE = 16
 FORWARD = frozenset({Mode.FORWARD})
 KERNELS = frozenset({"eager", "compile-static"})
 """Techniques with kernels of their own that have every operator."""
+ROUNDINGS = 2.0**-8
+"""Largest difference that counts as rounding errors, as part of a result's largest number."""
+KNOWN = frozenset({"domain", "known"})
 BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
 
@@ -79,12 +82,13 @@ class Known:
 
 
 def _erring(truth: Any, exact: Any, erring: Any) -> Tensor:
-    """Truth with the difference of two results, one of them with rounding errors, where all are finite."""
+    """Truth with the difference of two results, one of them with rounding errors, where that is one of roundings."""
     truth = torch.as_tensor(truth)
     if not truth.is_floating_point() or truth.shape != exact.shape:
         return truth
     errors = erring.double() - exact.double()
-    return truth.double() + torch.where(truth.isfinite() & errors.isfinite(), errors, 0.0)
+    largest = truth.double().nan_to_num(0.0, 0.0, 0.0).abs().amax() if truth.numel() else 0.0
+    return truth.double() + torch.where(truth.isfinite() & (errors.abs() <= ROUNDINGS * largest), errors, 0.0)
 
 
 class Collected:
@@ -162,3 +166,8 @@ def family(
         divisible=True,
         given=True,
     )
+
+
+def sign_of(x: Tensor) -> Tensor:
+    """Signs as 1 and -1, different for 0 and -0, which compare equal."""
+    return torch.copysign(torch.ones_like(x), x)

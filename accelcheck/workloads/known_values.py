@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, special
 from torch.nn import functional
 
-from accelcheck.workloads.function_parts import KERNELS, Collected, Known, family
+from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Known, family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,89 +25,8 @@ if TYPE_CHECKING:
 
 INF, NAN = math.inf, math.nan
 
-FACTS = """
-lgamma: 1 0; 2 0; 0 inf; -1 inf; -2 inf; inf inf; -inf inf; nan nan
-digamma: 1 -0.5772156649015329; 0.0 -inf; -0.0 inf; -1 nan; inf inf; nan nan
-trigamma: 1 1.6449340668482264; 0.5 4.934802200544679; 0 inf; -1 inf; -2 inf; inf 0; nan nan
-polygamma 2: 1 -2.4041138063191885; inf 0; nan nan
-polygamma 3: 1 6.493939402266828; 0 inf; -1 inf; inf 0; nan nan
-zeta: 2 1 1.6449340668482264; 4 1 1.082323233711138; 2 0.5 4.934802200544679; 3 1 1.2020569031595942; 1 2 inf;
-   2 0 inf; 2 inf 0; 3.5 inf 0; inf 1 1; nan 1 nan; 2 nan nan
-gammainc: 1 1 0.6321205588285577; 2 0 0; 2 inf 1; 0 1 1; inf 1 0; nan 1 nan; 1 nan nan; nan 0 nan; nan inf nan;
-   inf nan nan; 0 nan nan
-gammaincc: 1 1 0.36787944117144233; 2 0 1; 2 inf 0; 0 1 0; inf 1 1; nan 1 nan; 1 nan nan; nan 0 nan;
-   nan inf nan; inf nan nan; 0 nan nan
-erf: 0 0; inf 1; -inf -1; nan nan
-erfc: 0 1; inf 0; -inf 2; nan nan
-erfinv: 0 0; 1 inf; -1 -inf; 1.5 nan; nan nan
-erfcx: 0 1; inf 0; -inf inf; nan nan
-ndtr: 0 0.5; inf 1; -inf 0; nan nan
-log_ndtr: 0 -0.6931471805599453; inf 0; -inf -inf; nan nan
-ndtri: 0 -inf; 0.5 0; 1 inf; 2 nan; -1 nan; nan nan
-entr: 0 0; 1 0; -1 -inf; inf -inf; nan nan
-xlogy: 0 0 0; 0 inf 0; 0 nan nan; 2 0 -inf; 0 -1 0; 2 -1 nan
-xlog1py: 0 -1 0; 0 inf 0; 0 nan nan; 2 -1 -inf; 2 -2 nan
-sinc: 0 1; 0.5 0.6366197723675814; nan nan
-logit: 0 -inf; 0.5 0; 1 inf; 2 nan; -1 nan; nan nan
-sigmoid: 0 0.5; inf 1; -inf 0; nan nan
-i0: 0 1; nan nan
-i0e: 0 1; inf 0; -inf 0; nan nan
-i1: 0 0; nan nan
-i1e: 0 0; inf 0; -inf 0; nan nan
-bessel_j0: 0 1; 6 0.15064525725099692; nan nan
-bessel_j1: 0 0; 6 -0.27668385812756563; nan nan
-bessel_y0: 0 -inf; -1 nan; 6 -0.28819468398157916; nan nan
-bessel_y1: 0 -inf; -1 nan; 6 -0.17501034430039825; nan nan
-modified_bessel_k0: 0 inf; -1 nan; inf 0; nan nan
-modified_bessel_k1: 0 inf; -1 nan; inf 0; nan nan
-spherical_bessel_j0: 0 1; inf 0; -inf 0; nan nan
-airy_ai: 0 0.3550280538878172; -3 -0.37881429367765806; nan nan
-chebyshev_polynomial_t: 0.0 0 1; 1 0 1; -1 0 1; 1 5 1; -1 5 -1; 0 2 -1; 0.5 3 -1; nan 2 nan
-chebyshev_polynomial_u: 0.0 0 1; 1 0 1; -1 0 1; 1 5 6; -1 5 -6; 0 2 -1; nan 2 nan
-hermite_polynomial_h: 0.0 0 1; 1 0 1; -1 0 1; 0 2 -2; 1 3 -4; 0 3 0; nan 2 nan
-hermite_polynomial_he: 0.0 0 1; 1 0 1; -1 0 1; 0 2 -1; 1 3 -2; 0 3 0; nan 2 nan
-laguerre_polynomial_l: 0.0 0 1; 1 0 1; -1 0 1; 0 5 1; 1 1 0; 2 2 -1; nan 2 nan
-legendre_polynomial_p: 0.0 0 1; 1 0 1; -1 0 1; 1 5 1; -1 5 -1; 0 2 -0.5; nan 2 nan
-pow: 1 nan 1; nan 0 1; -1 inf 1; -1 -inf 1; 0.5 inf 0; 0.5 -inf inf; -2 3 -8; 2 inf inf; -inf -3 0; -inf 3 -inf;
-   -inf 2 inf; inf -1 0; 0 -1 inf; -8 0.5 nan
-atan2: 0.0 -0.0 3.141592653589793; -0.0 -0.0 -3.141592653589793; 0.0 0.0 0; 0 -1 3.141592653589793;
-   1 0 1.5707963267948966; 1 -inf 3.141592653589793; inf inf 0.7853981633974483; inf -inf 2.356194490192345;
-   -inf -inf -2.356194490192345; 1 inf 0; nan 1 nan
-hypot: inf nan inf; nan -inf inf; 3 -4 5; 0 -2 2; nan 1 nan
-fmod: 5 inf 5; -5 inf -5; inf 5 nan; 5 0 nan; 5.5 -2 1.5; -5.5 2 -1.5
-remainder: 5.5 -2 -0.5; -5.5 2 0.5; inf 5 nan; 5 0 nan; 6 3 0; nan 1 nan
-fmax: nan 1 1; 1 nan 1; nan nan nan; -inf nan -inf
-fmin: nan 1 1; 1 nan 1; nan nan nan; inf nan inf
-logaddexp: 0 0 0.6931471805599453; -inf -inf -inf; inf inf inf; inf -inf inf; -inf 3 3;
-   1000 1000 1000.6931471805599; nan -inf nan; -inf nan nan
-logaddexp2: 0 0 1; -inf -inf -inf; inf inf inf; inf -inf inf; -inf nan nan
-exp: 0 1; inf inf; -inf 0; nan nan
-expm1: 0 0; inf inf; -inf -1; nan nan
-exp2: 3 8; inf inf; -inf 0; nan nan
-log: 1 0; 0.0 -inf; -0.0 -inf; -1 nan; inf inf; nan nan
-log1p: 0 0; -1 -inf; -2 nan; inf inf; nan nan
-log2: 8 3; 0 -inf; -1 nan; inf inf; nan nan
-log10: 1000 3; 0 -inf; -1 nan; inf inf; nan nan
-sqrt: 9 3; -1 nan; inf inf; nan nan
-rsqrt: 4 0.5; 0.0 inf; -0.0 -inf; -1 nan; inf 0; nan nan
-reciprocal: 4 0.25; 0.0 inf; -0.0 -inf; inf 0; nan nan
-tanh: 0 0; inf 1; -inf -1; nan nan
-sinh: 0 0; inf inf; -inf -inf; nan nan
-cosh: 0 1; inf inf; -inf inf; nan nan
-atan: 0 0; 1 0.7853981633974483; inf 1.5707963267948966; -inf -1.5707963267948966; nan nan
-asinh: 0 0; inf inf; -inf -inf; nan nan
-acosh: 1 0; 0.5 nan; inf inf; nan nan
-atanh: 0 0; 1 inf; -1 -inf; 2 nan; nan nan
-asin: 0 0; 1 1.5707963267948966; -1 -1.5707963267948966; 2 nan; nan nan
-acos: 1 0; 0 1.5707963267948966; -1 3.141592653589793; 2 nan; nan nan
-sin: 0 0; inf nan; -inf nan; nan nan
-cos: 0 1; inf nan; -inf nan; nan nan
-tan: 0 0; inf nan; nan nan
-sign: 0 0; inf 1; -inf -1
-round: 0.5 0; 1.5 2; 2.5 2; -2.5 -2; inf inf; nan nan
-frac: 1.5 0.5; -1.5 -0.5; 3 0
-"""
-"""Functions with points: the arguments, and the value last."""
+FILE = Path(__file__).with_name("known_values.txt")
+"""Functions with points, a line each: the arguments, and the value last."""
 _SPECIAL: Mapping[str, Function] = {
     "trigamma": partial(special.polygamma, 1),
     "polygamma 2": partial(special.polygamma, 2),
@@ -115,8 +35,8 @@ _SPECIAL: Mapping[str, Function] = {
 
 
 def facts() -> Iterator[tuple[str, Function, list[tuple[float, ...]]]]:
-    """Yields name, function and points of each line of `FACTS`."""
-    for line in FACTS.replace(";\n", ";").strip().splitlines():
+    """Yields name, function and points of each line of `FILE`."""
+    for line in FILE.read_text(encoding="utf-8").splitlines():
         name, _, text = line.partition(": ")
         function = _SPECIAL.get(name) or getattr(special, name, None) or getattr(torch, name)
         yield name, function, [tuple(map(float, point.split())) for point in text.split(";")]
@@ -211,6 +131,6 @@ WORKLOADS = (
         "Functions at points where their values are known in closed form, such as poles, infinities and integers.",
         _facts,
         techniques=KERNELS,
-        traits=frozenset({"domain", "known"}),
+        traits=KNOWN,
     ),
 )
