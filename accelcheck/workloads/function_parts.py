@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import disable_current_modes, pytree
@@ -14,10 +16,11 @@ from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Function = Callable[..., Any]
 
+TABLES = Path(__file__).with_name("function_tables.txt")
 PER_BINADE = 16
 """Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
 FORWARD = frozenset({Mode.FORWARD})
@@ -174,3 +177,24 @@ def family(
 def sign_of(x: Tensor) -> Tensor:
     """Signs as 1 and -1, different for 0 and -0, which compare equal."""
     return torch.copysign(torch.ones_like(x), x)
+
+
+def table(section: str) -> Iterator[tuple[str, Function, str]]:
+    """Yields the lines of a section of `TABLES`: the text before a colon, its function, and the text behind."""
+    _, _, rest = TABLES.read_text(encoding="utf-8").partition(f"[{section}]\n")
+    for line in rest.partition("\n\n")[0].splitlines():
+        text, _, more = line.partition(": ")
+        name, *options = text.split()
+        function = next(
+            getattr(space, name) for space in (functional, torch.linalg, torch.special, torch) if hasattr(space, name)
+        )
+        given = [int(option) for option in options if "=" not in option]
+        chosen = {key: _value(word) for key, _, word in (option.partition("=") for option in options) if word}
+        yield text, partial(function, *given, **chosen) if options else function, more
+
+
+def _value(word: str) -> float | str:
+    try:
+        return int(word) if word.lstrip("-").isdigit() else float(word)
+    except ValueError:
+        return word
