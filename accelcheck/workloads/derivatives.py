@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Known, family
-from accelcheck.workloads.operator_derivatives import difference, slope
+from accelcheck.workloads.function_parts import KNOWN, Collected, Known, family, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from accelcheck.workloads.function_parts import Function
+
+STEP = 2.0**-8
+"""Distance of the points of a difference, whose error of order 6 is then that of FP64."""
 
 
 class Cube(torch.autograd.Function):
@@ -38,90 +40,68 @@ class Cube(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         return 3 * x * x * gradients[0]
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * tangents[0]
+    jvp = backward
 
 
-ROTATION, PLAIN = ((0.6, -0.8), (0.8, 0.6)), ((2.5, 1.0, 0.5), (1.0, 1.5, -0.5), (0.25, -0.5, 2.0))
-ZEROS, COLUMN = (3.0, 0.0, 4.0, -1.5), (0.7, 0.5, 0.25, -0.75)
-"""A matrix with equal singular values, one without, a row with a zero, and one without."""
 _linalg: Any = torch.linalg
-FUNCTIONS: Mapping[str, tuple[Function, Any]] = {
-    "det of a rotation": (_linalg.det, ROTATION),
-    "slogdet of a rotation": (lambda x: _linalg.slogdet(x)[1], ROTATION),
-    **{name: (getattr(_linalg, name), PLAIN) for name in ("det", "inv", "matrix_exp", "pinv")},
-    **{f"{name} of a rotation": (getattr(_linalg, name), ROTATION) for name in ("inv", "matrix_norm", "pinv")},
-    "cholesky": (lambda x: _linalg.cholesky(x @ x.mT), PLAIN),
-    "eigvalsh": (lambda x: _linalg.eigvalsh(x + x.mT), PLAIN),
-    "slogdet": (lambda x: _linalg.slogdet(x)[1], PLAIN),
-    "solve": (lambda x: _linalg.solve(x, x[0]), PLAIN),
-    "solve, from the right": (lambda x: _linalg.solve(x, x * x, left=False), PLAIN),
-    "solve, one matrix of many": (lambda x: _linalg.solve(x, torch.stack((x, x * x))), PLAIN),
-    "solve_triangular": (lambda x: _linalg.solve_triangular(x, x * x, upper=True), PLAIN),
-    "cholesky_solve": (lambda x: torch.cholesky_solve(x[:, :2], x.tril()), PLAIN),
-    "cholesky_solve, many factors": (lambda x: torch.cholesky_solve(x[:, :2], torch.stack((x, x * x)).tril()), PLAIN),
-    "cholesky_inverse": (lambda x: torch.cholesky_inverse(x.tril()), PLAIN),
-    "qr": (lambda x: _linalg.qr(x).R, PLAIN),
-    "lu": (lambda x: _linalg.lu(x).U, PLAIN),
-    "householder_product": (
-        lambda x: _linalg.householder_product(x.tril(-1) + torch.eye(3, dtype=x.dtype), x[0]),
-        PLAIN,
-    ),
-    "svdvals": (_linalg.svdvals, PLAIN),
-    "traces": (lambda x: torch.trace(x) * torch.trace(x @ x), PLAIN),
-    "diagonals": (lambda x: x.diagonal() * (x @ x).diagonal().sum(), PLAIN),
-    **{
-        f"{name} of zeros": (partial(getattr(torch, name), dim=0), ZEROS)
-        for name in ("cumprod", "prod", "logcumsumexp")
-    },
-    "cumprod": (partial(torch.cumprod, dim=0), COLUMN),
-    "a function of its own": (Cube.apply, COLUMN),
-    **{f"norm {order:g}": (partial(_linalg.vector_norm, ord=order), COLUMN) for order in (0.5, 1, 2, 3, float("inf"))},
-    "normalize": (partial(functional.normalize, dim=0), COLUMN),
-    "cosine_similarity": (lambda x: functional.cosine_similarity(x[:2], x[2:], 0), COLUMN),
-    "softmax": (partial(torch.softmax, dim=0), COLUMN),
-    "log_softmax": (partial(torch.log_softmax, dim=0), COLUMN),
-    "std": (torch.std, COLUMN),
-    **{
-        name: (getattr(functional, name), COLUMN)
-        for name in "gelu silu mish softplus elu celu selu logsigmoid tanhshrink hardswish softsign".split()
-    },
-    **{name: (getattr(torch, name), COLUMN) for name in "sinc erf expm1 tan atan asinh sigmoid".split()},
-    "erfinv": (torch.erfinv, COLUMN),
-    "pow": (lambda x: x.abs() ** x, COLUMN),
+ROTATION, PLAIN = ((0.6, -0.8), (0.8, 0.6)), ((2.5, 1.0, 0.5), (1.0, 1.5, -0.5), (0.25, -0.5, 2.0))
+ZEROS, ROW = (3.0, 0.0, 4.0, -1.5), (0.7, 0.5, 0.25, -0.75)
+"""A matrix with equal singular values, one without, a row with a zero, and one without."""
+OF_MATRIX: Mapping[str, Function] = {
+    "slogdet": lambda x: _linalg.slogdet(x)[1],
+    "cholesky": lambda x: _linalg.cholesky(x @ x.mT),
+    "cholesky_solve": lambda x: torch.cholesky_solve(x[:, :2], x.tril()),
+    "cholesky_solve, many factors": lambda x: torch.cholesky_solve(x[:, :2], torch.stack((x, x * x)).tril()),
+    "cholesky_inverse": lambda x: torch.cholesky_inverse(x.tril()),
+    "solve": lambda x: _linalg.solve(x, x[0]),
+    "solve, from the right": lambda x: _linalg.solve(x, x * x, left=False),
+    "solve, one matrix of many": lambda x: _linalg.solve(x, torch.stack((x, x * x))),
+    "solve_triangular": lambda x: _linalg.solve_triangular(x, x * x, upper=True),
+    "qr": lambda x: _linalg.qr(x).R,
+    "lu": lambda x: _linalg.lu(x).U,
+    "eigvalsh": lambda x: _linalg.eigvalsh(x + x.mT),
+    "householder_product": lambda x: _linalg.householder_product(x.tril(-1) + torch.eye(len(x), dtype=x.dtype), x[0]),
+    "traces": lambda x: torch.trace(x) * torch.trace(x @ x),
 }
-"""Functions of a matrix or row, with the point."""
-NORMALISATIONS: Mapping[str, Function] = {
+OF_ROW: Mapping[str, Function] = {
+    "a function of its own": Cube.apply,
+    "cosine_similarity": lambda x: functional.cosine_similarity(x[:2], x[2:], 0),
+    "pow": lambda x: x.abs() ** x,
+}
+NORMS: Mapping[str, Function] = {
     "layer_norm": lambda x: functional.layer_norm(x, (4,), eps=0.1),
     "layer_norm, weighted": lambda x: functional.layer_norm(x, (4,), x * x, x, eps=0.1),
     "rms_norm": lambda x: functional.rms_norm(x, (4,), eps=0.1),
     "batch_norm": lambda x: functional.batch_norm(x[:, None], None, None, training=True, eps=0.1),
     "instance_norm": lambda x: functional.instance_norm(x[None, None], eps=0.1),
     "group_norm": lambda x: functional.group_norm(x[None], 2, eps=0.1),
-    "softmax": partial(torch.softmax, dim=0),
-    "normalize": partial(functional.normalize, dim=0),
 }
 """Normalisations of four numbers."""
-ORDERS = ("ff", "fr", "rf", "rr")
-"""Modes of the outer and the inner derivative, forward or reverse."""
 
 
-def _weighted(function: Function, x: Tensor) -> Tensor:
-    """Sum of a function's results with different weights."""
-    result = function(x)
-    flat = (result if isinstance(result, Tensor) else result[0]).reshape(-1)
-    return (flat * torch.cos(torch.arange(1.0, len(flat) + 1, dtype=x.dtype, device=x.device))).sum()
+def functions() -> Iterator[tuple[str, Function, Any]]:
+    """Yields functions of matrices and rows, each with a point."""
+    matrices = {**OF_MATRIX, **{name: function for name, function, _ in table("matrix")}}
+    rows = {**OF_ROW, **NORMS, **{name: function for name, function, _ in table("row")}}
+    yield from ((name, function, PLAIN) for name, function in matrices.items())
+    yield from ((f"{name} of a rotation", matrices[name], ROTATION) for name in ("det", "slogdet", "inv", "solve"))
+    yield from ((name, function, ROW) for name, function in rows.items())
+    yield from ((f"{name} of zeros", rows[name], ZEROS) for name in ("cumprod dim=0", "prod dim=0", "softmax dim=0"))
+
+
+def slope(function: Callable[[Tensor], Any]) -> Function:
+    """Derivative of a function of one number, in forward mode."""
+    return lambda t: torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
+
+
+MODES: Mapping[str, Function] = {"f": slope, "r": torch.func.grad}
 
 
 def _on_curve(function: Function, x: Tensor, t: Tensor) -> Tensor:
-    """`_weighted` on a parabola through a point."""
+    """Sum of a function's results, with different weights, on a parabola through a point."""
     places = torch.arange(1.0, x.numel() + 1, dtype=x.dtype, device=x.device).reshape(x.shape)
-    return _weighted(function, x + t * torch.sin(places) + t * t * torch.cos(2 * places))
-
-
-MODES: Mapping[str, Function] = {"f": lambda function: partial(slope, function), "r": torch.func.grad}
+    flat = function(x + t * torch.sin(places) + t * t * torch.cos(2 * places)).reshape(-1)
+    return (flat * torch.cos(torch.arange(1.0, len(flat) + 1, dtype=x.dtype, device=x.device))).sum()
 
 
 @torch.enable_grad()
@@ -130,55 +110,37 @@ def nested(function: Function, modes: str, x: Tensor) -> Tensor:
     curve = partial(_on_curve, function, x)
     for mode in reversed(modes):
         curve = MODES[mode](curve)
-    return curve(torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-@torch.enable_grad()
-def _differences(function: Function, order: int, x: Tensor) -> Tensor:
-    """Derivative of an order: a difference of the gradient, which is in reverse mode."""
-    first: Any = torch.func.grad(partial(_on_curve, function, x))
-    return difference(first, torch.zeros((), dtype=x.dtype, device=x.device), order - 1)
-
-
-@torch.enable_grad()
-def _hessian(function: Function, x: Tensor) -> Tensor:
-    result: Tensor = torch.func.hessian(partial(_weighted, function))(x)
+    result: Tensor = curve(torch.zeros((), dtype=x.dtype, device=x.device))
     return result
 
 
 @torch.enable_grad()
-def _of_gradients(function: Function, x: Tensor) -> Tensor:
-    """Hessian of a function by differences of its gradient."""
-    gradient: Any = torch.func.grad(partial(_weighted, function))
-    units = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
-    start = torch.zeros((), dtype=x.dtype)
-    columns = [difference(lambda t, unit=unit: gradient(x + t * unit), start) for unit in units]
-    return torch.stack(columns, -1).reshape(*x.shape, *x.shape)
+def differences(function: Function, order: int, x: Tensor) -> Tensor:
+    """Second or third derivative on a curve, by differences of the gradient."""
+    first: Any = torch.func.grad(partial(_on_curve, function, x))
+    ends = [[first(torch.tensor(k * STEP * sign, dtype=x.dtype)) for sign in (1, -1)] for k in (1, 2, 3)]
+    if order == 2:
+        return sum(c * (a - b) for c, (a, b) in zip((45, -9, 1), ends, strict=True)) / (60 * STEP)
+    middle = 490 * first(torch.zeros((), dtype=x.dtype))
+    return (sum(c * (a + b) for c, (a, b) in zip((270, -27, 2), ends, strict=True)) - middle) / (180 * STEP**2)
 
 
 def _derivatives(parts: Collected) -> None:
-    points = {point: torch.tensor(point) for point in (ROTATION, PLAIN, ZEROS, COLUMN)}
-    for (name, (function, point)), modes in product(FUNCTIONS.items(), ORDERS):
-        truth = partial(_differences, function, 2)
+    points = {point: torch.tensor(point) for point in (ROTATION, PLAIN, ZEROS, ROW)}
+    second = ((*entry, modes) for entry, modes in product(functions(), ("ff", "fr", "rf", "rr")))
+    third = ((name, NORMS[name], ROW, modes) for name, modes in product(NORMS, ("fff", "frr", "rrr")))
+    for name, function, point, modes in (*second, *third):
+        truth = partial(differences, function, len(modes))
         parts.add(f"{name}, {modes}", Known(partial(nested, function, modes), truth), points[point])
-    for (name, function), modes in product(NORMALISATIONS.items(), ("rrr", "fff", "frr")):
-        truth = partial(_differences, function, 3)
-        parts.add(f"{name}, {modes}", Known(partial(nested, function, modes), truth), points[COLUMN])
-
-
-def _hessians(parts: Collected) -> None:
-    points = {point: torch.tensor(point) for point in (ROTATION, PLAIN, ZEROS, COLUMN)}
-    for name, (function, point) in FUNCTIONS.items():
-        parts.add(name, Known(partial(_hessian, function), partial(_of_gradients, function)), points[point])
 
 
 WORKLOADS = (
     family(
         "derivatives",
-        "Second derivatives in forward and reverse mode in each order, and third ones of normalisations.",
+        "Second derivatives, with forward (f) and reverse mode (r) in each order, and third ones of normalisations.",
         _derivatives,
         techniques=frozenset({"eager"}),
         traits=KNOWN,
+        level=3,
     ),
-    family("hessians", "Hessians of functions of a matrix or row.", _hessians, techniques=KERNELS, traits=KNOWN),
 )

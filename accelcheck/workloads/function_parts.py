@@ -153,6 +153,7 @@ def family(
     compiled: int = TRANSLATORS["compile-static"],
     backward: int = TRANSLATORS["compile-static"],
     traits: frozenset[str] = frozenset({"domain"}),
+    level: int = TRANSLATORS["eager"],
 ) -> Workload:
     """Workload of everything `build` adds; compile-static has it at level `compiled`, its gradients at `backward`.
 
@@ -163,12 +164,18 @@ def family(
         name,
         summary,
         partial(made, build),
-        level=2,
+        level=level,
         modes=modes,
         dtypes=frozenset(dtypes),
         traits=traits,
         techniques=techniques,
-        levels={**TRANSLATORS, **runtimes, "compile-static": compiled, "compile-static/backward": backward},
+        levels={
+            **TRANSLATORS,
+            **runtimes,
+            "eager": level,
+            "compile-static": compiled,
+            "compile-static/backward": backward,
+        },
         divisible=True,
         given=True,
     )

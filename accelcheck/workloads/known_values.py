@@ -158,7 +158,12 @@ def _quantized(parts: Collected) -> None:
     for zero in (0, 2**31 - 1, -(2**31)):
         ends = torch.tensor([2**31 - 1, 0, -(2**31)], dtype=torch.int32)
         truth = fixed(((ends.double() - zero) * 2.0**-30).tolist())
-        parts.add(f"numbers, zero {zero}", Known(lambda levels, _, zero=zero: _number(levels, zero), truth), ends, torch.ones(1))
+        parts.add(
+            f"numbers, zero {zero}",
+            Known(lambda levels, _, zero=zero: _number(levels, zero), truth),
+            ends,
+            torch.ones(1),
+        )
 
 
 def _fake(low: int, high: int, scale: float, zero: int, x: Tensor) -> Tensor:

@@ -6,13 +6,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.function_parts import BOTH, Collected, family
+from accelcheck.workloads.draw import initialise, integers, normal
+from accelcheck.workloads.function_parts import BOTH, FORWARD, KERNELS, KNOWN, Collected, family
+from accelcheck.workloads.problem import Problem, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from accelcheck.workloads.function_parts import Function
 
 FEW_SIZES = (1, 3, 8, 17, 33, 64, 129, 257, 1025)
 
@@ -139,9 +143,102 @@ def _attention(parts: Collected) -> None:
     parts.add("a scale", functional.scaled_dot_product_attention, *((1, 1, 9, 8) for _ in range(3)), scale=0.3)
 
 
+IMAGES: Mapping[str, Function] = {
+    "channel_shuffle": lambda x: functional.channel_shuffle(x, 2),
+    "pixel_shuffle": lambda x: functional.pixel_shuffle(x, 2),
+    "pad": lambda x: functional.pad(x, (1, 1, 0, 2)),
+    "reflected": lambda x: functional.pad(x, (1, 1, 1, 1), "reflect"),
+    "max_pool2d": lambda x: functional.max_pool2d(x, 2, 1),
+    "adaptive_avg_pool2d": lambda x: functional.adaptive_avg_pool2d(x, 2),
+    "joined": lambda x: [torch.cat((x, x + 1), 1), torch.stack((x, x)), torch.where(x > 0, x, 0.0)],
+    "sums": lambda x: [x.sum(1, keepdim=True), x.mean((2, 3), keepdim=True), x.cumsum(1), x.softmax(1)],
+    "likes": lambda x: [torch.ones_like(x), torch.full_like(x, 2.0), x.new_zeros(x.shape), x.clone(), x.exp()],
+    "flips": lambda x: [x.flip(1), x.roll(1, 2), x.tril(), x.sort(1).values],
+    **{
+        f"{mode} by {scale}": partial(functional.interpolate, scale_factor=scale, mode=mode)
+        for mode in ("nearest", "nearest-exact")
+        for scale in (1.0, 1.2, 1.4, (1.0, 2.0))
+    },
+}
+"""Functions of images with few rows and columns, of which a scale factor may leave the size as it is."""
+FORMATS: Mapping[str, Function] = {
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "of one channel": lambda x: x[:1, :1].expand(2, 4, -1, -1),
+}
+SHARED: Mapping[str, Function] = {
+    "index_add": lambda x, index, source: x.index_add(0, index, source),
+    "index_copy": lambda x, index, source: x.index_copy(0, index, source),
+    "index_put": lambda x, index, source: x.index_put((index,), source, accumulate=True),
+    "index_fill": lambda x, index, _: x.index_fill(0, index, 2.0),
+    "scatter_add": lambda x, index, source: x.scatter_add(0, index[:, None].expand(-1, 5), source),
+    "masked_fill": lambda x, *_: x.masked_fill(x == x[:, :1], 2.0),
+    "select_scatter": lambda x, _, source: x.select_scatter(source[0], 0, 1),
+}
+"""Functions that write out of place to a tensor whose rows share memory."""
+
+
+def _formats(parts: Collected) -> None:
+    """Adds functions of images in each format, and of rows that share memory."""
+    x = normal(parts.generator, 2, 4, 3, 2)
+    for name, function in IMAGES.items():
+        for word, layout in FORMATS.items():
+            parts.add(f"{name}, {word}", lambda x, f=function, layout=layout: f(layout(x)), x)
+    row, source = normal(parts.generator, 1, 5), normal(parts.generator, 3, 5)
+    index = torch.tensor([0, 2, 1])
+    for name, function in SHARED.items():
+        parts.add(name, lambda row, *more, f=function: f(row.expand(4, -1), *more), row, index, source)
+
+
+PADDED = ((False, False, False, True), (False, True, True, True), (True, True, True, True))
+"""Keys that are padding, by sample: in the last one, all are."""
+
+
+class Masked(nn.Module):
+    """Attention and encoder layers without masks, with padding, and with boolean and additive masks.
+
+    In evaluation mode, torch takes its fast path.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, bias: Tensor, padding: Tensor, causal: Tensor) -> dict[str, Tensor]:
+        results = {
+            "attention, padded": self.attention(x, x, x, padding, need_weights=False)[0],
+            "encoder": self.encoder(x),
+        }
+        results["encoder, padded"] = self.encoder(x, src_key_padding_mask=padding)
+        for name, mask in {"causal": causal, "biased": bias}.items():
+            results[f"attention, {name}"] = self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+            results[f"encoder, {name}"] = self.encoder(x, src_mask=mask)
+        return results
+
+
+def _masked(generator: torch.Generator, extent: int) -> Problem:
+    module = Masked()
+    initialise(module, generator)
+    causal = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    return Problem(module.eval(), (normal(generator, 3, 4, 8), normal(generator, 4, 4), torch.tensor(PADDED), causal))
+
+
 WORKLOADS = (
     family("sizes-attention", "Attention of each of a few sizes.", _attention),
     family("sizes-indices", "Reads and writes by index, and joins, of each of a few sizes.", _indices, BOTH),
     family("options-convolutions", "Convolutions with each of their options.", _convolutions, BOTH, backward=4),
     family("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, BOTH),
+    family("formats", "Images in each memory format, and rows that share memory.", _formats, techniques=KERNELS),
+    Workload(
+        "attention-masks",
+        "Attention and encoder layers in evaluation mode, with masks that hide some keys, or all.",
+        _masked,
+        level=2,
+        modes=FORWARD,
+        dtypes=frozenset({"float32"}),
+        traits=KNOWN,
+        techniques=frozenset({"eager"}),
+        given=True,
+    ),
 )
