@@ -44,7 +44,7 @@ def _special(parts: Collected) -> None:
     for name, function in (*WINDOWS.items(), *((name, function) for name, function, _ in table("windows"))):
         parts.add(name, function, x)
     for name, function, _ in table("empty"):
-        for label, shape in {"column": (0, 3), "row": (3, 0)}.items():
+        for label, shape in {"column": (0, 3), "row": (3, 0), "vector": (0,)}.items():
             parts.add(f"{name} of an empty {label}", partial(function, dim=0), torch.zeros(shape))
 
 

@@ -51,7 +51,7 @@ def _workload(function: Any, truth: Any) -> Workload:
 
 
 def test_a_right_function_passes_a_wrong_one_fails_and_a_shared_branch_is_no_excuse(fresh: Store) -> None:
-    same = Planted(lambda program: None)
+    same = Planted(lambda _: None)
     assert verdict_of(fresh, same, _workload(torch.exp, torch.exp), FORWARD).verdict is Verdict.PASS
     wrong = _workload(lambda x: torch.where(x > 2, torch.nan, x.exp()), torch.exp)  # in FP64 too
     record = failed(fresh, same, _renamed(wrong, "known-wrong"), FORWARD)
@@ -60,7 +60,7 @@ def test_a_right_function_passes_a_wrong_one_fails_and_a_shared_branch_is_no_exc
 
 def test_a_truth_of_another_shape_is_a_fault_of_shape(fresh: Store) -> None:
     wrong = _workload(lambda x: x[:2].round().long(), lambda x: x.round().long())
-    record = failed(fresh, Planted(lambda program: None), _renamed(wrong, "known-shape"), FORWARD)
+    record = failed(fresh, Planted(lambda _: None), _renamed(wrong, "known-shape"), FORWARD)
     assert {fault.view for fault in record.faults} == {"shape"}
 
 
@@ -118,7 +118,7 @@ def test_ties_of_quantized_numbers_go_to_the_even_level() -> None:
 
 @pytest.mark.parametrize("name", ["values-special", "formats"])
 def test_correct_results_of_special_values_and_formats_pass(name: str, fresh: Store) -> None:
-    assert verdict_of(fresh, Planted(lambda program: None), built_in()[name], FORWARD).verdict is Verdict.PASS
+    assert verdict_of(fresh, Planted(lambda _: None), built_in()[name], FORWARD).verdict is Verdict.PASS
 
 
 def _changed(label: str, change: Any) -> Any:
