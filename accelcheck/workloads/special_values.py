@@ -33,16 +33,26 @@ WINDOWS: Mapping[str, Function] = {
 }
 
 
-def _special(parts: Collected) -> None:
+def _windows(parts: Collected) -> None:
+    x = _rows(parts)
+    for name, function in (*WINDOWS.items(), *((name, function) for name, function, _ in table("windows"))):
+        parts.add(name, function, x)
+
+
+def _rows(parts: Collected) -> Tensor:
+    """Rows of normal numbers: in all but the first, some are NaN or infinite."""
     x = normal(parts.generator, 6, 19)
     x[1, 3], x[2, 17], x[3, 5], x[4, 6], x[4, 9], x[5, 0] = NAN, NAN, INF, INF, -INF, NAN
+    return x
+
+
+def _special(parts: Collected) -> None:
+    x = _rows(parts)
     for name, function, _ in table("rows"):
         for dim in (0, 1):
             parts.add(f"{name} over {dim}", partial(function, dim=dim), x)
     for name, function, _ in table("pairs"):
         parts.add(name, lambda x, f=function: f(x, x.roll(1, 1)), x)
-    for name, function in (*WINDOWS.items(), *((name, function) for name, function, _ in table("windows"))):
-        parts.add(name, function, x)
     for name, function, _ in table("empty"):
         for label, shape in {"column": (0, 3), "row": (3, 0), "vector": (0,)}.items():
             parts.add(f"{name} of an empty {label}", partial(function, dim=0), torch.zeros(shape))
@@ -127,7 +137,8 @@ def _numbers(parts: Collected) -> None:
 
 
 WORKLOADS = (
-    family("values-special", "Reductions, comparisons and windows of NaN beside numbers, and of nothing.", _special),
+    family("special-values", "Reductions and comparisons of NaN beside numbers, and of nothing.", _special),
+    family("values-windows", "Windows with NaN beside numbers.", _windows),
     family("values-signs", "Signs of zeros that operators give.", _signs, traits=KNOWN),
     family("mixed-dtypes", "Operators of operands of two dtypes.", _mixed, traits=KNOWN, techniques=KERNELS),
     family(
