@@ -200,7 +200,8 @@ def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
         record: Record of one case.
         said: Text of the difference that the bug makes; empty for any symptom.
     """
-    if record.verdict not in RED or kind(record.case.technique) != kind(bug.technique):
+    technique = record.case.technique
+    if record.verdict not in RED or (kind(technique) != kind(bug.technique) and technique not in bug.also):
         return None
     if bug.backward and record.case.mode is Mode.FORWARD:
         return None
@@ -358,7 +359,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 row = replace(before[name], technique=row.technique, blamed=row.blamed, note=row.note)
             else:
                 tried(name, row, Path(folder))
-            row.searched = kind(bug.technique) in kinds if given.journal else None
+            row.searched = bool({*map(kind, (bug.technique, *bug.also))} & kinds) if given.journal else None
             row.seen = first_seen(bug, records, row.said)
             rows.append(row)
             print(f"| {' | '.join(row.cells())} |", flush=True)

@@ -48,6 +48,7 @@ class Bug:
         labels: Regular expression of whole paths of faults, for what the families of accelcheck call.
         workloads: Regular expression of the names of the workloads with these paths.
         note: Why no case of the suite finds it, where none does.
+        also: Further techniques whose cases show it, where they take the derivative within the program.
     """
 
     function: Callable[..., Any]
@@ -59,6 +60,7 @@ class Bug:
     labels: str = ""
     workloads: str = ".*"
     note: str = ""
+    also: tuple[str, ...] = ()
 
 
 def programs() -> Mapping[str, Callable[[], Bug]]:
@@ -113,7 +115,7 @@ def pytorch_197091() -> Bug:
         (torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, -1.0])),
         "compile-static",
         operators=("ldexp",),
-        labels=r"out\[.*torch\.ldexp\(.*",
+        labels=r"out\[.*torch\.ldexp\(.*|out\['ldexp of int64 and float16'\]",
         note="both operands of a sample have the same dtype",
     )
 
@@ -147,7 +149,7 @@ def pytorch_197109() -> Bug:
         (torch.arange(72.0).reshape(2, 4, 3, 3),),
         "compile-static",
         operators=("nn.functional.channel_shuffle",),
-        labels=r"out\[.*F\.channel_shuffle\(.*",
+        labels=r"out\[.*F\.channel_shuffle\(.*|out\['channel_shuffle, channels last'\]",
         note="no sample is channels-last",
     )
 
@@ -159,7 +161,7 @@ def pytorch_183986() -> Bug:
         (torch.ones(3, 5), torch.tensor([0, 1, 0])),
         "compile-static",
         operators=("index_add",),
-        labels=r"out\['b = .*expand\(.*index_(add|put)\(.*",
+        labels=r"out\['b = .*expand\(.*index_(add|put)\(.*|out\['index_add'\]",
         note="no sample adds into an expanded tensor",
     )
 
@@ -205,7 +207,7 @@ def pytorch_197108() -> Bug:
         (torch.zeros(0),),
         "compile-static",
         operators=("var_mean", "var_mean.unbiased", "std_mean", "std_mean.unbiased"),
-        labels=r"out\['c = .*\((0, 5|3, 0)\).*torch\.var_mean\(.*",
+        labels=r"out\['c = .*\((0, 5|3, 0)\).*torch\.var_mean\(.*|out\['(std|var)_mean of an empty .*",
         note="samples whose results are not finite are left out, and no sample is empty",
     )
 
@@ -239,7 +241,8 @@ def pytorch_185605() -> Bug:
         torch.add,
         (torch.tensor([[0.1, -0.2, 1.0]]).bfloat16(), torch.tensor(-0.1)),
         "compile-static",
-        labels=r"out\['(add bfloat16 \d+'|v = torch\.(add|sub|rsub)\(.*f\.bfloat16\(\).*\bs\b).*",
+        labels=r"out\['(add bfloat16 \d+'|v = torch\.(add|sub|rsub)\(.*f\.bfloat16\(\).*\bs\b).*"
+        r"|out\['(add|sub) (bfloat16 \d+|of bfloat16 and 0\.1)'\].*",
         note="both operands of a sample have the same dtype",
     )
 
@@ -262,7 +265,7 @@ def pytorch_194347() -> Bug:
         (torch.tensor([-0.0, 1.0]), torch.tensor([0.0, 2.0])),
         "compile-static",
         operators=("minimum", "maximum"),
-        labels=r"out\['v = torch\.(minimum|maximum)\(a, b\).*",
+        labels=r"out\['v = torch\.(minimum|maximum)\(a, b\).*|out\['(minimum|maximum)'\]",
         note="zeros of both signs count as equal, and no program reads the sign of that of a minimum",
     )
 
@@ -273,7 +276,8 @@ def pytorch_186875() -> Bug:
         lambda x: torch.remainder(x.bfloat16(), 1.7),
         (torch.tensor([-1.703125, 3.5]),),
         "compile-static",
-        labels=r"out\['(remainder bfloat16 \d+'|v = torch\.remainder\(f\.bfloat16\(\), (1\.7|0\.1)\)).*",
+        labels=r"out\['(remainder bfloat16 \d+'|v = torch\.remainder\(f\.bfloat16\(\), (1\.7|0\.1)\)).*"
+        r"|out\['remainder (bfloat16 \d+|of bfloat16 and 1\.7)'\].*",
         note="no sample has a Python number that bfloat16 rounds, and a dividend that is a multiple of it",
     )
 
@@ -344,7 +348,7 @@ def pytorch_194547() -> Bug:
         (torch.zeros(5), torch.ones(5)),
         "compile-static",
         operators=("normal",),
-        labels=r"out\['v = torch\.(normal|distributions\.Normal)\(.*",
+        labels=r"out\['v = torch\.(normal|distributions\.Normal)\(.*|out\['dtype of (normal|a sample) of .*",
         note="random operators are left out, and no distribution is a workload",
     )
 
@@ -548,7 +552,15 @@ def pytorch_192540() -> Bug:
         solution: Tensor = torch.linalg.solve(matrix, torch.stack([ones, 2 * ones]))
         return solution
 
-    return Bug(_slope(function), (torch.tensor(0.6),), "func-jvp", note=SECOND)
+    return Bug(
+        _slope(function),
+        (torch.tensor(0.6),),
+        "func-jvp",
+        labels=r"out\['(solve|det|slogdet).*, (ff|rf)'\]",
+        workloads="derivatives",
+        also=("eager",),
+        note=SECOND,
+    )
 
 
 def pytorch_196698() -> Bug:
@@ -559,7 +571,15 @@ def pytorch_196698() -> Bug:
         product: Tensor = torch.linalg.householder_product(reflector, (t + 1).reshape(1))
         return product
 
-    return Bug(_slope(function), (torch.tensor(0.5),), "func-jvp", note=SECOND)
+    return Bug(
+        _slope(function),
+        (torch.tensor(0.5),),
+        "func-jvp",
+        labels=r"out\['householder_product, (ff|rf)'\]",
+        workloads="derivatives",
+        also=("eager",),
+        note=SECOND,
+    )
 
 
 def pytorch_196701() -> Bug:
@@ -568,7 +588,15 @@ def pytorch_196701() -> Bug:
     def function(t: Tensor) -> Tensor:
         return torch.cumprod(torch.stack([t + 1, t - 2, t * t, 3 - t]), 0)
 
-    return Bug(_slope(function), (torch.tensor(2.0),), "func-jvp", note=SECOND)
+    return Bug(
+        _slope(function),
+        (torch.tensor(2.0),),
+        "func-jvp",
+        labels=r"out\['cumprod dim=0 of zeros, (ff|rf)'\]",
+        workloads="derivatives",
+        also=("eager",),
+        note=SECOND,
+    )
 
 
 class Cube(torch.autograd.Function):
@@ -603,7 +631,15 @@ def pytorch_197867() -> Bug:
         result: Tensor = Cube.apply(x).sum()  # type: ignore[no-untyped-call]  # untyped in torch
         return result
 
-    return Bug(torch.func.jacfwd(cubes), (torch.tensor([2.0, 0.5]),), "func-jacfwd", note=SECOND)
+    return Bug(
+        torch.func.jacfwd(cubes),
+        (torch.tensor([2.0, 0.5]),),
+        "func-jacfwd",
+        labels=r"out\['a function of its own, ff'\]",
+        workloads="derivatives",
+        also=("eager",),
+        note=SECOND,
+    )
 
 
 def pytorch_192521() -> Bug:
@@ -612,6 +648,9 @@ def pytorch_192521() -> Bug:
         torch.func.grad(torch.linalg.det),
         (torch.tensor([[0.6, -0.8], [0.8, 0.6]]),),
         "func-jacrev",
+        labels=r"out\['det of a rotation, (fr|rr)'\]",
+        workloads="derivatives",
+        also=("eager",),
         note="no program of the suite takes a second derivative at equal singular values",
     )
 
@@ -644,6 +683,8 @@ def pytorch_186256() -> Bug:
         (at,),
         "eager",
         right=lambda: _third(_normed, at),
+        labels=r"out\['batch_norm, (fff|frr|rrr)'\]",
+        workloads="derivatives",
         note=THIRD,
     )
 
@@ -656,6 +697,8 @@ def pytorch_175754() -> Bug:
         (at,),
         "eager",
         right=lambda: _third(_normed, at),
+        labels=r"out\['layer_norm(, weighted)?, (fff|frr|rrr)'\]",
+        workloads="derivatives",
         note=THIRD,
     )
 
@@ -724,7 +767,7 @@ def onnxruntime_24819() -> Bug:
         (torch.tensor([[[1.0, NAN, NAN, 2.0, NAN, NAN, 3.0, 4.0]]]),),
         "onnxruntime",
         operators=("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
-        labels=r"out\['F\.max_pool[12]d\(n.*",
+        labels=r"out\['F\.max_pool[12]d\(n.*|out\['max_pool[123]d.*",
         note="samples whose results are not finite are left out, and families are not run with NaN",
     )
 
@@ -863,6 +906,8 @@ def pytorch_132614() -> Bug:
         "eager",
         right=lambda: (torch.full((3,), NAN), torch.full((3,), NAN)),
         operators=("igamma", "igammac"),
+        labels=r"out\['gammaincc?'\]",
+        workloads="known-values",
         note=SAME_KERNEL.format("NaN becomes a number in any precision"),
     )
 
@@ -875,6 +920,8 @@ def pytorch_187294() -> Bug:
         "eager",
         right=lambda: torch.zeros(2),
         operators=("special.zeta",),
+        labels=r"out\['zeta'\]",
+        workloads="known-values",
         note=SAME_KERNEL.format("an infinite argument gives NaN in any precision"),
     )
 
@@ -894,6 +941,8 @@ def pytorch_192293() -> Bug:
         "eager",
         right=right,
         operators=("i0",),
+        labels=r"out\['i0 of 713'\].*",
+        workloads="known-values",
         note="FP64 is the precision of the oracle, and of no candidate",
     )
 
@@ -906,6 +955,8 @@ def pytorch_186640() -> Bug:
         "eager",
         right=lambda: torch.full((3,), INFINITE),
         operators=("polygamma.polygamma_n_1",),
+        labels=r"out\['polygamma 1'\]",
+        workloads="known-values",
         note=SAME_KERNEL.format("poles give numbers in any precision"),
     )
 
@@ -934,6 +985,8 @@ def pytorch_195075() -> Bug:
         "eager",
         right=lambda: tuple(map(one_by_one, activations)),
         operators=("nn.functional.hardtanh", "nn.functional.hardshrink", "nn.functional.elu"),
+        labels=r"out\['gradient of (nn\.functional\.)?(hardtanh|hardshrink|softshrink|elu).*",
+        workloads="known-elements",
         note=f"{NOT_FINITE}: no gradient is taken at NaN",
     )
 
@@ -987,7 +1040,7 @@ def pytorch_190486() -> Bug:
         inputs,
         "eager",
         right=lambda: module.slowly(*inputs),
-        labels=r"""out\["layer\('attention'.*key_padding_mask=.*""",
+        labels=r"""out\["layer\('attention'.*key_padding_mask=.*|out\['(attention|encoder), padded'\]""",
         note="no sample of the suite's attention is padding alone",
     )
 
@@ -1001,7 +1054,7 @@ def pytorch_118628() -> Bug:
         inputs,
         "eager",
         right=lambda: module.slowly(*inputs),
-        labels=r"""out\["layer\('encoder'.*src_mask=.*""",
+        labels=r"""out\["layer\('encoder'.*src_mask=.*|out\['encoder, biased'\]""",
         note="no encoder layer of torch.nn is given a mask of numbers",
     )
 
@@ -1015,6 +1068,8 @@ def pytorch_194725() -> Bug:
         "eager",
         right=lambda: (integers.half().reshape(-1, 1) == halves).any(1),
         operators=("isin",),
+        labels=r"out\['isin of many, .*",
+        workloads="mixed-dtypes",
         note="both operands of a sample have the same dtype",
     )
 
@@ -1033,6 +1088,8 @@ def pytorch_158738() -> Bug:
         "eager",
         right=right,
         operators=("searchsorted", "bucketize"),
+        labels=r"out\['searches'\].*",
+        workloads="known-values",
         note=SAME_KERNEL.format("NaN is compared as a number in any precision"),
     )
 
@@ -1045,6 +1102,8 @@ def pytorch_149097() -> Bug:
         "eager",
         right=lambda: torch.arange(0, 1.5, 1, dtype=torch.int32).float(),
         operators=("arange",),
+        labels=r"out\['arange, int64'\].*",
+        workloads="known-values",
         note=SAME_KERNEL.format("its integers are those of the candidate"),
     )
 
@@ -1063,6 +1122,8 @@ def pytorch_194699() -> Bug:
         "eager",
         right=right,
         operators=("prod",),
+        labels=r"out\['gradient of prod of .*",
+        workloads="known-values",
         note="no product of a sample overflows beside zeros",
     )
 
@@ -1079,6 +1140,8 @@ def pytorch_139464() -> Bug:
         (x,),
         "eager",
         right=lambda: torch.round(x / 15).to(torch.int8),
+        labels=r"out\['levels by channel, .*",
+        workloads="known-levels",
         note="OpInfo has no operators of quantized tensors",
     )
 
@@ -1091,6 +1154,8 @@ def pytorch_153358() -> Bug:
         (levels,),
         "eager",
         right=((levels.double() + 2147483648) * 1e-9).float,
+        labels=r"out\['numbers, zero .*",
+        workloads="known-levels",
         note="OpInfo has no operators of quantized tensors",
     )
 
@@ -1104,5 +1169,7 @@ def pytorch_177839() -> Bug:
         "eager",
         right=lambda: torch.cat([torch.special.logit(x[:, place : place + 1], eps=0.51) for place in range(19)], 1),
         operators=("logit",),
+        labels=r"out\['logit eps=0\.(51|75)'\].*",
+        workloads="known-elements",
         note="no sample has an eps above one half",
     )

@@ -11,12 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.core.case import Mode
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
+from accelcheck.workloads.function_parts import BOTH, Collected, binades, family, near, sign_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,87 +24,10 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 129, 256, 257, 513, 1025, 2049, 4097)
 """Sizes below, at and above those of vectors, warps and blocks."""
-FEW_SIZES = (1, 3, 8, 17, 33, 64, 129, 257, 1025)
 LARGEST = 129
 """Largest size of a product with three equal sides."""
-PER_BINADE = 16
-"""Numbers drawn in each binade: a row of the input, so that the view of rows judges each binade alone."""
 ALL = (-120, 120)
 """Binades of float32 whose reciprocals, and products with small integers, are normal numbers."""
-
-
-class Functions(nn.Module):
-    """Evaluates functions of its inputs, as ``{label: result}``.
-
-    Args:
-        parts: Label, function and the places of its arguments among the inputs.
-    """
-
-    def __init__(self, parts: tuple[tuple[str, Function, tuple[int, ...]], ...]) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, *inputs: Tensor) -> dict[str, Any]:
-        return {label: function(*(inputs[place] for place in places)) for label, function, places in self.parts}
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels of the parts."""
-        return tuple(label for label, *_ in self.parts)
-
-    def without(self, labels: frozenset[str]) -> Functions:
-        """Module without the parts of these labels."""
-        return Functions(tuple(part for part in self.parts if part[0] not in labels))
-
-    def readers(self, place: int) -> frozenset[str]:
-        """Labels of the parts that read the input at a place."""
-        return frozenset(label for label, _, places in self.parts if place in places)
-
-
-class _Collected:
-    """Collects parts and inputs of `Functions`.
-
-    Args:
-        generator: Generator of inputs given by shape.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-        self.parts: list[tuple[str, Function, tuple[int, ...]]] = []
-        self.inputs: list[Tensor] = []
-
-    def add(self, label: str, function: Function, *tensors: Tensor | tuple[int, ...], **options: Any) -> None:
-        places = []
-        for entry in tensors:
-            tensor = entry if isinstance(entry, Tensor) else normal(self.generator, *entry)
-            place = next((place for place, known in enumerate(self.inputs) if known is tensor), len(self.inputs))
-            if place == len(self.inputs):
-                self.inputs.append(tensor)
-            places.append(place)
-        self.parts.append((label, partial(function, **options) if options else function, tuple(places)))
-
-
-def _made(
-    build: Callable[..., frozenset[int] | None], generator: torch.Generator, extent: int, **options: Any
-) -> Problem:
-    """Problem of everything that a function adds to `_Collected`."""
-    parts = _Collected(generator)
-    written = build(parts, **options) or frozenset()
-    return Problem(Functions(tuple(parts.parts)), tuple(parts.inputs), writes=written)
-
-
-def binades(generator: torch.Generator, lowest: int, highest: int, *, negative: bool = True) -> Tensor:
-    """Draws numbers of every binade from 2^lowest to below 2^(highest + 1): ``(binades, PER_BINADE)``."""
-    exponents = torch.arange(lowest, highest + 1)
-    values = torch.ldexp(1.0 + torch.rand((len(exponents), PER_BINADE), generator=generator), exponents[:, None])
-    values[:, 0] = torch.ldexp(torch.ones(len(exponents)), exponents)  # powers of 2 themselves
-    return values * (1.0 - 2.0 * integers(generator, 0, 2, *values.shape)) if negative else values
-
-
-def near(generator: torch.Generator, point: float, nearest: int, *, sides: tuple[int, ...] = (-1, 1)) -> Tensor:
-    """Draws numbers at distances of 2^-1 to 2^-nearest from a point, a row for each."""
-    distances = binades(generator, -nearest, -2, negative=False)
-    return torch.cat([point + side * distances for side in sides])
 
 
 _GROWING = (-120, 5)
@@ -165,7 +87,7 @@ NEAR: Mapping[str, tuple[Function, float, int, tuple[int, ...]]] = {
 }
 
 
-def _unary(parts: _Collected, *, names: tuple[str, ...], lowest: int, highest: int) -> None:
+def _unary(parts: Collected, *, names: tuple[str, ...], lowest: int, highest: int) -> None:
     drawn: dict[tuple[int, int, bool], Tensor] = {}
     for name in names:
         function, (low, high), negative = UNARY[name]
@@ -175,25 +97,20 @@ def _unary(parts: _Collected, *, names: tuple[str, ...], lowest: int, highest: i
         parts.add(name, function, drawn[key])
 
 
-def _near(parts: _Collected) -> None:
+def _near(parts: Collected) -> None:
     for name, (function, point, nearest, sides) in NEAR.items():
         parts.add(name, function, near(parts.generator, point, nearest, sides=sides))
     ties = torch.arange(-33, 33) + 0.5
     parts.add("round of ties", torch.round, ties)
     parts.add(
         "signs of zeros",
-        lambda x: [_sign(v) for v in (x.clone(), -x, x.abs(), x.floor(), x.ceil(), x.round(), x.trunc(), x.flip(0))],
+        lambda x: [sign_of(v) for v in (x.clone(), -x, x.abs(), x.floor(), x.ceil(), x.round(), x.trunc(), x.flip(0))],
         _ZEROS,
     )
     whole = integers(parts.generator, 1, 200, 64).float()
     parts.add(
         "exact quotients", lambda a, b: [torch.floor_divide(a * b, b), torch.remainder(a * b, b)], whole, whole.flip(0)
     )
-
-
-def _sign(x: Tensor) -> Tensor:
-    """Signs as 1 and -1, different for 0 and -0, which compare equal."""
-    return torch.copysign(torch.ones_like(x), x)
 
 
 _ZEROS = torch.tensor([0.0, -0.0, 0.0, -0.0])
@@ -219,7 +136,7 @@ BINARY: Mapping[str, Function] = {
 }
 
 
-def _elementwise(parts: _Collected) -> None:
+def _elementwise(parts: Collected) -> None:
     for size in SIZES:
         a, b = normal(parts.generator, size), normal(parts.generator, size)
         for name in ("add", "mul", "div", "where", "maximum"):
@@ -234,7 +151,7 @@ def _elementwise(parts: _Collected) -> None:
     parts.add("long", lambda x: x * 2.0 + 1.0, (70001,))
 
 
-def _large_quotients(parts: _Collected) -> None:
+def _large_quotients(parts: Collected) -> None:
     """Adds remainders and quotients with up to 24 bits and more, of both signs."""
     b = binades(parts.generator, -8, 8)
     for shift in (0, 4, 12, 20, 28):
@@ -268,7 +185,7 @@ ROWS: Mapping[str, Function] = {
 }
 
 
-def _rows(parts: _Collected, *, names: tuple[str, ...], across: bool) -> None:
+def _rows(parts: Collected, *, names: tuple[str, ...], across: bool) -> None:
     """Adds functions of rows of each size, or of columns if `across`."""
     for size in SIZES:
         x = normal(parts.generator, size, 3) if across else normal(parts.generator, 3, size)
@@ -285,7 +202,7 @@ def _turned(function: Function) -> Function:
     return lambda x: function(x.transpose(0, 1))
 
 
-def _products(parts: _Collected, *, batched: bool) -> None:
+def _products(parts: Collected, *, batched: bool) -> None:
     """Adds matrix products with one side of each size, and the others small."""
     lead = (3,) if batched else ()
     for size in SIZES:
@@ -349,7 +266,7 @@ CONSUMERS: Mapping[str, Function] = {
 }
 
 
-def _layouts(parts: _Collected) -> None:
+def _layouts(parts: Collected) -> None:
     for layout, view in LAYOUTS.items():
         x = normal(parts.generator, 12, 18)
         for consumer, function in CONSUMERS.items():
@@ -395,7 +312,7 @@ ORDERS: Mapping[str, tuple[Function, tuple[int, ...]]] = {
 """Functions that read and write in turn, with the places, of two inputs, that each writes to."""
 
 
-def _writes(parts: _Collected) -> frozenset[int]:
+def _writes(parts: Collected) -> frozenset[int]:
     """Adds writes to inputs, through each view, before or after a read; returns the places of the written inputs."""
     written = set[int]()
     for number, (layout, view) in enumerate(LAYOUTS.items()):
@@ -409,7 +326,7 @@ def _writes(parts: _Collected) -> frozenset[int]:
     return frozenset(written)
 
 
-def _late_writes(parts: _Collected) -> frozenset[int]:
+def _late_writes(parts: Collected) -> frozenset[int]:
     """Adds writes to inputs after operators of each kind have read them; returns the places of the inputs."""
     for consumer, read in CONSUMERS.items():
         for name, write in WRITES.items():
@@ -423,117 +340,10 @@ def _written_after(read: Function, write: Function, x: Tensor) -> Any:
     return before
 
 
-def _convolutions(parts: _Collected) -> None:
-    """Adds convolutions of 1 to 3 dimensions, and transposed ones, with options one at a time and together."""
-    options: Mapping[str, dict[str, Any]] = {
-        "plain": {},
-        "padding": {"padding": 1},
-        "stride": {"stride": 2},
-        "stride 3, padding 2": {"stride": 3, "padding": 2},
-        "dilation": {"dilation": 2},
-        "dilation and stride": {"dilation": 2, "stride": 2, "padding": 2},
-        "groups": {"groups": 2, "padding": 1},
-        "uneven": {"padding": (1, 0), "stride": (1, 2), "dilation": (2, 1)},
-    }
-    for name, chosen in options.items():
-        groups = chosen.get("groups", 1)
-        parts.add(f"conv2d, {name}", functional.conv2d, (2, 4, 11, 13), (6, 4 // groups, 3, 3), (6,), **chosen)
-        parts.add(f"transposed, {name}", functional.conv_transpose2d, (2, 6, 7, 6), (6, 4 // groups, 3, 3), **chosen)
-    more = {"stride": 2, "output_padding": 1}
-    parts.add("transposed, output padding", functional.conv_transpose2d, (2, 4, 6, 7), (4, 3, 3, 3), **more)
-    for size in FEW_SIZES:
-        parts.add(f"conv1d of {size}", functional.conv1d, (2, 3, size), (4, 3, 3), padding=1)
-        if size <= 129:
-            x = normal(parts.generator, 1, size, 6, 5)
-            parts.add(f"{size} channels", functional.conv2d, x, (5, size, 3, 3), padding=1)
-            parts.add(f"{size} filters", functional.conv2d, (1, 3, 6, 5), (size, 3, 3, 3))
-            parts.add(f"depthwise {size}", functional.conv2d, x, (size, 1, 3, 3), groups=size, padding=1)
-            parts.add(f"pointwise {size}", functional.conv2d, x, (4, size, 1, 1))
-    parts.add("conv3d", functional.conv3d, (1, 3, 5, 6, 7), (4, 3, 3, 3, 3), padding=1, stride=2)
-    for side in (1, 2, 5, 7):
-        parts.add(f"kernel of {side}", functional.conv2d, (1, 3, 9, 10), (4, 3, side, side), padding=side // 2)
-
-
-def _windows(parts: _Collected) -> None:
-    """Adds pooling, padding and interpolation with their options."""
-    x = normal(parts.generator, 2, 3, 11, 13)
-    line = normal(parts.generator, 2, 3, 19)
-    for name, chosen in {
-        "plain": {},
-        "stride": {"stride": 1},
-        "padding": {"padding": 1},
-        "ceil": {"ceil_mode": True, "stride": 3},
-        "ceil and padding": {"ceil_mode": True, "padding": 1, "stride": 2},
-    }.items():
-        parts.add(f"max pool, {name}", functional.max_pool2d, x, kernel_size=3, **chosen)
-        parts.add(f"average pool, {name}", functional.avg_pool2d, x, kernel_size=3, **chosen)
-        parts.add(f"max pool 1-D, {name}", functional.max_pool1d, line, kernel_size=3, **chosen)
-        parts.add(f"average pool 1-D, {name}", functional.avg_pool1d, line, kernel_size=3, **chosen)
-    parts.add("max pool, dilation", functional.max_pool2d, x, kernel_size=2, dilation=2, stride=1)
-    parts.add(
-        "average pool without padding", functional.avg_pool2d, x, kernel_size=3, padding=1, count_include_pad=False
-    )
-    parts.add("average pool with a divisor", functional.avg_pool2d, x, kernel_size=2, divisor_override=3)
-    for size in ((1, 1), (4, 5), (7, 7), (13, 17)):
-        parts.add(f"adaptive average pool to {size}", functional.adaptive_avg_pool2d, x, output_size=size)
-        parts.add(f"adaptive max pool to {size}", functional.adaptive_max_pool2d, x, output_size=size)
-    for mode in ("constant", "reflect", "replicate", "circular"):
-        parts.add(f"pad, {mode}", partial(functional.pad, pad=(2, 1, 3, 2), mode=mode), x)
-    parts.add("pad, negative", functional.pad, x, pad=(-1, 2, -2, -3))
-    for factor in (0.6, 1.7, 2.0, 3.0):
-        parts.add(f"nearest by {factor}", functional.interpolate, x, scale_factor=factor, mode="nearest")
-        for aligned in (False, True):
-            scaled: dict[str, Any] = {"scale_factor": factor, "mode": "bilinear", "align_corners": aligned}
-            parts.add(f"bilinear by {factor}{', aligned' * aligned}", functional.interpolate, x, **scaled)
-    parts.add("pixel shuffle", lambda x: functional.pixel_shuffle(x[:, :, :10, :12].repeat(1, 4, 1, 1), 2), x)
-    parts.add("unfold", functional.unfold, x, kernel_size=3, stride=2, padding=1)
-    parts.add("fold", partial(functional.fold, output_size=(6, 7), kernel_size=2), (2, 12, 30))
-
-
-def _indices(parts: _Collected) -> None:
-    """Adds reads and writes by repeated, negative and unsorted indices around block sizes, and joins of tensors."""
-    for size in FEW_SIZES:
-        x, source = normal(parts.generator, size, 3), normal(parts.generator, 2 * size + 1, 3)
-        rows = integers(parts.generator, 0, size, 2 * size + 1)
-        wide = rows[:, None].expand(-1, 3).contiguous()
-        parts.add(f"index_select of {size}", lambda x, rows: x.index_select(0, rows), x, rows)
-        parts.add(f"index_add of {size}", lambda x, rows, source: x.index_add(0, rows, source), x, rows, source)
-        parts.add(f"gather of {size}", lambda x, wide: x.gather(0, wide), x, wide)
-        parts.add(f"scatter_add of {size}", lambda x, wide, source: x.scatter_add(0, wide, source), x, wide, source)
-        parts.add(
-            f"scatter_reduce of {size}",
-            lambda x, wide, source: x.scatter_reduce(0, wide, source, "amax"),
-            x,
-            wide,
-            source,
-        )
-        parts.add(f"brackets of {size}", lambda x, rows: x[rows - x.shape[0]], x, rows)
-        parts.add(
-            f"put of {size}", lambda x, rows, source: x.index_put((rows,), source, accumulate=True), x, rows, source
-        )
-        parts.add(f"embedding of {size}", lambda rows, x: functional.embedding(rows, x, padding_idx=0), rows, x)
-        parts.add(f"mask of {size}", lambda x: [x.masked_fill(x > 0.5, -1.0), torch.where(x < 0, x, 0.0)], x)
-        parts.add(f"masked select of {size}", lambda x: (x * (x > 0)).sum(0), x)
-        parts.add(f"one-hot of {size}", lambda rows, x: functional.one_hot(rows, x.shape[0]), rows, x)
-        parts.add(f"cat of {size}", lambda x: torch.cat([x[: k + 1] for k in range(min(len(x), 40))]), x)
-        parts.add(f"stack of {size}", lambda x: torch.stack([x, -x, x * 2.0], 1), x)
-    logits, target = normal(parts.generator, 9, 5), integers(parts.generator, 0, 5, 9)
-    ignored = torch.where(torch.arange(9) % 3 == 0, -100, target)
-    for reduction in ("none", "mean", "sum"):
-        parts.add(f"cross entropy, {reduction}", functional.cross_entropy, logits, target, reduction=reduction)
-        parts.add(
-            f"cross entropy, ignored, {reduction}", functional.cross_entropy, logits, ignored, reduction=reduction
-        )
-        chosen = {"reduction": reduction, "label_smoothing": 0.1}
-        parts.add(f"cross entropy, smoothed, {reduction}", functional.cross_entropy, logits, target, **chosen)
-    edges = torch.linspace(-2, 2, 33)
-    parts.add("searchsorted", lambda e, x: [torch.searchsorted(e, x), torch.bucketize(x, e, right=True)], edges, logits)
-
-
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def _integers(parts: _Collected) -> None:
+def _integers(parts: Collected) -> None:
     """Adds integers up to the ends of their range, where overflows wrap around."""
     for dtype in INTEGERS:
         info = torch.iinfo(dtype)
@@ -576,55 +386,8 @@ def _quotients(a: Tensor, b: Tensor) -> list[Tensor]:
     return [a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")]
 
 
-def _attention(parts: _Collected) -> None:
-    """Adds attention with queries, keys and heads of a few sizes: causal, masked, and with fewer keys than queries."""
-    for size in (1, 3, 17, 64, 129):
-        q, k, v = (normal(parts.generator, 1, 2, size, 8) for _ in range(3))
-        parts.add(f"{size} positions", functional.scaled_dot_product_attention, q, k, v)
-        parts.add(f"{size} positions, causal", functional.scaled_dot_product_attention, q, k, v, is_causal=True)
-        parts.add(f"{size} keys", functional.scaled_dot_product_attention, (1, 2, 5, 8), k, v)
-        mask = normal(parts.generator, size, size)
-        parts.add(f"{size} positions, biased", functional.scaled_dot_product_attention, q, k, v, mask)
-    for width in (1, 4, 16, 33, 64, 80, 128):
-        q, k, v = (normal(parts.generator, 1, 1, 9, width) for _ in range(3))
-        parts.add(f"heads of {width}", functional.scaled_dot_product_attention, q, k, v)
-    parts.add("a scale", functional.scaled_dot_product_attention, *((1, 1, 9, 8) for _ in range(3)), scale=0.3)
-
-
-_FORWARD = frozenset({Mode.FORWARD})
-_BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 _EAGER = frozenset({"eager"})
 _ROWS = tuple(ROWS)
-
-
-def _workload(
-    name: str,
-    summary: str,
-    build: Callable[..., frozenset[int] | None],
-    modes: frozenset[Mode] = _FORWARD,
-    dtypes: tuple[str, ...] = ("float32",),
-    techniques: frozenset[str] = frozenset(TRANSLATORS),
-    compiled: int = TRANSLATORS["compile-static"],
-    backward: int = TRANSLATORS["compile-static"],
-) -> Workload:
-    """Workload of everything `build` adds; compile-static has it at level `compiled`, its gradients at `backward`.
-
-    Runtimes run values and options at the levels of `RUNTIMES`, but not sizes, which take them minutes.
-    """
-    runtimes = RUNTIMES if name.startswith(("options-", "values-")) else {}
-    return Workload(
-        name,
-        summary,
-        partial(_made, build),
-        level=2,
-        modes=modes,
-        dtypes=frozenset(dtypes),
-        traits=frozenset({"domain"}),
-        techniques=techniques,
-        levels={**TRANSLATORS, **runtimes, "compile-static": compiled, "compile-static/backward": backward},
-        divisible=True,
-        given=True,
-    )
 
 
 def _parts_of(names: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
@@ -633,28 +396,28 @@ def _parts_of(names: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
 
 WORKLOADS = (
     *(
-        _workload(
+        family(
             f"values-unary-{number + 1}",
             f"Every binade of {', '.join(names)}.",
             partial(_unary, names=names, lowest=-126, highest=127),
         )
         for number, names in enumerate(_parts_of(tuple(UNARY), 3))
     ),
-    _workload(
+    family(
         "values-unary-half",
         "The binades that half precision has, of all functions of one argument.",
         partial(_unary, names=tuple(name for name in UNARY if not name.startswith("to ")), lowest=-7, highest=2),
         dtypes=("bfloat16", "float16"),
         compiled=2,
     ),
-    _workload("values-near", "Functions near their zeros, ties and poles.", _near),
-    _workload("values-quotients", "Remainders of large quotients.", _large_quotients),
-    _workload("values-integers", "Integers to the ends of their range.", _integers),
-    _workload(
-        "sizes-elementwise", "Elementwise operators of vectors of each size, and of one matrix.", _elementwise, _BOTH
+    family("values-near", "Functions near their zeros, ties and poles.", _near),
+    family("values-quotients", "Remainders of large quotients.", _large_quotients),
+    family("values-integers", "Integers to the ends of their range.", _integers),
+    family(
+        "sizes-elementwise", "Elementwise operators of vectors of each size, and of one matrix.", _elementwise, BOTH
     ),
     *(
-        _workload(
+        family(
             f"sizes-rows-{number + 1}",
             f"Rows of each size: {', '.join(names)}.",
             partial(_rows, names=names, across=False),
@@ -662,7 +425,7 @@ WORKLOADS = (
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
     *(
-        _workload(
+        family(
             f"sizes-columns-{number + 1}",
             f"Columns of each size: {', '.join(names)}.",
             partial(_rows, names=names, across=True),
@@ -670,18 +433,14 @@ WORKLOADS = (
         )
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
-    _workload("sizes-products", "Matrix products with a side of each size.", partial(_products, batched=False), _BOTH),
-    _workload(
+    family("sizes-products", "Matrix products with a side of each size.", partial(_products, batched=False), BOTH),
+    family(
         "sizes-batched-products",
         "Batched matrix products with a side of each size.",
         partial(_products, batched=True),
-        _BOTH,
+        BOTH,
     ),
-    _workload("sizes-attention", "Attention of each of a few sizes.", _attention),
-    _workload("sizes-indices", "Reads and writes by index, and joins, of each of a few sizes.", _indices, _BOTH),
-    _workload("options-convolutions", "Convolutions with each of their options.", _convolutions, _BOTH, backward=4),
-    _workload("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, _BOTH),
-    _workload("layouts", "Views of each kind before operators of each kind.", _layouts, _BOTH),
-    _workload("writes", "Writes to inputs through views of each kind, before and after they are read.", _writes),
-    _workload("late-writes", "Writes to inputs after operators of each kind have read them.", _late_writes),
+    family("layouts", "Views of each kind before operators of each kind.", _layouts, BOTH),
+    family("writes", "Writes to inputs through views of each kind, before and after they are read.", _writes),
+    family("late-writes", "Writes to inputs after operators of each kind have read them.", _late_writes),
 )

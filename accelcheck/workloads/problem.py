@@ -37,6 +37,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "index-operators": "calls of torch.index_select or torch.gather",
         "index-tensors": "indexing with tensors in brackets",
         "inplace": "submodules with an attribute `inplace`, which is False",
+        "known": "results in FP64 that are known otherwise than by the operators, so that eager is under test too",
         "linear": "nn.Linear",
         "matmul": "matrix products",
         "packed": "a module that is an `accelcheck.workloads.packed.Packed`",

@@ -17,7 +17,7 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.reference import Reference, VacuousError
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.families import Functions
+from accelcheck.workloads.function_parts import Functions
 from accelcheck.workloads.problem import part_of
 
 PARTS = ("exp", "sin", "of both")

@@ -19,7 +19,7 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.families import Functions
+from accelcheck.workloads.function_parts import Functions
 
 LABELS = tuple("abcdefg")
 

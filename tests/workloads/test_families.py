@@ -12,10 +12,16 @@ from fault_harness import FORWARD, Planted, built_in, failed, verdict_of
 from torch import Tensor
 
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads import option_families
 from accelcheck.workloads.base import Program, flatten
-from accelcheck.workloads.families import CONSUMERS, PER_BINADE, UNARY, WORKLOADS, binades, near
+from accelcheck.workloads.families import CONSUMERS, UNARY, WORKLOADS
+from accelcheck.workloads.function_parts import PER_BINADE, Functions, binades, near
 
-NAMES = [workload.name for workload in WORKLOADS]
+NAMES = [
+    workload.name
+    for workload in (*WORKLOADS, *option_families.WORKLOADS)
+    if isinstance(workload.problem(3).module, Functions)
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
