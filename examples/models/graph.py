@@ -64,7 +64,6 @@ def make() -> dict[str, Any]:
     inputs = graphs(30, 90, 4)
     return {
         "model": GraphNet(),
-        "inputs": inputs,
         "sizes": [graphs(31, 75, 4), graphs(12, 20, 1)],
         "batches": [(inputs, torch.tensor([0, 2, 1, 1]))],
         "loss": nn.CrossEntropyLoss(),

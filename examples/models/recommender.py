@@ -38,16 +38,15 @@ def clicks(rows: tuple[int, ...], users: int = 6) -> tuple[torch.Tensor, list[to
 
 
 def make() -> dict[str, Any]:
-    """Returns the model with two batches of clicks."""
+    """Returns the model with a batch of clicks, and others of other sizes."""
     rows = (100, 50, 20)
-    first, second = clicks(rows), clicks(rows)
+    batch = clicks(rows)
     sizes = [tuple(clicks(rows, users)) for users in (1, 9)]
     target = torch.randint(2, (6,)).float()
     return {
         "model": Recommender(rows),
-        "inputs": first,
         "sizes": sizes,
-        "batches": [(first, target), (second, 1 - target)],
+        "batches": [(batch, target)],
         "loss": nn.BCEWithLogitsLoss(),
         "optimizer": torch.optim.Adagrad,
     }
