@@ -6,7 +6,7 @@
     python benchmarks/model_seeds.py --json=baselines/cpu/model_seeds.json
 
 Each seed has parameters and inputs of its own: seed 0 those of the file, others with their elements in another order.
-Outputs, gradients and trainings are judged as by ``accelcheck check --no-speed``, on the CPU. A false alarm is a case
+Outputs, gradients and trainings are judged as by ``accelcheck check --no-speed``. A false alarm is a case
 with the verdict fail, crash or hang, or an error that is not `undecided`. The exit status is 1 where there is one.
 """
 
@@ -30,9 +30,9 @@ from accelcheck.core import quiet
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Mode
 from accelcheck.core.journal import ErrorCode
+from accelcheck.core.registry import discover
 from accelcheck.core.selection import Selection
-from accelcheck.devices.base import Status
-from accelcheck.devices.cpu import Cpu
+from accelcheck.devices.base import Device, Status
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
@@ -62,14 +62,15 @@ def word(record: Record) -> str:
     return str(record.code) if record.code == ErrorCode.UNDECIDED else str(record.verdict)
 
 
-def judged(workload: Workload, techniques: dict[str, Any]) -> Iterator[Record]:
-    """Yields the records of all cases of a workload on the CPU, in FP32."""
+def judged(workload: Workload, techniques: dict[str, Any], device: Device) -> Iterator[Record]:
+    """Yields the records of all cases of a workload on a device, in FP32."""
     matrix = Matrix(techniques, {workload.name: workload})
     with tempfile.TemporaryDirectory(prefix="accelcheck-seeds-") as folder:
         clean = clean_process(matrix.parts())
         try:
-            bench = Bench(matrix, {"cpu": Cpu()}, {"cpu": Status("cpu", SUPPORTED)}, Store(Path(folder), clean))
-            yield from map(bench.run, matrix.cases(Selection(("cpu",), dtypes=("float32",), level=4), MODES))
+            status = Status(device.name, SUPPORTED)
+            bench = Bench(matrix, {device.name: device}, {device.name: status}, Store(Path(folder), clean))
+            yield from map(bench.run, matrix.cases(Selection((device.name,), dtypes=("float32",), level=4), MODES))
         finally:
             clean.close()
 
@@ -81,11 +82,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first seed (default: 0)")
     parser.add_argument("--model", action="append", choices=names, help="repeatable (default: all)")
     parser.add_argument("--technique", action="append", metavar="GLOB", help=f"default: {' '.join(TECHNIQUES)}")
+    parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--verbose", action="store_true", help="print each case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="result; counts of models that it has are kept")
     given = parser.parse_args()
     quiet.ignore_copied_trees()
     words = given.technique or TECHNIQUES
+    device = next(thing for thing in discover("accelcheck.devices", "DEVICES") if thing.name == given.device)
+    assert isinstance(device, Device)
     known = Matrix.load().techniques
     techniques = {name: t for name, t in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in words)}
     alarms: list[str] = []
@@ -95,7 +99,7 @@ def main() -> int:
         began, wrong = time.monotonic(), []
         for seed in range(given.first, given.first + given.seeds):
             own = dataclasses.replace(workload, name=f"{name}-seed{seed}") if seed else workload
-            for record in judged(own, techniques):
+            for record in judged(own, techniques, device):
                 counts[word(record)] += 1
                 if given.verbose:
                     first = next(iter(record.why.splitlines()), "")
