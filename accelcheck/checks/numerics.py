@@ -343,7 +343,9 @@ class _Run:
         if not trial.workload.given or trial.technique.oracle == "float64" or trial.case.mode is not Mode.FORWARD:
             return
         plain = trial.store.get(trial.case, Eager(), trial.workload)
-        rows = {path: stick.read(result[path])["row"] for path, stick in plain.sticks.items() if path in result}
+        shapes = {path: tuple(tensor.shape) for path, tensor in result.items()}
+        sticks = {path: stick for path, stick in plain.sticks.items() if shapes.get(path) == stick.shape}
+        rows = {path: stick.read(result[path])["row"] for path, stick in sticks.items()}
         if rows:  # a record keeps one figure of a view without budget
             worst = max(rows, key=rows.__getitem__)
             yield Figure(worst, SCHEME, rows[worst], math.inf, "", gates=False)

@@ -165,10 +165,13 @@ def _compute(source: Source, careful: int) -> Reference:
         raise InapplicableError(f"{source}: no operator is of the class {source.algorithm}")
     truth, samples, unclassified = _sampled(source, careful, spread_over)
     source.effort.tidy(cycles=True)
+    with blamed(f"{source}: eager {source.dtype} on the CPU"):
+        eager = source.repeated(source.dtype) if source.effort.reduced else source.eager(source.dtype)
     groups: matched.Groups = {}
     if source.workload.owned and source.mode is Mode.FORWARD and not source.effort.reduced and not source.algorithm:
-        careful, truth, samples, groups = _matched(source, careful, truth, samples)
-    eager, eager_unlike = _eager(source, truth, samples, groups)
+        careful, truth, samples, groups = _matched(source, careful, truth, samples, eager)
+    eager, _ = matched.aligned(eager, truth, groups, source.unit)
+    eager_unlike = _unlike(source, truth, samples, eager)
     alone, unjudged = sample_budgets.of_samples(source, samples.readings, truth, careful)
     peer = _peer(source, eager, truth, groups)
     own = {} if peer is None else {path: samples.sticks[path].read(peer[path]) for path in alone}
@@ -204,19 +207,18 @@ def _compute(source: Source, careful: int) -> Reference:
 
 
 def _matched(
-    source: Source, careful: int, truth: Result, samples: Samples
+    source: Source, careful: int, truth: Result, samples: Samples, eager: Result
 ) -> tuple[int, Result, Samples, matched.Groups]:
     """Truth and samples with the rows that rounding does not decide, where numbers of rows vary; else as they are.
 
     All looks take the samples of the first closer one, so that they judge the same rows.
     """
-    with blamed(f"{source}: eager {source.dtype} on the CPU"):
-        others = [source.eager(source.dtype)]
-    if not samples.varying() and all(others[0][path].shape == truth[path].shape for path in truth if path in others[0]):
+    if not samples.varying() and all(eager[path].shape == truth[path].shape for path in truth if path in eager):
         return careful, truth, samples, {}
     with blamed(f"{source}: the oracle with rounding errors"), unfused():
         oracle = Oracle(source.exactly(), source.mode, source.effort)
         first = (source.draw.seed(source.seed) + 1) * SAMPLES
+        others = [eager]
         for index in range(source.effort.count(source.draw, 1)):
             sample = oracle.sample(first + index, source.precision, source.dtype)
             others.append({path: tensor.clone() for path, tensor in sample.items()})
@@ -259,16 +261,13 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
     return truth, samples, sorted(oracle.unclassified)
 
 
-def _eager(source: Source, truth: Result, samples: Samples, groups: matched.Groups) -> tuple[Result, str]:
-    """Result of eager in the storage dtype, and its own difference in NaN or infinities: then eager is wrong.
+def _unlike(source: Source, truth: Result, samples: Samples, eager: Result) -> str:
+    """Difference of eager from the truth in NaN or infinities: then eager is wrong.
 
     Raises:
         OracleError: Eager or a sample is unlike the truth in another way.
     """
     who = f"eager {source.dtype} on the CPU"
-    with blamed(f"{source}: {who}"):
-        eager = source.repeated(source.dtype) if source.effort.reduced else source.eager(source.dtype)
-    eager, _ = matched.aligned(eager, truth, groups, source.unit)
     # With NaN and infinities among the inputs eager is under test too: some of its own kernels lose them.
     difference = "" if source.draw.special else unlike(truth, eager)
     wrong = bool(difference) and samples.in_range and not unlike(truth, eager, patterns=False)
@@ -280,7 +279,7 @@ def _eager(source: Source, truth: Result, samples: Samples, groups: matched.Grou
             )
         if differs:
             raise OracleError(f"{source}: the FP64 oracle and {name} disagree: {differs}")
-    return eager, difference if wrong else ""
+    return difference if wrong else ""
 
 
 def _peer(source: Source, eager: Result, truth: Result, groups: matched.Groups) -> Result | None:

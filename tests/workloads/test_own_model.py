@@ -843,3 +843,10 @@ def test_an_exception_of_the_model_names_its_line(fresh: Store) -> None:
     own = workload_of(summed, (torch.randn(4, 4),), name="summed", sizes=[])
     record = erred(fresh, Matrix.load().techniques["amp-bf16"], own, FORWARD)
     assert "must have the same scalar type (in summed, test_own_model.py, line" in record.headline
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_eps_of_rms_norm_is_that_of_float32(dtype: str, fresh: Store) -> None:
+    own = workload_of(nn.RMSNorm(32), (torch.randn(4, 32) * 1e-3,), name="rms-norm", sizes=[])
+    for mode in (FORWARD, BACKWARD):
+        passed(fresh, Eager(), own, mode, dtype)
