@@ -236,7 +236,9 @@ def _place(error: BaseException) -> str:
     """Returns the innermost line of a user's own file that an exception passed; empty without one."""
     ours = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((ours, "<")) and f"{os.sep}lib{os.sep}python" not in f.filename]
+    own = [
+        f for f in frames if not f.filename.startswith((ours, "<")) and f"{os.sep}lib{os.sep}python" not in f.filename
+    ]
     return f" (in {own[-1].name}, {Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 

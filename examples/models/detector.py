@@ -49,13 +49,12 @@ class Detector(nn.Module):
         size = raw[:, 2:4].clamp(-2, 2).exp() * 4 * self.stride
         boxes = torch.cat([centre - size / 2, centre + size / 2], dim=1).flatten(2).transpose(1, 2)
         scores, labels = raw[:, 4:].sigmoid().flatten(2).max(dim=1)
-        found = []
-        for b, s, label in zip(boxes, scores, labels, strict=True):
-            likely = s > 0.5
-            b, s, label = b[likely], s[likely], label[likely]
-            keep = nms(b, s, self.threshold)
-            found.append({"boxes": b[keep], "scores": s[keep], "labels": label[keep]})
-        return found
+        detections = []
+        for box, score, label in zip(boxes, scores, labels, strict=True):
+            likely = (score > 0.5).nonzero()[:, 0]
+            keep = likely[nms(box[likely], score[likely], self.threshold)]
+            detections.append({"boxes": box[keep], "scores": score[keep], "labels": label[keep]})
+        return detections
 
 
 def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

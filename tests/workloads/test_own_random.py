@@ -16,6 +16,7 @@ from accelcheck.selftest.faults.plant import calling
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads import own_random
 from accelcheck.workloads.base import Workload
 from accelcheck.workloads.own_model import workload_of
 from accelcheck.workloads.own_random import Drawing
@@ -107,3 +108,12 @@ def test_functions_outside_of_such_a_model_draw_as_before() -> None:
     torch.manual_seed(3)
     assert all(map(torch.equal, one, (torch.randn(4), functional.dropout(torch.ones(100), 0.5))))
     assert not one[1].all()
+
+
+def test_a_model_that_draws_nothing_leaves_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, _ in own_random._REPLACED:
+        monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
+    monkeypatch.setattr(own_random._NUMBERS, "needed", False)
+    before = torch.randn, functional.dropout
+    assert "scriptable" in workload_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (torch.randn(5, 4),)).traits
+    assert (torch.randn, functional.dropout) == before
