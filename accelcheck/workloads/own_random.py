@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from accelcheck.devices import torch_names
 from accelcheck.workloads.probes import quieted
 from accelcheck.workloads.problem import Problem
 
@@ -101,6 +102,8 @@ def _drawn(module: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _replace(*, needed: bool) -> None:
+    if needed and not _NUMBERS.needed:
+        torch_names.dynamo_functions()  # it takes these names' functions for operators: let it see torch's own first
     _NUMBERS.needed = needed
     for owner, name, made in _REPLACED:
         if not hasattr(original := getattr(owner, name), "__wrapped__"):
