@@ -96,11 +96,13 @@ def main() -> int:
     for name in given.model or names:
         (workload, *_) = workloads_of(f"{name}.py", MODELS)
         counts: Counter[str] = Counter()
+        tried: set[str] = set()
         began, wrong = time.monotonic(), []
         for seed in range(given.first, given.first + given.seeds):
             own = dataclasses.replace(workload, name=f"{name}-seed{seed}") if seed else workload
             for record in judged(own, techniques, device):
                 counts[word(record)] += 1
+                tried.add(f"{record.case.technique}/{record.case.mode}")
                 if given.verbose:
                     first = next(iter(record.why.splitlines()), "")
                     print(f"  {record.case.id} {word(record)} {first} {dict(record.seconds)}", flush=True)
@@ -112,8 +114,9 @@ def main() -> int:
         print(f"{name}: {given.seeds} seeds, {summary}; {time.monotonic() - began:.0f} s", flush=True)
         if given.json is not None:
             kept = json.loads(given.json.read_text(encoding="utf-8")) if given.json.is_file() else {"models": {}}
-            kept |= {"torch": torch.__version__, "techniques": sorted(techniques)}
-            kept["models"][name] = {"seeds": given.seeds, "verdicts": dict(sorted(counts.items())), "wrong": wrong}
+            kept |= {"device": given.device, "torch": torch.__version__}
+            facts = {"seeds": given.seeds, "cases": sorted(tried), "verdicts": dict(sorted(counts.items()))}
+            kept["models"][name] = {**facts, "wrong": wrong}
             given.json.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{len(alarms)} false alarms")
     return int(bool(alarms))
