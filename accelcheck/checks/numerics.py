@@ -373,7 +373,7 @@ class _Run:
         raw = self._again(state, accumulates=sums)
         self._let_go(FIRST)
         self._hold(raw)
-        again = halved(_on_host(raw), kept) if sums else _on_host(raw)
+        again = halved(_on_host(raw), kept) if sums else _on_host(self._matched(raw, reference, FIRST)[0])
         if any(apart(kept, again).values()):
             with trial.judging():
                 wrong = self._judged_again(raw, again, reference, FIRST)

@@ -75,7 +75,7 @@ def test_a_technique_that_uses_other_numbers_fails(store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
-@pytest.mark.parametrize("name", ["compile-static", "export", "jit-trace"])
+@pytest.mark.parametrize("name", ["compile-aot-eager", "export", "jit-trace"])
 def test_translators_get_the_numbers(name: str, mode: Mode, store: Store) -> None:
     passed(store, Matrix.load().techniques[name], sampled(), mode)
 
