@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import traceback
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,6 @@ from accelcheck.verify.reference import OracleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.paired import Comparison
@@ -113,9 +114,12 @@ class Bench:
         except UnknownTorchError as error:
             record = _refused(case, unavailable(Code.WRONG_VERSION, str(error), f"install torch {SUPPORTED_TORCH}"))
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything: it is this case's error
-            undecided = isinstance(error, OracleError | UndecidedError) and self.matrix.workloads[case.workload].owned
+            owned = self.matrix.workloads[case.workload].owned
+            undecided = owned and isinstance(error, OracleError | UndecidedError)
             code = ErrorCode.UNDECIDED if undecided else ""
-            record = Record(case, Verdict.ERROR, code=code, reason=_brief(error), traceback=_traceback(error))
+            first, *rest = _brief(error).splitlines()
+            reason = "\n".join([first + (_place(error) if owned and not undecided else ""), *rest])
+            record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
             if silent := self._silent(case.device):
                 record = replace(record, verdict=Verdict.DEVICE_LOST, code="", reason=f"{silent}\n{record.reason}")
         record = replace(record, seconds=clock.seconds)
@@ -217,6 +221,16 @@ def _brief(error: BaseException) -> str:
     more = len(lines) - LINES
     cut = [*lines[:LINES], f"({more} more lines)"] if more > 0 else lines
     return "\n".join([*cut, *advice, *getattr(error, "__notes__", ())])
+
+
+def _place(error: BaseException) -> str:
+    """Returns the innermost line of a user's own file that an exception passed; empty without one."""
+    ours = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        f for f in frames if not f.filename.startswith((ours, "<")) and f"{os.sep}lib{os.sep}python" not in f.filename
+    ]
+    return f" (in {own[-1].name}, {Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _traceback(error: BaseException) -> str:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map as dynamo_functions
     from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
     from torch._inductor import aoti_compile_and_package, aoti_load_package, lowering
     from torch._inductor import config as inductor_config
@@ -107,6 +108,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
         "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
         "dynamo_config": ("torch._dynamo", "config"),
+        "dynamo_functions": ("torch._dynamo.trace_rules", "get_torch_obj_rule_map"),
         "excluded_keys": ("torch._C", "_dispatch_tls_local_exclude_set"),
         "fresh_cache": ("torch._inductor.utils", "fresh_cache"),
         "fresh_inductor_cache": ("torch._inductor.utils", "fresh_inductor_cache"),

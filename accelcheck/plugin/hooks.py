@@ -207,6 +207,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from accelcheck.measure import timing_processes
     from accelcheck.plugin.benchmark import mark_timed
 
+    if options.models(config):  # nothing can be said of a model that eager cannot run
+        items.sort(key=lambda item: (case := _case(item)) is None or case.technique != "eager")
     finished = config.stash[_RUN].finished
     if finished:
         done = {item for item in items if (case := _case(item)) is not None and case.id in finished}

@@ -71,6 +71,7 @@ class Reference:
             operator's result leaves the range of the storage dtype: eager is wrong. Empty without one.
         noise: Rounding samples' errors at each place, by path, for the views of `accelcheck.verify.own`.
         spread_over: Masks by path, True where a class of algorithms gives no finite numbers; empty without a class.
+        groups: Tensors whose rows are matched before they are judged: see `accelcheck.verify.matched`.
     """
 
     truth: Result
@@ -89,6 +90,7 @@ class Reference:
     spread_over: Result = field(default_factory=dict)
     noise: Mapping[str, Noise] = field(default_factory=dict)
     eager_unlike: str = ""
+    groups: Mapping[str, tuple[Sequence[str], int, int]] = field(default_factory=dict)
 
     @functools.cached_property
     def without_eager(self) -> Reference:

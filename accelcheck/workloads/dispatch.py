@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import (
@@ -18,7 +19,7 @@ from accelcheck.devices.torch_names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from accelcheck.devices.torch_names import TorchDispatchMode
 
@@ -69,6 +70,23 @@ def layer_by_layer() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
-    """Makes a context for the oracle and its samples: no fast path, and attention by its definition."""
+    """Makes a context for the oracle and its samples: no fast path, attention by its definition, FP32's default eps.
+
+    Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision: FP64's would be another function.
+    """
+    owners = {owner: owner.rms_norm for owner in (torch, functional)}
     with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
-        yield
+        try:
+            for owner, original in owners.items():
+                setattr(owner, "rms_norm", _with_eps(original))  # noqa: B010 - torch's stubs have it as a constant
+            yield
+        finally:
+            for owner, original in owners.items():
+                setattr(owner, "rms_norm", original)  # noqa: B010
+
+
+def _with_eps(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def rms_norm(input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: A002
+        return original(input, shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
+
+    return rms_norm

@@ -88,7 +88,9 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
 
     together = accepted([new])
     apart = accepted({axis: size} for axis, size in new.items()) if new and not together else {}
-    single = accepted([{0: 1}] if 0 in new and 0 in ones else [])
+    # A square matrix plus its transpose takes one row, by broadcasting, and none more than it has.
+    alone = 0 in new and 0 in ones and (len(new) == 1 or not _raised(resized(problem, {0: new[0]}, seed)))
+    single = accepted([{0: 1}] if alone else [])
     if not together or (growing and _raised(grown(problem, growing, EXTENT, seed))):
         growing = []
     return OtherProblems({**together, **apart, **single}, tuple(growing), tuple(refused))

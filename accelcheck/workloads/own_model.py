@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import DTYPES, Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.torch_names import pytree
-from accelcheck.workloads import own_inputs
+from accelcheck.workloads import own_inputs, own_random
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, in_dtype, is_inexact
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
@@ -97,7 +97,7 @@ def workload_of(
             optimizer=optimizer,
         )
     problem = dataclasses.replace(problem, steps=steps)
-    seen = frozenset(found_traits(_copied(problem))) if traits is None else traits
+    seen = frozenset(found_traits(own_random.given(_copied(problem)))) if traits is None else traits
     seed = stable_seed(name)
     if sizes is None:
         others = own_inputs.found_sizes(problem, seed)
@@ -181,7 +181,7 @@ def task_of(
         f"{_title(model, problem)} and a metric.",
         Redrawn(problem, stable_seed(name)),
         modes=frozenset({Mode.ACCURACY}),
-        traits=frozenset(found_traits(_copied(problem))) if traits is None else traits,
+        traits=frozenset(found_traits(own_random.given(_copied(problem)))) if traits is None else traits,
         dtypes=_dtypes(problem),
         sizes=OtherSizes({}),
         given=True,
@@ -225,6 +225,8 @@ def _problem(
         )
     module, tensors, rebuilt, written = _adapted(model, first.inputs, first.keywords, always=always)
     batches = tuple(_batch(number, example, tensors, first.target) for number, example in enumerate(further, 1))
+    if own_random.draws(module, tensors):
+        module = own_random.Drawing(module, len(tensors))
     problem = Problem(module, tensors, first.target, further=batches, writes=written)
     _check_host(problem)
     return problem, rebuilt
@@ -277,7 +279,8 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
     if kinds(own) != kinds(other):
         raise OwnModelError(
             f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: "
-            "leave out the last batch where it is smaller, as drop_last=True of a DataLoader does"
+            "leave out the last batch where it is smaller, as drop_last=True of a DataLoader does; give one batch where "
+            "sizes differ by nature"
         )
     return tensors, target
 
@@ -323,12 +326,12 @@ class Redrawn:
         if extent and self.growing:
             problem = own_inputs.grown(problem, self.growing, extent, self.seed)
         if generator.initial_seed() == self.seed:
-            return problem
+            return own_random.given(problem)
         with torch.no_grad():
             for parameter in problem.module.parameters():
                 parameter.copy_(own_inputs.shuffled(parameter, generator))
         inputs = tuple(own_inputs.redrawn(value, generator) for value in problem.inputs)
-        return dataclasses.replace(problem, inputs=inputs)
+        return own_random.given(dataclasses.replace(problem, inputs=inputs))
 
 
 class Adapted(nn.Module):
@@ -480,4 +483,5 @@ def _modes(problem: Problem) -> Iterator[Mode]:
 def _title(model: Callable[..., Any], problem: Problem) -> str:
     kind = type(model).__name__
     name = kind if isinstance(model, nn.Module) else getattr(model, "__name__", kind)
-    return f"{name} with {sum(parameter.numel() for parameter in problem.module.parameters()):,} parameters"
+    numbers = ", whose random numbers are inputs" if isinstance(problem.module, own_random.Drawing) else ""
+    return f"{name} with {sum(parameter.numel() for parameter in problem.module.parameters()):,} parameters{numbers}"

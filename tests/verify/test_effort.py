@@ -210,7 +210,7 @@ def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None
 def test_a_random_model_is_refused_with_the_least_effort_too(store: Store) -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x + torch.rand_like(x)
+            return x + torch.empty_like(x).normal_()
 
     workload = replace(workload_of(Noisy(), (torch.ones(4, 4),), name="noisy", traits=frozenset()), idle=frozenset())
     with pytest.raises(OracleError, match="is random"):

@@ -482,7 +482,7 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
 
 def test_a_model_that_is_random_is_named(fresh: Store) -> None:
     def noisy(x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
+        return x + torch.empty_like(x).normal_()
 
     record = erred(fresh, Eager(), workload_of(noisy, (torch.ones(3, 4),), name="noisy"), FORWARD)
     assert "is random" in record.reason
@@ -519,7 +519,7 @@ def test_the_module_that_draws_numbers_is_named_and_not_what_comes_after_it(fres
             self.head = nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(x + torch.randn_like(x))
+            out: Tensor = self.head(x + torch.empty_like(x).normal_())
             return out
 
     record = verdict_of(fresh, Eager(), workload_of(Noisy(), (torch.ones(3, 4),), name="noisy"), FORWARD)
@@ -833,3 +833,20 @@ def test_each_run_has_the_inputs_as_they_were() -> None:
     assert first.keys() == {"out", "input[0]"}
     assert all(torch.equal(first[path], second[path]) for path in first)
     assert not torch.equal(first["input[0]"], before)
+
+
+def test_an_exception_of_the_model_names_its_line(fresh: Store) -> None:
+    def summed(x: Tensor) -> Tensor:
+        product = x @ x.mT  # in bfloat16 under autocast
+        return torch.zeros_like(product).index_add(0, torch.arange(4), x)
+
+    own = workload_of(summed, (torch.randn(4, 4),), name="summed", sizes=[])
+    record = erred(fresh, Matrix.load().techniques["amp-bf16"], own, FORWARD)
+    assert "must have the same scalar type (in summed, test_own_model.py, line" in record.headline
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_eps_of_rms_norm_is_that_of_float32(dtype: str, fresh: Store) -> None:
+    own = workload_of(nn.RMSNorm(32), (torch.randn(4, 32) * 1e-3,), name="rms-norm", sizes=[])
+    for mode in (FORWARD, BACKWARD):
+        passed(fresh, Eager(), own, mode, dtype)

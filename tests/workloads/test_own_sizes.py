@@ -106,6 +106,12 @@ def test_dimensions_vary_together(model: Callable[..., Tensor], shapes: Any, siz
     assert text == sizes if model is attended else text.startswith(sizes)
 
 
+def test_a_square_matrix_is_not_tried_with_one_row_that_broadcasting_accepts() -> None:
+    sizes = workload_of(lambda x: x + x.mT, (torch.randn(4, 4),), name="square").sizes
+    assert sizes is not None
+    assert [*sizes.workloads] == ["dimension 0 = 5, dimension 1 = 5"]
+
+
 def test_a_technique_that_fixes_sizes_is_prepared_anew_for_one_other(fresh: Store) -> None:
     record = passed(fresh, Export(), layers(), FORWARD)
     assert observed(record, SIZES).startswith("dimension 0 = 9")

@@ -1,0 +1,119 @@
+"""Models that draw random numbers: these become inputs, so that every technique gets the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, erred, failed, passed
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelcheck.core.case import Mode
+from accelcheck.selftest.faults.plant import calling
+from accelcheck.techniques.eager import Eager
+from accelcheck.techniques.matrix import Matrix
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads import own_random
+from accelcheck.workloads.base import Workload
+from accelcheck.workloads.own_model import workload_of
+from accelcheck.workloads.own_random import Drawing
+
+
+class Sampled(nn.Module):
+    """Encoder, a Gaussian latent variable in training alone, functional dropout, and a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, deviation = self.encoder(x).chunk(2, -1)
+        if self.training:
+            mean = mean + torch.randn_like(deviation) * deviation.exp()
+        out: Tensor = self.decoder(functional.dropout(mean, 0.5, self.training))
+        return out
+
+
+def sampled() -> Workload:
+    torch.manual_seed(0)
+    batches = [(torch.randn(5, 6), torch.randn(5, 6)) for _ in range(2)]
+    words: dict[str, Any] = {"loss": functional.mse_loss, "optimizer": torch.optim.Adam, "batches": batches}
+    return workload_of(Sampled(), name="sampled", **words)
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+def test_a_model_that_draws_numbers_is_judged(mode: Mode, store: Store) -> None:
+    own = sampled()
+    assert "whose random numbers are inputs" in own.summary
+    passed(store, Eager(), own, mode)
+
+
+def test_numbers_are_of_the_same_distribution_and_differ_between_draws_and_batches() -> None:
+    own = sampled()
+    first, other = own.problem(1), own.problem(2)
+    assert [tuple(value.shape) for value in first.inputs] == [(5, 6), (5, 4)]
+    drawn = [first.inputs[1], other.inputs[1], first.further[0][0][1]]
+    assert len({tuple(value.flatten().tolist()) for value in drawn}) == 3
+    assert torch.equal(own.problem(1).inputs[1], first.inputs[1])
+
+
+def test_other_sizes_have_numbers_of_their_own() -> None:
+    sizes = sampled().sizes
+    assert sizes is not None
+    shapes = [[tuple(value.shape) for value in other.problem(0).inputs] for other in sizes.workloads.values()]
+    assert shapes == [[(6, 6), (6, 4)], [(1, 6), (1, 4)]]
+
+
+def test_a_technique_that_uses_other_numbers_fails(store: Store) -> None:
+    own = sampled()
+    wrong = calling(lambda module, x, noise: module(x, noise.flip(0)))
+    failed(store, Planted(wrong), own, BACKWARD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+@pytest.mark.parametrize("name", ["compile-aot-eager", "export", "jit-trace"])
+def test_translators_get_the_numbers(name: str, mode: Mode, store: Store) -> None:
+    passed(store, Matrix.load().techniques[name], sampled(), mode)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(x.shape) + x,
+        lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
+        lambda x: x[torch.randperm(len(x))],
+        lambda x: torch.normal(x, 1.0) + x,
+        lambda x: x + torch.randint(3, (1,)),
+    ],
+)
+def test_each_function_of_torch_that_draws_is_replaced(draw: Callable[[Tensor], Tensor], fresh: Store) -> None:
+    own = workload_of(draw, (torch.randn(5, 4),), name="drawing", sizes=[])
+    assert isinstance(own.problem(0).module, Drawing)
+    passed(fresh, Eager(), own)
+
+
+def test_a_method_that_draws_is_named_with_a_remedy(store: Store) -> None:
+    own = workload_of(lambda x: x + torch.empty_like(x).normal_(), (torch.randn(5, 4),), name="method", sizes=[])
+    assert "is random" in erred(store, Eager(), own).why
+
+
+def test_functions_outside_of_such_a_model_draw_as_before() -> None:
+    sampled()
+    torch.manual_seed(3)
+    one = torch.randn(4), functional.dropout(torch.ones(100), 0.5)
+    torch.manual_seed(3)
+    assert all(map(torch.equal, one, (torch.randn(4), functional.dropout(torch.ones(100), 0.5))))
+    assert not one[1].all()
+
+
+def test_a_model_that_draws_nothing_leaves_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, _ in own_random._REPLACED:
+        monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
+    monkeypatch.setattr(own_random._NUMBERS, "needed", False)
+    before = torch.randn, functional.dropout
+    assert "scriptable" in workload_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (torch.randn(5, 4),)).traits
+    assert (torch.randn, functional.dropout) == before
