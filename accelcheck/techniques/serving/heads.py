@@ -5,137 +5,120 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.attention.flex import FlexCompiled, FlexEager
-from accelcheck.techniques.attention.intercept import count, count_from_zero, intercept
-from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, graphs, reset_compiler
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
-from accelcheck.techniques.serving.decoding import Serving, only
-from accelcheck.workloads.decoders import Attention, Decoder
+from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, reset_compiler
+from accelcheck.techniques.observe import Log, ProfilerLog
+from accelcheck.techniques.serving.decoding import KEPT, Serving
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.decoders import HEADS, Attention, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.attention.intercept import Call
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
-
-_HEADS = "key heads"
-"""Key in `Program.extras` of the numbers of query heads for each key head, one a call."""
-
-
-class SharedHeads(Serving):
-    """Key heads that `scaled_dot_product_attention` shares among query heads, in place of repeated ones."""
-
-    family = "attention"
-
-    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        seen: list[int] = []
-        program.extras[_HEADS] = seen
-        program.resets.append(seen.clear)
-        for part in attentions(program):
-            part.grouped = True
-
-        def attend(call: Call) -> Tensor:
-            seen.append(call.query.size(1) // call.key.size(1) if call.enable_gqa else 1)
-            return torch.nn.functional.scaled_dot_product_attention(**vars(call))
-
-        intercept(program, attend)
-
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        seen: list[int] = program.extras[_HEADS]
-        options = attentions(program)[0].options
-        claim = f"calls with {options.heads // options.groups} query heads on a key head = {options.blocks}"
-        yield Evidence(claim, str(seen), engaged=seen == [options.heads // options.groups] * options.blocks)
-
-
-def attentions(program: Program) -> list[Attention]:
-    """Lists the attention layers of a decoder."""
-    return [part for part in only(program, Decoder).modules() if isinstance(part, Attention)]
 
 
 class FlexScores(Serving):
     """Soft-capping, ALiBi's biases, windows and shared heads, as score and mask functions of FlexAttention."""
 
-    family = "attention"
     source = FlexEager.source
-    level = 2
     watch = ProfilerLog
-    compiled = False
+    base: type[FlexEager] = FlexEager
 
     def capability(self, device: Device) -> Capability:
-        return (FlexCompiled if self.compiled else FlexEager)().capability(device)
+        return self.base().capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        count_from_zero(program)
-        flex = torch.compile(flex_attention, dynamic=False) if self.compiled else flex_attention
-        for part in attentions(program):
-            part.attend = partial(scored, program, flex, part)  # type: ignore[method-assign]  # on this instance alone
+        super().prepare(program, mode, device)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        yield exactly("calls of flex_attention", program.extras["attention calls"], len(attentions(program)))
-        if self.compiled:
-            yield at_least("graphs compiled", graphs())
-        yield Evidence("inductor graphs called", ran := log.count(INDUCTOR_GRAPH), engaged=bool(ran) is self.compiled)
+        wanted = self.base is FlexCompiled
+        yield Evidence(f"inductor graphs ran: {wanted}", ran := log.count(INDUCTOR_GRAPH), engaged=bool(ran) is wanted)
+        yield from super().evidence(program, log, mode, device)
 
     def finish(self) -> None:
         reset_compiler()
 
 
-def scored(
-    program: Program, flex: Callable[..., Any], part: Attention, q: Tensor, k: Tensor, v: Tensor, at: Tensor, held: Tensor
-) -> Tensor:
-    """Computes attention of queries at positions `at` to keys at positions `held` by `flex`."""
-    count(program)
-    options, slopes = part.options, part.slopes
+def grouped(program: Program, tokens: Tensor) -> Any:
+    """Leaves the sharing of key heads to `scaled_dot_product_attention`."""
+    kept = program.extras[KEPT] = []
+    attend = functional.scaled_dot_product_attention
 
-    def score(value: Tensor, _: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        capped = options.cap * torch.tanh(value / options.cap)
-        return capped + slopes[head] * (held[key] - at[query]).to(value.dtype)
+    def counted(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Tensor:
+        kept.append(f"{q.size(1)} on {k.size(1)}")
+        return attend(q, k, *rest, **options)
 
-    def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return visible(options.window, at[query], held[key])
+    for part in attentions(program):
+        part.grouped = True
+    with mock.patch.object(functional, "scaled_dot_product_attention", counted):
+        return program.module(tokens)
 
-    blocks = create_block_mask(seen, None, None, q.size(2), k.size(2), device=str(q.device))
+
+def flexed(flex: Any, program: Program, tokens: Tensor) -> Any:
+    """Computes attention by `flex_attention`, compiled or not."""
+    program.extras[KEPT] = []
+    for part in attentions(program):
+        part.attend = partial(scored, flex, part, program)  # type: ignore[method-assign]  # on this instance alone
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        out: Tensor = flex(
-            q, k, v, score_mod=score if options.cap else None, block_mask=blocks, enable_gqa=q.size(1) != k.size(1)
-        )
+        return program.module(tokens)
+
+
+def scored(flex: Any, part: Attention, program: Program, *given: Tensor) -> Tensor:
+    """Computes attention of queries, keys and values, at positions of queries and keys, by `flex`."""
+    q, k, v, at, held = given
+    program.extras[KEPT].append(f"{q.size(1)} on {k.size(1)}")
+    cap, window, slopes = part.options.cap, part.options.window, part.slopes.flatten()
+
+    def score(value: Tensor, _: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(value / cap) + slopes[head] * (held[key] - at[query]).to(value.dtype)
+
+    def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return visible(window, at[query], held[key])
+
+    blocks = create_block_mask(seen, None, None, q.size(2), k.size(2), device=str(q.device))
+    out: Tensor = flex(q, k, v, score_mod=score if cap else None, block_mask=blocks, enable_gqa=True)
     return out
 
 
-def visible(window: int, query: Tensor, key: Tensor) -> Tensor:
-    """Tells whether a query sees a key, by their positions."""
-    return (key <= query) & (key > query - window) if window else key <= query
+def attentions(program: Program) -> list[Attention]:
+    """Lists the attention layers of a decoder."""
+    return [part for part in program.module.modules() if isinstance(part, Attention)]
 
+
+def calls(program: Program, log: Log) -> Iterable[Evidence]:
+    """Yields evidence that each layer gave the function its own number of key heads, fewer than of queries."""
+    wanted = [f"{HEADS} on {part.options.groups}" for part in attentions(program)]
+    yield Evidence(f"query heads on key heads: {wanted}", str(kept := program.extras[KEPT]), engaged=kept == wanted)
+
+
+_GQA = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
+_PLAIN, _SCORES = "decoder decoder-window", "decoder-scores decoder-window"
+_SAME = "soft-capping, ALiBi, windows and shared heads equals attention by definition."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    SharedHeads(
-        "gqa-sdpa",
-        "Attention with fewer key heads than query heads, down to one, equals that with repeated key heads.",
-        *("decoder", "decoder-window"),
-        source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+    Serving(
+        "gqa-sdpa", "Shared key heads equal repeated ones.", grouped, calls, _PLAIN, family="attention", source=_GQA
     ),
-    FlexScores(
-        "flex-scores-eager",
-        "Soft-capping, ALiBi's biases, windows and shared heads as functions of FlexAttention equal attention by definition.",
-        *("decoder-scores", "decoder-window"),
-    ),
-    FlexScores(
-        "flex-scores",
-        "One compiled kernel computes attention with soft-capping, ALiBi's biases, windows and shared heads.",
-        *("decoder-scores", "decoder-window"),
-        compiled=True,
-        level=3,
+    *(
+        FlexScores(
+            name, f"{what} {_SAME}", partial(flexed, flex), calls, _SCORES, family="attention", base=base, level=level
+        )
+        for name, what, flex, base, level in (
+            ("flex-scores-eager", "FlexAttention with functions for", flex_attention, FlexEager, 2),
+            ("flex-scores", "One compiled kernel with", torch.compile(flex_attention, dynamic=False), FlexCompiled, 3),
+        )
     ),
 )
