@@ -236,6 +236,11 @@ def _made(
     return Problem(module, (tokens, torch.arange(shape[0]) % ADAPTERS) if kind is AdaptedDecoder else (tokens,))
 
 
+SERVED = frozenset(
+    """eager sdpa-math sdpa-flash decode-dynamic decode-static decode-sliding decode-static-compiled decode-int8-cache
+    decode-float8-cache prefill-chunked paged-attention prefix-cache gqa-sdpa flex-scores-eager flex-scores
+    speculative-greedy speculative-sampled batch-invariant lora-unmerged lora-merged lora-batched""".split()
+)
 _HALF, _SINGLE = frozenset({"float32", "bfloat16", "float16"}), frozenset({"float32"})
 """Half precision would decide between tokens or experts of nearly equal scores."""
 _CORE = frozenset({"decoder", "linear", "matmul", "resizable"})
@@ -251,7 +256,8 @@ WORKLOADS = tuple(
         3,
         traits=traits,
         dtypes=_SINGLE if options.experts or kind is Greedy else _HALF,
-        levels={"eager": 2},
+        levels={"eager": 2, "eager/backward": 3},
+        techniques=SERVED,
     )
     for name, summary, kind, options, shape, traits in (
         ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _PLAIN),

@@ -12,13 +12,13 @@ from torch.nn import functional
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.serving.decoding import KEPT, Serving
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import ADAPTERS, Adapted, AdaptedDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Program
 
 
 def alone(program: Program, tokens: Tensor) -> Tensor:
@@ -61,8 +61,13 @@ def looped(layer: Adapted, x: Tensor) -> Tensor:
 
 def gathered(layer: Adapted, x: Tensor) -> Tensor:
     """Gathers the adapters of all rows, and multiplies them in two batched products, as S-LoRA does."""
-    down, up, scales = (part[layer.rows] for part in (layer.down, layer.up, layer.scales))
-    return functional.linear(x, layer.weight) + scales * torch.bmm(torch.bmm(x, down.mT), up.mT)
+    down, up = layer.down[layer.rows], layer.up[layer.rows]
+    return functional.linear(x, layer.weight) + scale_of(layer) * torch.bmm(torch.bmm(x, down.mT), up.mT)
+
+
+def scale_of(layer: Adapted) -> Tensor:
+    """Gathers the scales of all rows."""
+    return layer.scales[layer.rows]
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,13 @@ from accelcheck.techniques.compilation.regions import backend_for, compiler_capa
 from accelcheck.techniques.observe import Log, OperatorLog, ProfilerLog, exactly
 from accelcheck.techniques.quantization import float8
 from accelcheck.techniques.quantization.emulation import EPSILON, Quantizer, eval_copy
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import DEPTH, Cache, Decoder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from accelcheck.devices.base import Device
+    from accelcheck.workloads.base import Program
 
 PREFILL, CHUNK, SPARE, PAGE = 6, 5, 3, 4
 """Tokens before the first step, in a chunk, beyond the last one in a cache of fixed size, and in a page."""
@@ -210,7 +211,7 @@ def decoded(make: Callable[..., Cache], chunk: int, program: Program, tokens: Te
     ends = [*range(PREFILL if chunk == 1 else chunk, length, chunk), length]
     cache: Cache = make(program.module, tokens.size(0), length + SPARE)
     program.extras[KEPT] = sizes, _ = [end - start for start, end in zip([0, *ends], ends, strict=False)], cache
-    model = [step if step and size == 1 else program.module for size in sizes]
+    model = [step if step is not None and size == 1 else program.module for size in sizes]
     return torch.cat([fed(part, cache, tokens[:, :end]) for part, end in zip(model, ends, strict=True)], 1)
 
 

@@ -17,7 +17,6 @@ from accelcheck.techniques.attention.flex import FlexCompiled, FlexEager
 from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, reset_compiler
 from accelcheck.techniques.observe import Log, ProfilerLog
 from accelcheck.techniques.serving.decoding import KEPT, Serving
-from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import HEADS, Attention, visible
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
+    from accelcheck.workloads.base import Program
 
 
 class FlexScores(Serving):
