@@ -129,10 +129,11 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores, chosen = self.router(x).topk(CHOSEN, dim=-1)
         # Weights of the chosen networks, (B, s, CHOSEN, out, in), as small batches are served.
-        gate, up, down = (part.unflatten(0, (EXPERTS, -1))[chosen] for part in (self.gate, self.up, self.down))
+        gate, up, down = (part.view(EXPERTS, -1, part.size(1))[chosen] for part in (self.gate, self.up, self.down))
         column = x[:, :, None, :, None]
-        out: Tensor = (down @ (functional.silu(gate @ column) * (up @ column))).squeeze(-1)
-        return (out * scores.softmax(-1).unsqueeze(-1)).sum(-2)
+        parts = (down @ (functional.silu(gate @ column) * (up @ column))).squeeze(-1)
+        out: Tensor = (parts * scores.softmax(-1).unsqueeze(-1)).sum(-2)
+        return out
 
 
 class Block(nn.Module):
@@ -209,8 +210,9 @@ class AdaptedDecoder(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        for part in (block.attention for block in decoder.blocks):
-            part.q, part.v = Adapted(part.q), Adapted(part.v)
+        for part in decoder.modules():
+            if isinstance(part, Attention):
+                part.q, part.v = Adapted(part.q), Adapted(part.v)
 
     @property
     def layers(self) -> list[Adapted]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -16,25 +17,29 @@ from accelcheck.workloads.decoders import ADAPTERS, Cache
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FIXED, _PAGED, _PACKED, _GROWN = (c.update for c in (decoding.Fixed, decoding.Paged, decoding.Quantized, Cache))
+_RIGHT: dict[Any, Any] = {kind: kind.update for kind in (decoding.Fixed, decoding.Paged, decoding.Quantized, Cache)}
 _AGREED, _FED = speculative.agreed, decoding.fed
 
 
+def _patched(owner: Any, place: str, wrong: Any, strength: float) -> Any:
+    return mock.patch.object(owner, place, wrong)
+
+
 def _stale(cache: decoding.Paged, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, places = _PAGED(cache, layer, *new)
+    keys, values, places = _RIGHT[decoding.Paged](cache, layer, *new)
     keys[1, :, : decoding.PAGE] = keys[0, :, : decoding.PAGE]
     return keys, values, places
 
 
 def _exchanged(cache: decoding.Quantized, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    _PACKED(cache, layer, *new)
+    _RIGHT[decoding.Quantized](cache, layer, *new)
     codes, scales, others, _, held = cache.stored[layer]
     return codes.to(scales.dtype) * scales, others.to(scales.dtype) * scales, held
 
 
 def _forgetful(cache: decoding.Sliding, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, held = _GROWN(cache, layer, *new)
-    cache.stored[layer] = keys[:, :, 1 - cache.window :], values[:, :, 1 - cache.window :], held[1 - cache.window :]
+    keys, values, held = _RIGHT[Cache](cache, layer, *new)
+    cache.stored[layer] = keys[:, :, 2 - cache.window :], values[:, :, 2 - cache.window :], held[2 - cache.window :]
     return keys, values, held
 
 
@@ -45,7 +50,7 @@ def _restarted(model: Any, cache: Cache, tokens: Tensor) -> Tensor:
 
 
 def _shifted(cache: Cache, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, held = _GROWN(cache, layer, *new)
+    keys, values, held = _RIGHT[Cache](cache, layer, *new)
     return keys, values, held - 1
 
 
@@ -66,7 +71,7 @@ def _one_by_one(module: Any, tokens: Tensor) -> Tensor:
 _D, _W, _G, _A = "decoder", "decoder-window", "decoder-greedy", "decoder-adapters"
 _PATCHED: tuple[tuple[str, str, str, str, Any, str, Any], ...] = (
     ("cache-position", "Keys are written one place late.", _D, "decode-static", decoding.Fixed, "update",
-     lambda cache, layer, k, v, at: _FIXED(cache, layer, k, v, at + 1)),
+     lambda cache, layer, k, v, at: _RIGHT[decoding.Fixed](cache, layer, k, v, at + 1)),
     ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", decoding.Paged, "update", _stale),
     ("cache-scales", "Values are read with the scales of keys.", _D, "decode-int8-cache", decoding.Quantized, "update", _exchanged),
     ("cache-window", "A place that is still in view is dropped.", _W, "decode-sliding", decoding.Sliding, "update", _forgetful),
@@ -76,9 +81,9 @@ _PATCHED: tuple[tuple[str, str, str, str, Any, str, Any], ...] = (
      lambda proposed, chosen: min(len(proposed), _AGREED(proposed, chosen) + 1)),
     ("speculative-rollback", "Keys of rejected tokens stay in the cache.", _G, "speculative-greedy", Cache, "crop", _crop),
     ("speculative-residual", "A rejected token is drawn anew from all tokens.", _D, "speculative-sampled", speculative, "rest",
-     lambda wanted, guessed: wanted),
+     lambda wanted, _: wanted),
     ("speculative-draft", "Every token of the draft is taken.", _D, "speculative-sampled", speculative, "drawn",
-     lambda wanted, guessed, generator: (guessed.multinomial(speculative.DRAWS, True, generator=generator), 0.5)),
+     lambda _, guessed, generator: (guessed.multinomial(speculative.DRAWS, replacement=True, generator=generator), 0.5)),
     ("lora-scale", "Adapters have the scale of the next one.", _A, "lora-batched", batches, "scale_of",
      lambda layer: layer.scales[(layer.rows + 1) % ADAPTERS]),
     ("lora-unmerge", "An adapter stays in the weights.", _A, "lora-merged", batches, "unmerge", _kept),
@@ -88,7 +93,7 @@ FAULTS = (
     *(
         fault(name, summary)(
             single(cell),
-            around=lambda _, owner=owner, place=place, wrong=wrong: mock.patch.object(owner, place, wrong),
+            around=partial(_patched, owner, place, wrong),
             technique=technique,
             emulated=True,
         )

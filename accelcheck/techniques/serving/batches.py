@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def alone(program: Program, tokens: Tensor) -> Tensor:
     """Computes each row alone."""
-    rows = torch.cat([program.module(row) for row in tokens.split(1)])
+    rows = torch.cat([program.module(row) for row in tokens.unsqueeze(1)])
     program.extras[KEPT] = rows
     return rows
 
@@ -46,7 +46,7 @@ def adapted(compute: Callable[[Adapted, Tensor], Tensor], program: Program, *inp
         return compute(layer, x)
 
     for layer in program.module.layers:  # type: ignore[union-attr]  # an AdaptedDecoder
-        layer.forward = partial(counted, layer)  # type: ignore[union-attr]
+        layer.forward = partial(counted, layer)
     return program.module(*inputs)
 
 

@@ -42,7 +42,7 @@ class Serving(Technique):
 
     family = "kv-cache"
     source = "https://huggingface.co/docs/transformers/kv_cache"
-    dtypes = ("float32", "bfloat16", "float16")
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     requires = frozenset({"decoder"})
     modes = frozenset({Mode.FORWARD})
     timed = False
@@ -61,7 +61,8 @@ class Serving(Technique):
         program.call = partial(self.serve, program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        return self.seen(program, log)
+        seen: Iterable[Evidence] = self.seen(program, log)
+        return seen
 
 
 class Packed(Serving):
@@ -113,7 +114,8 @@ class Fixed(Cache):
     def update(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for buffer, new in zip(self.stored[layer], (keys, values), strict=True):
             buffer.index_copy_(2, positions, new)
-        return (*self.stored[layer], self.places)
+        keys, values = self.stored[layer]
+        return keys, values, self.places
 
 
 class Sliding(Cache):

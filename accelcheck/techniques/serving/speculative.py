@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +42,12 @@ def greedy(program: Program, prompts: Tensor) -> dict[str, Tensor]:
     """Generates each sequence alone, with as few passes of the target as the draft's guesses allow."""
     module, count = program.module.get_submodule("decoder"), int(program.module.count)  # type: ignore[arg-type]
     counts = program.extras[KEPT] = Counter[str]()
-    rows = [speculated(module, prompt, count, counts) for prompt in prompts.split(1)]
+    rows = [speculated(module, prompt, count, counts) for prompt in prompts.unsqueeze(1)]
     tokens, logits = (torch.cat(parts) for parts in zip(*rows, strict=True))
     return {"tokens": tokens, "logits": logits}
 
 
-def speculated(target: nn.Module, prompt: Tensor, count: int, counts: Counter[str]) -> tuple[Tensor, Tensor]:
+def speculated(target: Any, prompt: Tensor, count: int, counts: Counter[str]) -> tuple[Tensor, Tensor]:
     """Generates `count` tokens after a prompt ``(1, s)``; returns them and the target's logits of each."""
     models, caches, known, logits = (Draft(target), target), (Cache(), Cache()), prompt, []
     while (missing := count + prompt.size(1) - known.size(1)) > 0:
@@ -80,8 +80,9 @@ def saved(program: Program, log: Log) -> Iterable[Evidence]:
 
 def sampled(program: Program, tokens: Tensor) -> Tensor:
     """Computes the logits of the distribution that acceptance and the second draw give, which are the target's own."""
-    logits = fed(program.module, Cache(), tokens)
-    wanted, guessed = (part.float().softmax(-1) for part in (logits, fed(Draft(program.module), Cache(), tokens)))
+    target: Any = program.module
+    logits = fed(target, Cache(), tokens)
+    wanted, guessed = (part.float().softmax(-1) for part in (logits, fed(Draft(target), Cache(), tokens)))
     program.extras[KEPT] = wanted[:, -1].double().cpu(), guessed[:, -1].double().cpu()
     kept = chance(wanted, guessed)
     made = guessed * kept + (guessed * (1 - kept)).sum(-1, keepdim=True) * rest(wanted, guessed)
