@@ -1,4 +1,4 @@
-"""A small Llama of transformers: decoding with its caches gives the logits of one pass. Run `pytest` in this folder."""
+"""A small Llama of transformers: decoding with its caches equals one pass. Run `pytest test_decoding.py` here."""
 
 from __future__ import annotations
 
