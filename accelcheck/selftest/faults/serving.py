@@ -17,50 +17,19 @@ from accelcheck.workloads.decoders import ADAPTERS, Cache
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RIGHT: dict[Any, Any] = {kind: kind.update for kind in (decoding.Fixed, decoding.Paged, decoding.Quantized, Cache)}
-_AGREED, _FED = speculative.agreed, decoding.fed
+_AGREED, _FED, _PAGE = speculative.agreed, decoding.fed, decoding.PAGE
+_RIGHT: dict[Any, Any] = {
+    kind: kind.update for kind in (decoding.Fixed, decoding.Paged, decoding.Quantized, decoding.Sliding, Cache)
+}
 
 
 def _patched(owner: Any, place: str, wrong: Any, strength: float) -> Any:
     return mock.patch.object(owner, place, wrong)
 
 
-def _stale(cache: decoding.Paged, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, places = _RIGHT[decoding.Paged](cache, layer, *new)
-    keys[1, :, : decoding.PAGE] = keys[0, :, : decoding.PAGE]
-    return keys, values, places
-
-
-def _exchanged(cache: decoding.Quantized, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    _RIGHT[decoding.Quantized](cache, layer, *new)
-    codes, scales, others, _, held = cache.stored[layer]
-    return codes.to(scales.dtype) * scales, others.to(scales.dtype) * scales, held
-
-
-def _forgetful(cache: decoding.Sliding, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, held = _RIGHT[Cache](cache, layer, *new)
-    cache.stored[layer] = keys[:, :, 2 - cache.window :], values[:, :, 2 - cache.window :], held[2 - cache.window :]
-    return keys, values, held
-
-
-def _restarted(model: Any, cache: Cache, tokens: Tensor) -> Tensor:
-    start, cache.length = cache.length, tokens.size(1)
-    out: Tensor = model(tokens[:, start:], torch.arange(cache.length - start, device=tokens.device), cache)
-    return out
-
-
-def _shifted(cache: Cache, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-    keys, values, held = _RIGHT[Cache](cache, layer, *new)
-    return keys, values, held - 1
-
-
-def _crop(cache: Cache, length: int) -> None:
-    cache.length = min(cache.length, length)
-
-
-def _kept(layers: list[Any], before: list[Tensor]) -> None:
-    for layer in layers:
-        del layer.forward
+def _reading(kind: Any, change: Any) -> tuple[Any, str, Any]:
+    """Patch of what a cache returns: ``change(keys, values, positions)``."""
+    return kind, "update", lambda *given: change(*_RIGHT[kind](*given))
 
 
 def _one_by_one(module: Any, tokens: Tensor) -> Tensor:
@@ -69,41 +38,45 @@ def _one_by_one(module: Any, tokens: Tensor) -> Tensor:
 
 
 _D, _W, _G, _A = "decoder", "decoder-window", "decoder-greedy", "decoder-adapters"
-_PATCHED: tuple[tuple[str, str, str, str, Any, str, Any], ...] = (
-    ("cache-position", "Keys are written one place late.", _D, "decode-static", decoding.Fixed, "update",
-     lambda cache, layer, k, v, at: _RIGHT[decoding.Fixed](cache, layer, k, v, at + 1)),
-    ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", decoding.Paged, "update", _stale),
-    ("cache-scales", "Values are read with the scales of keys.", _D, "decode-int8-cache", decoding.Quantized, "update", _exchanged),
-    ("cache-window", "A place that is still in view is dropped.", _W, "decode-sliding", decoding.Sliding, "update", _forgetful),
-    ("chunk-mask", "Queries of a chunk see the key after their own.", _D, "prefill-chunked", Cache, "update", _shifted),
-    ("chunk-positions", "Each chunk counts its positions from 0.", _D, "prefill-chunked", decoding, "fed", _restarted),
-    ("speculative-accept", "The first token that the target rejects is kept.", _G, "speculative-greedy", speculative, "agreed",
-     lambda proposed, chosen: min(len(proposed), _AGREED(proposed, chosen) + 1)),
-    ("speculative-rollback", "Keys of rejected tokens stay in the cache.", _G, "speculative-greedy", Cache, "crop", _crop),
-    ("speculative-residual", "A rejected token is drawn anew from all tokens.", _D, "speculative-sampled", speculative, "rest",
-     lambda wanted, _: wanted),
-    ("speculative-draft", "Every token of the draft is taken.", _D, "speculative-sampled", speculative, "drawn",
-     lambda _, guessed, generator: (guessed.multinomial(speculative.DRAWS, replacement=True, generator=generator), 0.5)),
-    ("lora-scale", "Adapters have the scale of the next one.", _A, "lora-batched", batches, "scale_of",
-     lambda layer: layer.scales[(layer.rows + 1) % ADAPTERS]),
-    ("lora-unmerge", "An adapter stays in the weights.", _A, "lora-merged", batches, "unmerge", _kept),
+_GREEDY, _SAMPLED, _BATCH = "speculative-greedy", "speculative-sampled", "batch-invariant"
+
+_ROWS: tuple[tuple[str, str, str, str, tuple[Any, str, Any]], ...] = (
+    ("cache-position", "Keys are written one place late.", _D, "decode-static",
+     (decoding.Fixed, "update", lambda cache, layer, k, v, at: _RIGHT[decoding.Fixed](cache, layer, k, v, at + 1))),
+    ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", _reading(decoding.Paged,
+     lambda k, v, at: (torch.cat((k[:1, :, :_PAGE].expand_as(k[:, :, :_PAGE]), k[:, :, _PAGE:]), 2), v, at))),
+    ("cache-heads", "Values of another head are read.", _D, "decode-int8-cache",
+     _reading(decoding.Quantized, lambda k, v, at: (k, v.roll(1, 1), at))),
+    ("cache-window", "The oldest place in view is not read.", _W, "decode-sliding",
+     _reading(decoding.Sliding, lambda k, v, at: (k[:, :, 1:], v[:, :, 1:], at[1:]))),
+    ("chunk-mask", "Queries of a chunk see the key after their own.", _D, "prefill-chunked",
+     _reading(Cache, lambda k, v, at: (k, v, at - 1))),
+    ("chunk-positions", "Each chunk counts its positions from 0.", _D, "prefill-chunked",
+     (decoding, "fed", lambda model, *given: _FED(lambda x, at, cache: model(x, at - at[0], cache), *given))),
+    ("speculative-accept", "The first token that the target rejects is kept.", _G, _GREEDY,
+     (speculative, "agreed", lambda ours, theirs: min(len(ours), _AGREED(ours, theirs) + 1))),
+    ("speculative-rollback", "Keys of rejected tokens stay in the cache.", _G, _GREEDY,
+     (Cache, "crop", lambda cache, length: setattr(cache, "length", min(cache.length, length)))),
+    ("speculative-residual", "A rejected token is drawn anew from all tokens.", _D, _SAMPLED,
+     (speculative, "rest", lambda wanted, _: wanted)),
+    ("speculative-draft", "Every token of the draft is taken.", _D, _SAMPLED, (speculative, "drawn",
+     lambda _, ours, seed: (ours.multinomial(speculative.DRAWS, replacement=True, generator=seed), 0.5))),
+    ("lora-scale", "Adapters have the scale of the next one.", _A, "lora-batched",
+     (batches, "scale_of", lambda layer: layer.scales[(layer.rows + 1) % ADAPTERS])),
+    ("lora-unmerge", "An adapter stays in the weights.", _A, "lora-merged",
+     (batches, "unmerge", lambda layers, _: [vars(layer).pop("forward") for layer in layers])),
 )  # fmt: skip
 
 FAULTS = (
     *(
-        fault(name, summary)(
-            single(cell),
-            around=partial(_patched, owner, place, wrong),
-            technique=technique,
-            emulated=True,
-        )
-        for name, summary, cell, technique, owner, place, wrong in _PATCHED
+        fault(name, summary)(single(cell), around=partial(_patched, *patch), technique=technique, emulated=True)
+        for name, summary, cell, technique, patch in _ROWS
     ),
     fault("batch-row", "All rows get the result of the first one.")(
-        single(_D), lambda _: wrapping(lambda call, x: call(x)[[0, 0]]), technique="batch-invariant"
+        single(_D), lambda _: wrapping(lambda call, x: call(x)[[0, 0]]), technique=_BATCH
     ),
     fault("batch-padding", "Padding takes the place of the first token.")(
-        single(_D), lambda _: wrapping(lambda call, x: call(x * (x != x[:, :1]))), technique="batch-invariant"
+        single(_D), lambda _: wrapping(lambda call, x: call(x * (x != x[:, :1]))), technique=_BATCH
     ),
 )
 
