@@ -102,20 +102,13 @@ def beside(times: int, program: Program, log: Log) -> Iterable[Evidence]:
 
 
 _PEFT = "https://huggingface.co/docs/peft/developer_guides/lora"
-_ALONE = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
+_NOTE, _BOTH = "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html", "decoder decoder-experts"
+_ALONE = {"family": "batching", "source": _NOTE}
 _LORA, _SLORA = {"family": "lora", "kind": AdaptedDecoder}, "https://arxiv.org/abs/2311.03285"
 _SAME = "give the results of weights that contain them."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Serving(
-        "batch-invariant",
-        "A row alone has its result in the batch.",
-        alone,
-        passes,
-        "decoder decoder-experts",
-        family="batching",
-        source=_ALONE,
-    ),
+    Serving("batch-invariant", "A row alone has its result in the batch.", alone, passes, _BOTH, **_ALONE),
     *(
         Serving(name, f"{what} {_SAME}", serve, partial(beside, times), "decoder-adapters", **_LORA, source=source)
         for name, what, serve, times, source in (

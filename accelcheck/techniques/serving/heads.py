@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class FlexScores(Serving):
     """Soft-capping, ALiBi's biases, windows and shared heads, as score and mask functions of FlexAttention."""
 
-    source = FlexEager.source
+    family, source = "attention", FlexEager.source
     watch = ProfilerLog
     base: type[FlexEager] = FlexEager
 
@@ -41,6 +41,9 @@ class FlexScores(Serving):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
         super().prepare(program, mode, device)
+        compiled = self.base is FlexCompiled
+        flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+        program.call = partial(self.serve, flex, program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = self.base is FlexCompiled
@@ -104,21 +107,18 @@ def calls(program: Program, log: Log) -> Iterable[Evidence]:
     yield Evidence(f"query heads on key heads: {wanted}", str(kept := program.extras[KEPT]), engaged=kept == wanted)
 
 
-_GQA = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
+_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
+_GQA = {"family": "attention", "source": _PAGE}
 _PLAIN, _SCORES = "decoder decoder-window", "decoder-scores decoder-window"
 _SAME = "soft-capping, ALiBi, windows and shared heads equals attention by definition."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Serving(
-        "gqa-sdpa", "Shared key heads equal repeated ones.", grouped, calls, _PLAIN, family="attention", source=_GQA
-    ),
+    Serving("gqa-sdpa", "Shared key heads equal repeated ones.", grouped, calls, _PLAIN, **_GQA),
     *(
-        FlexScores(
-            name, f"{what} {_SAME}", partial(flexed, flex), calls, _SCORES, family="attention", base=base, level=level
-        )
-        for name, what, flex, base, level in (
-            ("flex-scores-eager", "FlexAttention with functions for", flex_attention, FlexEager, 2),
-            ("flex-scores", "One compiled kernel with", torch.compile(flex_attention, dynamic=False), FlexCompiled, 3),
+        FlexScores(name, f"{what} {_SAME}", flexed, calls, _SCORES, base=base, level=level)
+        for name, what, base, level in (
+            ("flex-scores-eager", "FlexAttention with functions for", FlexEager, 2),
+            ("flex-scores", "One compiled kernel with", FlexCompiled, 3),
         )
     ),
 )
