@@ -32,6 +32,7 @@ class FlexScores(Serving):
     """Soft-capping, ALiBi's biases, windows and shared heads, as score and mask functions of FlexAttention."""
 
     family, source = "attention", FlexEager.source
+    level = 2  # each call captures its functions anew
     watch = ProfilerLog
     base: type[FlexEager] = FlexEager
 
@@ -115,10 +116,10 @@ _SAME = "soft-capping, ALiBi, windows and shared heads equals attention by defin
 TECHNIQUES: tuple[Technique, ...] = (
     Serving("gqa-sdpa", "Shared key heads equal repeated ones.", grouped, calls, _PLAIN, **_GQA),
     *(
-        FlexScores(name, f"{what} {_SAME}", flexed, calls, _SCORES, base=base, level=level)
-        for name, what, base, level in (
-            ("flex-scores-eager", "FlexAttention with functions for", FlexEager, 2),
-            ("flex-scores", "One compiled kernel with", FlexCompiled, 3),
+        FlexScores(name, f"{what} {_SAME}", flexed, calls, _SCORES, base=base)
+        for name, what, base in (
+            ("flex-scores-eager", "FlexAttention with functions for", FlexEager),
+            ("flex-scores", "One compiled kernel with", FlexCompiled),
         )
     ),
 )
