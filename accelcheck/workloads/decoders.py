@@ -28,7 +28,7 @@ class Options(NamedTuple):
     experts: bool = False
 
 
-class Cache:
+class KeyValueCache:
     """Keys and values of all tokens so far, concatenated. Subclasses store them in other ways.
 
     Attributes:
@@ -58,7 +58,7 @@ class Cache:
             self.stored[layer] = tuple(part.narrow(-min(part.dim(), 2), 0, self.length) for part in parts)
 
 
-class Attention(nn.Module):
+class GroupedAttention(nn.Module):
     """Causal self-attention with shared key heads, and rotary embeddings or, where scores are capped, ALiBi's biases.
 
     Attributes:
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.cosines, self.sines = nn.Buffer(angles.cos()), nn.Buffer(angles.sin())
         self.slopes = nn.Buffer(4.0 ** -torch.arange(1.0, 1 + HEADS).view(-1, 1, 1))
 
-    def forward(self, x: Tensor, positions: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (-1, DEPTH)).transpose(1, 2) for part in (self.q, self.k, self.v))
         if not self.options.cap:
             q, k = self.rotated(q, positions), self.rotated(k, positions)
@@ -136,16 +136,16 @@ class Experts(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and a feed-forward network, each added to its input, which it takes after an RMSNorm."""
 
     def __init__(self, options: Options, layer: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = (nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(2))
-        self.attention = Attention(options, layer)
+        self.attention = GroupedAttention(options, layer)
         self.network = Experts() if options.experts else SwiGlu()
 
-    def forward(self, x: Tensor, positions: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = x + self.attention(self.norm1(x), positions, cache)
         out: Tensor = x + self.network(self.norm2(x))
         return out
@@ -158,10 +158,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.options = options
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList([Block(options, layer) for layer in range(options.blocks)])
+        self.blocks = nn.ModuleList([DecoderBlock(options, layer) for layer in range(options.blocks)])
         self.norm, self.head = nn.RMSNorm(WIDTH, eps=1e-5), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
         at = torch.arange(tokens.size(1), device=tokens.device) if positions is None else positions
         x = self.embedding(tokens)
         for block in self.blocks:
@@ -185,7 +185,7 @@ class Greedy(nn.Module):
         return {"tokens": tokens[:, -self.count :].clone(), "logits": torch.stack(logits, 1)}
 
 
-class Adapted(nn.Linear):
+class AdaptedLinear(nn.Linear):
     """Linear layer with low-rank adapters; each of the `rows` has the weight ``W + scale * up @ down`` of its own."""
 
     rows: Tensor
@@ -211,13 +211,13 @@ class AdaptedDecoder(nn.Module):
         super().__init__()
         self.decoder = decoder
         for part in decoder.modules():
-            if isinstance(part, Attention):
-                part.q, part.v = Adapted(part.q), Adapted(part.v)
+            if isinstance(part, GroupedAttention):
+                part.q, part.v = AdaptedLinear(part.q), AdaptedLinear(part.v)
 
     @property
-    def layers(self) -> list[Adapted]:
+    def layers(self) -> list[AdaptedLinear]:
         """Layers with adapters."""
-        return [layer for layer in self.modules() if isinstance(layer, Adapted)]
+        return [layer for layer in self.modules() if isinstance(layer, AdaptedLinear)]
 
     def forward(self, tokens: Tensor, adapters: Tensor) -> Tensor:
         for layer in self.layers:

@@ -22,7 +22,7 @@ from accelcheck.techniques.serving import decoding, speculative
 from accelcheck.techniques.serving.decoding import Serving
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
-from accelcheck.workloads.decoders import SERVED, Cache, Decoder, Options
+from accelcheck.workloads.decoders import SERVED, Decoder, KeyValueCache, Options
 
 TECHNIQUES = cast("list[Technique]", discover("accelcheck.techniques.serving", "TECHNIQUES"))
 COMPILING = {"decode-static-compiled", "flex-scores", "flex-scores-eager"}
@@ -89,7 +89,7 @@ def test_a_run_without_evidence_is_an_error(tmp_path: Path) -> None:
 
 def test_whole_passes_in_place_of_steps_fail_the_evidence(tmp_path: Path) -> None:
     def whole(program: Any, tokens: torch.Tensor) -> Any:
-        cache = Cache()
+        cache = KeyValueCache()
         program.extras[decoding.KEPT] = [6, *[1] * 8], cache
         return decoding.fed(program.module, cache, tokens)
 
@@ -118,7 +118,7 @@ def test_capability_by_device() -> None:
 
 
 def test_a_cropped_cache_forgets_scales_and_positions_too() -> None:
-    cache = decoding.Quantized(decoding.int8)
+    cache = decoding.QuantizedCache(decoding.int8)
     for at in range(5):
         cache.update(0, *(torch.randn(1, 2, 1, 8) for _ in "kv"), torch.tensor([at]))
     cache.length = 5

@@ -12,14 +12,21 @@ from torch.nn import functional
 from accelcheck.selftest.faults.base import fault, single, variant
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.techniques.serving import batches, decoding, speculative
-from accelcheck.workloads.decoders import ADAPTERS, Cache
+from accelcheck.workloads.decoders import ADAPTERS, KeyValueCache
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _AGREED, _FED, _PAGE = speculative.agreed, decoding.fed, decoding.PAGE
 _RIGHT: dict[Any, Any] = {
-    kind: kind.update for kind in (decoding.Fixed, decoding.Paged, decoding.Quantized, decoding.Sliding, Cache)
+    kind: kind.update
+    for kind in (
+        decoding.FixedCache,
+        decoding.PagedCache,
+        decoding.QuantizedCache,
+        decoding.SlidingCache,
+        KeyValueCache,
+    )
 }
 
 
@@ -33,7 +40,7 @@ def _reading(kind: Any, change: Any) -> tuple[Any, str, Any]:
 
 
 def _one_by_one(module: Any, tokens: Tensor) -> Tensor:
-    cache = Cache()
+    cache = KeyValueCache()
     return torch.cat([_FED(module, cache, tokens[:, : end + 1]) for end in range(tokens.size(1))], 1)
 
 
@@ -42,21 +49,21 @@ _GREEDY, _SAMPLED, _BATCH = "speculative-greedy", "speculative-sampled", "batch-
 
 _ROWS: tuple[tuple[str, str, str, str, tuple[Any, str, Any]], ...] = (
     ("cache-position", "Keys are written one place late.", _D, "decode-static",
-     (decoding.Fixed, "update", lambda cache, layer, k, v, at: _RIGHT[decoding.Fixed](cache, layer, k, v, at + 1))),
-    ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", _reading(decoding.Paged,
+     (decoding.FixedCache, "update", lambda cache, layer, k, v, at: _RIGHT[decoding.FixedCache](cache, layer, k, v, at + 1))),
+    ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", _reading(decoding.PagedCache,
      lambda k, v, at: (torch.cat((k[:1, :, :_PAGE].expand_as(k[:, :, :_PAGE]), k[:, :, _PAGE:]), 2), v, at))),
     ("cache-heads", "Values of another head are read.", _D, "decode-int8-cache",
-     _reading(decoding.Quantized, lambda k, v, at: (k, v.roll(1, 1), at))),
+     _reading(decoding.QuantizedCache, lambda k, v, at: (k, v.roll(1, 1), at))),
     ("cache-window", "The oldest place in view is not read.", _W, "decode-sliding",
-     _reading(decoding.Sliding, lambda k, v, at: (k[:, :, 1:], v[:, :, 1:], at[1:]))),
+     _reading(decoding.SlidingCache, lambda k, v, at: (k[:, :, 1:], v[:, :, 1:], at[1:]))),
     ("chunk-mask", "Queries of a chunk see the key after their own.", _D, "prefill-chunked",
-     _reading(Cache, lambda k, v, at: (k, v, at - 1))),
+     _reading(KeyValueCache, lambda k, v, at: (k, v, at - 1))),
     ("chunk-positions", "Each chunk counts its positions from 0.", _D, "prefill-chunked",
      (decoding, "fed", lambda model, *given: _FED(lambda x, at, cache: model(x, at - at[0], cache), *given))),
     ("speculative-accept", "The first token that the target rejects is kept.", _G, _GREEDY,
      (speculative, "agreed", lambda ours, theirs: min(len(ours), _AGREED(ours, theirs) + 1))),
     ("speculative-rollback", "Keys of rejected tokens stay in the cache.", _G, _GREEDY,
-     (Cache, "crop", lambda cache, length: setattr(cache, "length", min(cache.length, length)))),
+     (KeyValueCache, "crop", lambda cache, length: setattr(cache, "length", min(cache.length, length)))),
     ("speculative-residual", "A rejected token is drawn anew from all tokens.", _D, _SAMPLED,
      (speculative, "rest", lambda wanted, _: wanted)),
     ("speculative-draft", "Every token of the draft is taken.", _D, _SAMPLED, (speculative, "drawn",

@@ -12,7 +12,7 @@ from torch.nn import functional
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.serving.decoding import KEPT, Serving
-from accelcheck.workloads.decoders import ADAPTERS, Adapted, AdaptedDecoder
+from accelcheck.workloads.decoders import ADAPTERS, AdaptedDecoder, AdaptedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,11 +37,11 @@ def passes(program: Program, log: Log) -> Iterable[Evidence]:
     yield Evidence("rows with the bits that they have in the batch (any number)", int(alike), engaged=True)
 
 
-def adapted(compute: Callable[[Adapted, Tensor], Tensor], program: Program, *inputs: Tensor) -> Any:
+def adapted(compute: Callable[[AdaptedLinear, Tensor], Tensor], program: Program, *inputs: Tensor) -> Any:
     """Computes each layer and its adapters by ``compute(layer, x)``."""
     kept = program.extras[KEPT] = []
 
-    def counted(layer: Adapted, x: Tensor) -> Tensor:
+    def counted(layer: AdaptedLinear, x: Tensor) -> Tensor:
         kept.append(layer)
         return compute(layer, x)
 
@@ -50,7 +50,7 @@ def adapted(compute: Callable[[Adapted, Tensor], Tensor], program: Program, *inp
     return program.module(*inputs)
 
 
-def looped(layer: Adapted, x: Tensor) -> Tensor:
+def looped(layer: AdaptedLinear, x: Tensor) -> Tensor:
     """Adds the products of one adapter after the other to the rows that have it, as peft does."""
     out = functional.linear(x, layer.weight)
     for adapter in range(ADAPTERS):
@@ -59,13 +59,13 @@ def looped(layer: Adapted, x: Tensor) -> Tensor:
     return out
 
 
-def gathered(layer: Adapted, x: Tensor) -> Tensor:
+def gathered(layer: AdaptedLinear, x: Tensor) -> Tensor:
     """Gathers the adapters of all rows, and multiplies them in two batched products, as S-LoRA does."""
     down, up = layer.down[layer.rows], layer.up[layer.rows]
     return functional.linear(x, layer.weight) + scale_of(layer) * torch.bmm(torch.bmm(x, down.mT), up.mT)
 
 
-def scale_of(layer: Adapted) -> Tensor:
+def scale_of(layer: AdaptedLinear) -> Tensor:
     """Gathers the scales of all rows."""
     return layer.scales[layer.rows]
 
@@ -88,7 +88,7 @@ def merged(program: Program, tokens: Tensor, adapters: Tensor) -> Tensor:
     return torch.stack([out[row] for row in range(len(tokens))])
 
 
-def unmerge(layers: list[Adapted], before: list[Tensor]) -> None:
+def unmerge(layers: list[AdaptedLinear], before: list[Tensor]) -> None:
     """Gives layers their weights back: a subtraction would leave rounding errors."""
     for layer, weight in zip(layers, before, strict=True):
         layer.weight.copy_(weight)

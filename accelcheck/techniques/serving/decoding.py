@@ -16,7 +16,7 @@ from accelcheck.techniques.compilation.regions import backend_for, compiler_capa
 from accelcheck.techniques.observe import Log, OperatorLog, ProfilerLog, exactly
 from accelcheck.techniques.quantization import float8
 from accelcheck.techniques.quantization.emulation import EPSILON, Quantizer, eval_copy
-from accelcheck.workloads.decoders import DEPTH, Cache, Decoder
+from accelcheck.workloads.decoders import DEPTH, Decoder, KeyValueCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,7 +65,7 @@ class Serving(Technique):
         return seen
 
 
-class Packed(Serving):
+class QuantizedDecoding(Serving):
     """Decoding with a quantized cache, whose oracle emulates the scheme in a whole pass."""
 
     dtypes = ("float32",)
@@ -82,7 +82,7 @@ class Packed(Serving):
         return OnGrid(module, self.grid) if isinstance(module, Decoder) else module
 
 
-class CompiledStep(Serving):
+class CompiledDecoding(Serving):
     """Single-token steps in one compiled graph."""
 
     watch = ProfilerLog
@@ -102,7 +102,7 @@ class CompiledStep(Serving):
         reset_compiler()
 
 
-class Fixed(Cache):
+class FixedCache(KeyValueCache):
     """Cache of a fixed number of places, written in place."""
 
     def __init__(self, decoder: Decoder, batch: int, places: int) -> None:
@@ -118,7 +118,7 @@ class Fixed(Cache):
         return keys, values, self.places
 
 
-class Sliding(Cache):
+class SlidingCache(KeyValueCache):
     """Cache of the latest places, as many as the window has."""
 
     def __init__(self, decoder: Decoder, batch: int, places: int) -> None:
@@ -131,7 +131,7 @@ class Sliding(Cache):
         return seen
 
 
-class Quantized(Cache):
+class QuantizedCache(KeyValueCache):
     """Cache of `pack`'s integers or float8 numbers, and a scale for each key and value of a head."""
 
     def __init__(self, pack: Callable[[Tensor], tuple[Tensor, Tensor]], *_: Any) -> None:
@@ -144,7 +144,7 @@ class Quantized(Cache):
         return codes.to(scales.dtype) * scales, other_codes.to(scales.dtype) * other_scales, held
 
 
-class Paged(Cache):
+class PagedCache(KeyValueCache):
     """Cache of pages in a pool that all sequences share; block tables name the pages of each sequence, in order."""
 
     def __init__(self, decoder: Decoder, batch: int, places: int) -> None:
@@ -163,8 +163,8 @@ class Paged(Cache):
         return keys, values, self.places
 
 
-class OnGrid(nn.Module, Cache):
-    """FP64 emulation of `Quantized`: keys and values of a whole pass, each on its grid."""
+class OnGrid(nn.Module, KeyValueCache):
+    """FP64 emulation of `QuantizedCache`: keys and values of a whole pass, each on its grid."""
 
     def __init__(self, decoder: Decoder, grid: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -201,17 +201,19 @@ def float8_grid() -> nn.Module:
     return float8.Float8Grid(torch.float8_e4m3fn, rows=True)
 
 
-def fed(model: Callable[..., Tensor], cache: Cache, tokens: Tensor) -> Tensor:
+def fed(model: Callable[..., Tensor], cache: KeyValueCache, tokens: Tensor) -> Tensor:
     """Computes those of ``tokens (B, n)`` that the cache lacks; returns their logits."""
     start, cache.length = cache.length, tokens.size(1)
     return model(tokens[:, start:], torch.arange(start, cache.length, device=tokens.device), cache)
 
 
-def decoded(make: Callable[..., Cache], chunk: int, program: Program, tokens: Tensor, step: Any = None) -> Tensor:
+def decoded(
+    make: Callable[..., KeyValueCache], chunk: int, program: Program, tokens: Tensor, step: Any = None
+) -> Tensor:
     """Computes tokens in chunks, or, for chunks of 1, a prefill and then single tokens, by `step` if given."""
     length = tokens.size(1)
     ends = [*range(PREFILL if chunk == 1 else chunk, length, chunk), length]
-    cache: Cache = make(program.module, tokens.size(0), length + SPARE)
+    cache: KeyValueCache = make(program.module, tokens.size(0), length + SPARE)
     program.extras[KEPT] = sizes, _ = [end - start for start, end in zip([0, *ends], ends, strict=False)], cache
     model = [step if step is not None and size == 1 else program.module for size in sizes]
     return torch.cat([fed(part, cache, tokens[:, :end]) for part, end in zip(model, ends, strict=True)], 1)
@@ -228,7 +230,7 @@ def steps(program: Program, log: Log) -> Iterable[Evidence]:
         yield exactly("recompilations", recompilations(), 0)
         yield exactly("compiled steps run", entered(log).total(), sizes.count(1))
     for layer, (keys, *_) in cache.stored.items():
-        pages = isinstance(cache, Paged)
+        pages = isinstance(cache, PagedCache)
         rows = keys.float()[cache.tables[0]].flatten(0, 1)[:, 0] if pages else keys.float()[0, 0]
         filled = int((rows != JUNK * pages).any(-1).sum())
         yield exactly(f"keys of block {layer}, {keys.dtype}", filled, min(length, getattr(cache, "window", length)))
@@ -239,14 +241,14 @@ def shared(program: Program, tokens: Tensor) -> Tensor:
     common = int((tokens == tokens[:1]).all(0).long().cumprod(0).sum())
     if not common:
         raise Unsupported(unsupported(Code.NO_EFFECT, "these sequences have no common beginning"))
-    cache = Cache()
+    cache = KeyValueCache()
     first = fed(program.module, cache, tokens[:1, :common]).expand(len(tokens), -1, -1)
     fork(cache, len(tokens))
     program.extras[KEPT] = [common, tokens.size(1) - common], cache
     return torch.cat((first, fed(program.module, cache, tokens)), 1)
 
 
-def fork(cache: Cache, batch: int) -> None:
+def fork(cache: KeyValueCache, batch: int) -> None:
     """Gives the places of one sequence to a batch."""
     for layer, (keys, values, positions) in cache.stored.items():
         cache.stored[layer] = keys.expand(batch, -1, -1, -1), values.expand(batch, -1, -1, -1), positions
@@ -264,14 +266,38 @@ TECHNIQUES: tuple[Technique, ...] = (
     *(
         made(name, f"{what}.", partial(decoded, cache, chunk), steps, workloads, **more)
         for made, name, what, cache, chunk, workloads, more in (
-            (Serving, "decode-dynamic", f"Single tokens and a growing cache {_SAME}", Cache, 1, _ALL, {}),
-            (Serving, "decode-static", f"A cache of fixed size, written in place, {_SAME}", Fixed, 1, _ALL, {}),
-            (Serving, "decode-sliding", f"A cache of the window alone {_SAME}", Sliding, 1, _ONE, {}),
-            (CompiledStep, "decode-static-compiled", f"One graph for all steps {_SAME}", Fixed, 1, "decoder", {}),
-            (Packed, "decode-int8-cache", f"An int8 cache {_SCHEME}", partial(Quantized, int8), 1, _TWO, _WHOLE),
-            (Packed, "decode-float8-cache", f"A float8 cache {_SCHEME}", partial(Quantized, _FLOAT8), 1, _TWO, _NARROW),
-            (Serving, "prefill-chunked", f"A prompt in chunks {_SAME}", Cache, CHUNK, _TWO, _CHUNKS),
-            (Serving, "paged-attention", f"Pages found by block tables {_SAME}", Paged, 1, _TWO, _PAGES),
+            (Serving, "decode-dynamic", f"Single tokens and a growing cache {_SAME}", KeyValueCache, 1, _ALL, {}),
+            (Serving, "decode-static", f"A cache of fixed size, written in place, {_SAME}", FixedCache, 1, _ALL, {}),
+            (Serving, "decode-sliding", f"A cache of the window alone {_SAME}", SlidingCache, 1, _ONE, {}),
+            (
+                CompiledDecoding,
+                "decode-static-compiled",
+                f"One graph for all steps {_SAME}",
+                FixedCache,
+                1,
+                "decoder",
+                {},
+            ),
+            (
+                QuantizedDecoding,
+                "decode-int8-cache",
+                f"An int8 cache {_SCHEME}",
+                partial(QuantizedCache, int8),
+                1,
+                _TWO,
+                _WHOLE,
+            ),
+            (
+                QuantizedDecoding,
+                "decode-float8-cache",
+                f"A float8 cache {_SCHEME}",
+                partial(QuantizedCache, _FLOAT8),
+                1,
+                _TWO,
+                _NARROW,
+            ),
+            (Serving, "prefill-chunked", f"A prompt in chunks {_SAME}", KeyValueCache, CHUNK, _TWO, _CHUNKS),
+            (Serving, "paged-attention", f"Pages found by block tables {_SAME}", PagedCache, 1, _TWO, _PAGES),
         )
     ),
     Serving("prefix-cache", f"A beginning computed once {_SAME}.", shared, steps, "decoder-shared", source=_PREFIX),

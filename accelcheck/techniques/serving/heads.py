@@ -17,7 +17,7 @@ from accelcheck.techniques.attention.flex import FlexCompiled, FlexEager
 from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, reset_compiler
 from accelcheck.techniques.observe import Log, ProfilerLog
 from accelcheck.techniques.serving.decoding import KEPT, Serving
-from accelcheck.workloads.decoders import HEADS, Attention, visible
+from accelcheck.workloads.decoders import HEADS, GroupedAttention, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,7 +80,7 @@ def flexed(flex: Any, program: Program, tokens: Tensor) -> Any:
         return program.module(tokens)
 
 
-def scored(flex: Any, part: Attention, program: Program, *given: Tensor) -> Tensor:
+def scored(flex: Any, part: GroupedAttention, program: Program, *given: Tensor) -> Tensor:
     """Computes attention of queries, keys and values, at positions of queries and keys, by `flex`."""
     q, k, v, at, held = given
     program.extras[KEPT].append(f"{q.size(1)} on {k.size(1)}")
@@ -97,9 +97,9 @@ def scored(flex: Any, part: Attention, program: Program, *given: Tensor) -> Tens
     return out
 
 
-def attentions(program: Program) -> list[Attention]:
+def attentions(program: Program) -> list[GroupedAttention]:
     """Lists the attention layers of a decoder."""
-    return [part for part in program.module.modules() if isinstance(part, Attention)]
+    return [part for part in program.module.modules() if isinstance(part, GroupedAttention)]
 
 
 def calls(program: Program, log: Log) -> Iterable[Evidence]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.observe import Log, at_least
 from accelcheck.techniques.serving.decoding import KEPT, Serving, fed
-from accelcheck.workloads.decoders import Cache, Decoder, Greedy
+from accelcheck.workloads.decoders import Decoder, Greedy, KeyValueCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Draft(nn.Module):
         super().__init__()
         self.target = target
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         x = self.target.embedding(tokens)
         for block in self.target.blocks[:-1]:
             x = block(x, positions, cache)
@@ -49,7 +49,7 @@ def greedy(program: Program, prompts: Tensor) -> dict[str, Tensor]:
 
 def speculated(target: Any, prompt: Tensor, count: int, counts: Counter[str]) -> tuple[Tensor, Tensor]:
     """Generates `count` tokens after a prompt ``(1, s)``; returns them and the target's logits of each."""
-    models, caches, known, logits = (Draft(target), target), (Cache(), Cache()), prompt, []
+    models, caches, known, logits = (Draft(target), target), (KeyValueCache(), KeyValueCache()), prompt, []
     while (missing := count + prompt.size(1) - known.size(1)) > 0:
         proposed = known
         for _ in range(min(AHEAD, missing - 1)):
@@ -81,8 +81,8 @@ def saved(program: Program, log: Log) -> Iterable[Evidence]:
 def sampled(program: Program, tokens: Tensor) -> Tensor:
     """Computes the logits of the distribution that acceptance and the second draw give, which are the target's own."""
     target: Any = program.module
-    logits = fed(target, Cache(), tokens)
-    wanted, guessed = (part.float().softmax(-1) for part in (logits, fed(Draft(target), Cache(), tokens)))
+    logits = fed(target, KeyValueCache(), tokens)
+    wanted, guessed = (part.float().softmax(-1) for part in (logits, fed(Draft(target), KeyValueCache(), tokens)))
     program.extras[KEPT] = wanted[:, -1].double().cpu(), guessed[:, -1].double().cpu()
     kept = chance(wanted, guessed)
     made = guessed * kept + (guessed * (1 - kept)).sum(-1, keepdim=True) * rest(wanted, guessed)
