@@ -158,13 +158,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.options = options
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList([DecoderBlock(options, layer) for layer in range(options.blocks)])
+        self.layers = nn.ModuleList([DecoderBlock(options, layer) for layer in range(options.blocks)])
         self.norm, self.head = nn.RMSNorm(WIDTH, eps=1e-5), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
         at = torch.arange(tokens.size(1), device=tokens.device) if positions is None else positions
         x = self.embedding(tokens)
-        for block in self.blocks:
+        for block in self.layers:
             x = block(x, at, cache)
         out: Tensor = self.head(self.norm(x))
         return out
@@ -247,7 +247,6 @@ _HALF, _SINGLE = frozenset({"float32", "bfloat16", "float16"}), frozenset({"floa
 """Half precision would decide between tokens or experts of nearly equal scores."""
 _CORE = frozenset({"decoder", "linear", "matmul", "resizable"})
 _SDPA = _CORE | {"attention"}
-_PLAIN = _SDPA | {"blocks"}
 _LONG, _SHORT = (2, 14), (2, 6)
 
 WORKLOADS = tuple(
@@ -262,9 +261,9 @@ WORKLOADS = tuple(
         techniques=SERVED,
     )
     for name, summary, kind, options, shape, traits in (
-        ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _PLAIN),
-        ("-window", "One key head; the latest five positions in view.", Decoder, Options(1, 5), _LONG, _PLAIN),
-        ("-experts", "Two networks of four for each token.", Decoder, Options(experts=True), _LONG, _PLAIN),
+        ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _SDPA),
+        ("-window", "One key head; the latest five positions in view.", Decoder, Options(1, 5), _LONG, _SDPA),
+        ("-experts", "Two networks of four for each token.", Decoder, Options(experts=True), _LONG, _SDPA),
         ("-scores", "Soft-capped scores with ALiBi's biases.", Decoder, Options(cap=2.0), _LONG, _CORE),
         ("-shared", "Three prompts with the same beginning.", Decoder, Options(), (3, 10), _SDPA),
         ("-greedy", "Eight tokens, each the most likely next one.", Greedy, Options(blocks=3), _SHORT, _SDPA),

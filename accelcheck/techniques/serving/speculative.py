@@ -32,7 +32,7 @@ class Draft(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         x = self.target.embedding(tokens)
-        for block in self.target.blocks[:-1]:
+        for block in self.target.layers[:-1]:
             x = block(x, positions, cache)
         out: Tensor = self.target.head(self.target.norm(x))
         return out
