@@ -31,4 +31,4 @@ def make() -> Logits:
 
 @pytest.mark.accel(techniques=["eager", "sdpa-math", "hf-dynamic-cache", "hf-static-cache"])
 def test_decoding_with_a_cache(accel: Any) -> None:
-    accel.check(make(), torch.arange(20).reshape(2, 10) * 7 % 97)
+    accel.check(make(), (torch.arange(20).reshape(2, 10) * 7 % 97,))
