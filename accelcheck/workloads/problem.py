@@ -32,6 +32,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "constants": "expressions that depend on no input",
         "conv": "NCHW convolutions",
         "custom-function": "an autograd function of its own, whose gradients are then checked by finite differences",
+        "decoder": "a module of `accelcheck.workloads.decoders`",
         "domain": "inputs whose values have a structure or a domain: they are drawn anew, and not scaled",
         "exact": "no rounding at all, as in indexing and copies",
         "index-operators": "calls of torch.index_select or torch.gather",

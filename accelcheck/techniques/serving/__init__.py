@@ -1,0 +1,4 @@
+"""Techniques of serving large models: caches of keys and values, speculation, batching, adapters, packed weights.
+
+The models are in `accelcheck.workloads.decoders`.
+"""

@@ -1,0 +1,60 @@
+"""examples/serving: a Llama of transformers decodes with both caches as in one pass, and a wrong cache fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_harness import completed
+
+from accelcheck.core.journal_reading import read
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "serving"
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("transformers")
+
+
+def run(folder: Path, journal: Path) -> subprocess.CompletedProcess[str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    words = ["-p", "no:cacheprovider", "--accel-device=cpu", f"--accel-journal={journal}"]
+    return completed(
+        [sys.executable, "-m", "pytest", "-q", "test_decoding.py", *words],
+        cwd=folder,
+        env={**known, "PYTHONPATH": str(ROOT)},
+        timeout=900,
+    )
+
+
+def verdicts(journal: Path) -> dict[str, str]:
+    return {record.case.technique: str(record.verdict) for record in read(journal)[1]}
+
+
+def test_a_llama_decodes_with_both_caches(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    done = run(EXAMPLE, journal)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert verdicts(journal) == dict.fromkeys(("eager", "hf-dynamic-cache", "hf-static-cache", "sdpa-math"), "pass")
+
+
+def test_a_cache_that_skips_a_token_fails(tmp_path: Path) -> None:
+    folder, journal = tmp_path / "serving", tmp_path / "journal.jsonl"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "conftest.py"
+    source = path.read_text("utf-8")
+    wrong = source.replace("model(tokens[:, start:end],", "model(tokens[:, start:end].flip(1),")
+    assert wrong != source
+    path.write_text(wrong, "utf-8")
+    done = run(folder, journal)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert verdicts(journal) | {"eager": "pass"} == {
+        "eager": "pass",
+        "sdpa-math": "pass",
+        "hf-dynamic-cache": "fail",
+        "hf-static-cache": "fail",
+    }
