@@ -1,0 +1,194 @@
+"""Compilation of repeated blocks alone, and compiled code that another process made."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core import imports
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.files import scratch
+from accelcheck.core.processes import Child, ChildError, Mailbox, calling
+from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, reset_compiler
+from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
+from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.processes.evidence import program_on
+from accelcheck.workloads.blocks import blocks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable
+
+    from accelcheck.core.capability import Capability
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Problem, Program
+
+_KINDS, _ARTIFACT, PATIENCE = "kinds of blocks", "bytes of the artifact", 300.0
+
+
+class Regional(Compiled):
+    """Compiles the forward of each block, and nothing around the blocks.
+
+    Not by ``nn.Module.compile``: for a block of a class of torch's own, such as `nn.Sequential`, that compiles nothing.
+    """
+
+    source = "https://docs.pytorch.org/tutorials/recipes/regional_compilation.html"
+    requires = frozenset({"blocks"})
+    excludes = frozenset({"branching"})
+    workloads = frozenset({"mlp-blocks", "transformer-blocks", "cnn-blocks", "train-transformer"})
+
+    def capability(self, device: Device) -> Capability:
+        return compiler_capability(device)
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        reset_compiler()
+        program.extras[_KINDS] = kinds = []
+        program.resets.append(lambda: kinds.append([]))  # type: ignore[func-returns-value]
+        for block in blocks_of(program.module) or ():
+            block.forward = self.recorded(block, torch.compile(block.forward, backend=backend_for(device)), kinds)
+
+    @staticmethod
+    def recorded(block: nn.Module, run: Callable[..., Any], kinds: list[Any]) -> Callable[..., Any]:
+        """Makes a forward that notes for each run what a graph depends on: sizes, and which tensors need gradients."""
+
+        def forward(*inputs: Any, **keywords: Any) -> Any:
+            given = (*inputs, *keywords.values(), *block.parameters())
+            facts = [(tuple(x.shape), x.stride(), x.requires_grad) for x in given if isinstance(x, Tensor)]
+            kinds.append((type(block), block.training, torch.is_grad_enabled(), tuple(facts)))
+            return run(*inputs, **keywords)
+
+        return forward
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        kinds = program.extras[_KINDS]
+        last = len(kinds) - 1 - kinds[::-1].index([]) if [] in kinds else -1
+        calls, sorts = kinds[last + 1 :], {kind for kind in kinds if kind}
+        yield from compiled(log, mode, backend_for(device))
+        yield Evidence(f"compiled blocks entered = {len(calls)} >= 2", n := entered(log).total(), n == len(calls) >= 2)
+        yield exactly(f"graphs compiled for {len(blocks_of(program.module) or ())} blocks", graphs(), len(sorts))
+
+
+@dataclass(frozen=True)
+class CompilationTask:
+    """Task of the other process: compile the problem's module, and save what the compiler cached."""
+
+    problem: Problem
+    device: Device
+    dtype: torch.dtype
+    mode: Mode
+    threads: int
+    foreign: bool
+
+
+class MegaCache(Compiled):
+    """Loads what another process saved of its compilations into an empty cache, and compiles.
+
+    Args:
+        foreign: True for a process that seems to run on another machine, whose artifact must not be used: without the
+            host's vector instructions, or with another name of the GPU.
+    """
+
+    source = "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    excludes = frozenset({"branching"})
+    timed = False
+
+    def __init__(self, name: str, promise: str, *, foreign: bool) -> None:
+        super().__init__(name, promise, level=3, arguments={})
+        self.workloads = frozenset({"mlp-blocks"} if foreign else {"mlp-blocks", "transformer-block", "train-mlp"})
+        self.foreign, self._held = foreign, ExitStack()
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        from accelcheck.devices.torch_names import fresh_inductor_cache
+
+        dtype = next(program.module.parameters()).dtype
+        task = CompilationTask(program.problem(), device, dtype, mode, torch.get_num_threads(), self.foreign)
+        artifact = compiled_elsewhere(task)
+        self._held.enter_context(fresh_inductor_cache())
+        super().prepare(program, mode, device)
+        program.extras[_ARTIFACT] = len(artifact)
+        torch.compiler.load_cache_artifacts(artifact)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        from accelcheck.devices.torch_names import counters
+
+        yield from compiled(log, mode, "inductor")
+        yield at_least("bytes in the artifact", program.extras[_ARTIFACT])
+        made = sum(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("miss", "bypass"))
+        taken = int(counters["inductor"]["fxgraph_cache_hit"])
+        if self.foreign:
+            yield exactly("graphs taken from another machine's artifact", taken, 0)
+        else:
+            yield at_least("graphs taken from the artifact", taken)
+            yield exactly("graphs compiled anew", made, 0)
+
+    def finish(self) -> None:
+        super().finish()
+        self._held.close()
+
+
+def compiled_elsewhere(task: CompilationTask) -> bytes:
+    """Compiles in another process with an empty cache, and returns its artifact.
+
+    Raises:
+        ChildError: The process raised, ended or was too slow.
+    """
+    with tempfile.TemporaryDirectory(prefix="artifact-", dir=scratch()) as folder:
+        box = Mailbox(Path(folder))
+        box.put("task", task)
+        environ = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+        if task.foreign and task.device.has("host"):
+            environ["ATEN_CPU_CAPABILITY"] = "default"
+        with Child(calling(f"{__name__}:main", folder, parent=True), environ) as child:
+            made = box.wait(["artifact"], PATIENCE, lambda: bool(box.errors()) or not child.running)
+            if made is None:
+                raise ChildError(f"the process that was to compile gave nothing: {box.errors()[-1:]}\n{child.last()}")
+    artifact: bytes = made[0]
+    return artifact
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the other process; the argument is the folder of the mailbox."""
+    box = Mailbox(Path(arguments[0]))
+    imports.load()
+    task: CompilationTask = box.take("task")
+    try:
+        from torch._inductor.codecache import CacheBase
+
+        torch.set_num_threads(task.threads)
+        task.device.open()
+        other = {"hash": "another machine"} if task.foreign else CacheBase.get_system()
+        with task.device.strict_float32(), mock.patch.object(CacheBase, "get_system", lambda: other):
+            program = program_on(task.device, task.problem, task.dtype, 0)
+            program.call = torch.compile(program.module)
+            program.run(task.mode)
+        box.put("artifact", (torch.compiler.save_cache_artifacts() or [b""])[0])
+    except Exception as error:  # noqa: BLE001 - a workload or backend may raise anything: the parent reports it
+        box.raised("compilation", error)
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Regional(
+        "compile-regional",
+        "Equal blocks share one compiled graph, and compute what eager computes.",
+        level=2,
+        arguments={},
+    ),
+    MegaCache(
+        "compile-mega-cache",
+        "Compiled code that another process saved is used again, and computes what eager computes.",
+        foreign=False,
+    ),
+    MegaCache(
+        "compile-mega-cache-foreign", "Compiled code of another machine is left alone, and compiled anew.", foreign=True
+    ),
+)
