@@ -180,7 +180,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     Regional(
         "compile-regional",
         "Equal blocks share one compiled graph, and compute what eager computes.",
-        level=2,
+        level=3,
+        early=frozenset({"mlp-blocks"}),
         arguments={},
     ),
     MegaCache(

@@ -99,14 +99,14 @@ class Float8Training(Technique):
     requires = frozenset({"linear"})
     excludes = frozenset({"branching"})
     workloads = frozenset({"mlp-blocks", "transformer-block", "train-mlp", "train-transformer", "digits-mlp-training"})
-    level = 2
+    level = 3
+    early = frozenset({"mlp-blocks"})
     differentiates_twice = False
     packages = {"torchao": AO_PACKAGE}  # noqa: RUF012 - as in the base class
 
     def __init__(self, recipe: str, scales: str, *, rows: bool) -> None:
         self.name, self.recipe, self.rows = f"float8-training-{recipe}", recipe, rows
         self.promise = f"The three products of each linear layer, forward and backward, have float8 operands: {scales}."
-        self.early = frozenset({"train-mlp"} if rows else {"train-mlp", "transformer-block"})
 
     def admits(self, probe: Probe) -> bool:
         return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
