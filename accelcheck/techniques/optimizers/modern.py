@@ -133,7 +133,6 @@ class Muon(Optimizing):
     source = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html"
     oracle = "muon"
     level = 2
-    early = frozenset({"train-mlp"})
     workloads = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
 
     def capability(self, device: Device) -> Capability:
@@ -213,7 +212,7 @@ class EightBit(Optimizing):
 
     promise = f"Moments of parameters with {LEAST} elements or more take a byte each, rounded after every step."
     oracle = "adamw-8bit"
-    level = 3
+    level = 2
     workloads = frozenset({"train-vocabulary"})
 
     def __init__(self, package: str, module: str, source: str, command: str) -> None:
