@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     imports.load()
     task: CompilationTask = box.take("task")
     try:
-        from torch._inductor.codecache import CacheBase
+        from accelcheck.devices.torch_names import CacheBase
 
         torch.set_num_threads(task.threads)
         task.device.open()

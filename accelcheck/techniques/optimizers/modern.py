@@ -16,8 +16,8 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import inductor_capability, reset_compiler
-from accelcheck.techniques.observe import OperatorLog, at_least, operators
+from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, inductor_capability, reset_compiler
+from accelcheck.techniques.observe import ProfilerLog, at_least, operators
 from accelcheck.techniques.optimizers.state import KeptStates
 from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
@@ -212,6 +212,7 @@ class EightBit(Optimizing):
 
     promise = f"Moments of parameters with {LEAST} elements or more take a byte each, rounded after every step."
     oracle = "adamw-8bit"
+    watch = ProfilerLog  # Dynamo compiles nothing within a dispatch mode
     level = 2
     workloads = frozenset({"train-vocabulary"})
 
@@ -236,6 +237,7 @@ class EightBit(Optimizing):
             raise Unsupported(unsupported(Code.NO_EFFECT, f"no parameter has {LEAST} elements in whole blocks"))
         wanted = sum(m.numel() >= LEAST and not m.numel() % BLOCK for m in moments)
         yield Evidence(f"moments of 8 bits = {wanted} >= 2", len(small), engaged=len(small) == wanted >= 2)
+        yield at_least("compiled steps", log.count(INDUCTOR_GRAPH), program.steps)
 
     def finish(self) -> None:
         reset_compiler()
