@@ -35,7 +35,9 @@ class ControlFlow(Technique):
 
     def __init__(self, name: str, page: str) -> None:
         self.name, self.operator = f"torch-{name}", name.replace("-", "_")
-        self.promise = f"{self.operator} in one graph takes the branches and steps that Python would, with its gradients."
+        self.promise = (
+            f"{self.operator} in one graph takes the branches and steps that Python would, with its gradients."
+        )
         self.source = f"https://docs.pytorch.org/docs/stable/{page}.html"
         self.workloads = frozenset({f"control-{name}"})
 

@@ -23,8 +23,7 @@ from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.workloads.blocks import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
@@ -33,6 +32,18 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem, Program
 
 _KINDS, _ARTIFACT, PATIENCE = "kinds of blocks", "bytes of the artifact", 300.0
+
+
+def recorded(block: nn.Module, run: Callable[..., Any], kinds: list[Any]) -> Callable[..., Any]:
+    """Makes a forward that notes for each run what a graph depends on: sizes, and which tensors need gradients."""
+
+    def forward(*inputs: Any, **keywords: Any) -> Any:
+        given = (*inputs, *keywords.values(), *block.parameters())
+        facts = [(tuple(x.shape), x.stride(), x.requires_grad) for x in given if isinstance(x, Tensor)]
+        kinds.append((type(block), block.training, torch.is_grad_enabled(), tuple(facts)))
+        return run(*inputs, **keywords)
+
+    return forward
 
 
 class Regional(Compiled):
@@ -54,19 +65,7 @@ class Regional(Compiled):
         program.extras[_KINDS] = kinds = []
         program.resets.append(lambda: kinds.append([]))  # type: ignore[func-returns-value]
         for block in blocks_of(program.module) or ():
-            block.forward = self.recorded(block, torch.compile(block.forward, backend=backend_for(device)), kinds)
-
-    @staticmethod
-    def recorded(block: nn.Module, run: Callable[..., Any], kinds: list[Any]) -> Callable[..., Any]:
-        """Makes a forward that notes for each run what a graph depends on: sizes, and which tensors need gradients."""
-
-        def forward(*inputs: Any, **keywords: Any) -> Any:
-            given = (*inputs, *keywords.values(), *block.parameters())
-            facts = [(tuple(x.shape), x.stride(), x.requires_grad) for x in given if isinstance(x, Tensor)]
-            kinds.append((type(block), block.training, torch.is_grad_enabled(), tuple(facts)))
-            return run(*inputs, **keywords)
-
-        return forward
+            block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), kinds)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         kinds = program.extras[_KINDS]

@@ -98,9 +98,7 @@ def _products(log: Log) -> int:
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    GroupedExperts(
-        "moe-grouped-mm", "One grouped product for all experts equals a loop over the experts.", by_groups
-    ),
+    GroupedExperts("moe-grouped-mm", "One grouped product for all experts equals a loop over the experts.", by_groups),
     GroupedExperts(
         "moe-grouped-mm-padded", "Groups filled up with zeros to whole tiles give what a loop gives.", by_padded_groups
     ),

@@ -245,5 +245,7 @@ class EightBit(Optimizing):
 
 TECHNIQUES: tuple[Technique, ...] = (
     Muon(),
-    EightBit("torchao", "torchao.optim", "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html", AO_PACKAGE),
+    EightBit(
+        "torchao", "torchao.optim", "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html", AO_PACKAGE
+    ),
 )

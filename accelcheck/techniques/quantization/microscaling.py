@@ -161,12 +161,18 @@ class BlockScaled(Replacing):
 
 TECHNIQUES: tuple[Technique, ...] = (
     BlockScaled(
-        "mxfp8", "float8 with a power of two per 32 neighbours", BlockScheme(torch.float8_e4m3fn, 32),
-        torch.float8_e4m3fn, level=1,
+        "mxfp8",
+        "float8 with a power of two per 32 neighbours",
+        BlockScheme(torch.float8_e4m3fn, 32),
+        torch.float8_e4m3fn,
+        level=1,
     ),
     BlockScaled("mxfp4", "float4 with a power of two per 32 neighbours", BlockScheme(FLOAT4, 32), torch.uint8, level=2),
     BlockScaled(
-        "nvfp4", "float4 with a float8 scale per 16 neighbours and an FP32 scale per tensor",
-        BlockScheme(FLOAT4, 16, two=True), torch.uint8, level=2,
+        "nvfp4",
+        "float4 with a float8 scale per 16 neighbours and an FP32 scale per tensor",
+        BlockScheme(FLOAT4, 16, two=True),
+        torch.uint8,
+        level=2,
     ),
 )
