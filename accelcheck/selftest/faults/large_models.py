@@ -15,7 +15,7 @@ from accelcheck.selftest.faults.base import PlantedFault, backward, everywhere, 
 from accelcheck.selftest.faults.plant import calling, spoiling
 from accelcheck.selftest.faults.sowing import swapped
 from accelcheck.techniques.compilation import regional
-from accelcheck.techniques.fused import experts
+from accelcheck.techniques.fused import kernels
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
 from accelcheck.techniques.quantization.microscaling import BlockScaledLinear, BlockScheme
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def grouped(wrong: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Any:
     """Changes rows, weights and ends of every grouped product."""
-    return lambda _: swapped(experts, "grouped_mm", lambda plain, *given: plain(*wrong(*given)))
+    return lambda _: swapped(kernels, "grouped_mm", lambda plain, *given: plain(*wrong(*given)))
 
 
 def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
