@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+    from torch._higher_order_ops import scan, while_loop
     from torch._inductor import aoti_compile_and_package, aoti_load_package, lowering
     from torch._inductor import config as inductor_config
-    from torch._higher_order_ops import scan, while_loop
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import CacheBase
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files

@@ -71,7 +71,7 @@ WORKLOADS = tuple(
         f"control-{name}",
         summary,
         partial(of_normal, make=make, shape=(6, 12)),
-        1,
+        2,
         traits=frozenset({"matmul", "branching"}),
         dtypes=frozenset({"float32"}),
         techniques=frozenset({"eager", f"torch-{name}"}),

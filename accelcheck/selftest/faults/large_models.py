@@ -18,7 +18,7 @@ from accelcheck.techniques.compilation import regional
 from accelcheck.techniques.fused import kernels
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
-from accelcheck.techniques.quantization.microscaling import BlockScaledLinear, BlockScheme
+from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
 from accelcheck.workloads.large_models import Experts, VocabularyLoss
 
 if TYPE_CHECKING:

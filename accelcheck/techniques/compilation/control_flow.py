@@ -24,20 +24,17 @@ _NODES = "operators of the graphs"
 
 
 class ControlFlow(Technique):
-    """Operator in place of Python's control flow, compiled without a graph break."""
+    """Operator in place of Python's control flow, compiled without a graph break and run with eager kernels."""
 
     family = "control-flow"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
     watch = ProfilerLog
     warmups = 1
     differentiates_twice = False
-    level = 2
 
     def __init__(self, name: str, page: str) -> None:
         self.name, self.operator = f"torch-{name}", name.replace("-", "_")
-        self.promise = (
-            f"{self.operator} in one graph takes the branches and steps that Python would, with its gradients."
-        )
+        self.promise = f"{self.operator} in one graph takes the branches and steps of Python, and has its gradients."
         self.source = f"https://docs.pytorch.org/docs/stable/{page}.html"
         self.workloads = frozenset({f"control-{name}"})
 
@@ -49,9 +46,7 @@ class ControlFlow(Technique):
             nodes.extend(str(node.target) for node in graph.graph.nodes)
             return lookup_backend("aot_eager")(graph, inputs)
 
-        for part in program.module.modules():
-            if hasattr(part, "operator"):
-                part.operator = True  # type: ignore[assignment]  # nn.Module types its attributes as tensors
+        vars(program.module)["operator"] = True
         program.call = torch.compile(program.module, backend=backend, fullgraph=True)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:

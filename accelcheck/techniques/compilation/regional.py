@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -29,19 +28,21 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Problem, Program
+    from accelcheck.workloads.base import Program
 
-_KINDS, _ARTIFACT, PATIENCE = "kinds of blocks", "bytes of the artifact", 300.0
+PATIENCE = 600.0
+"""Seconds for the other process to compile; with an empty cache it compiles headers first."""
+_RUNS, _ARTIFACT = "calls of blocks, by run", "bytes of the artifact"
 
 
-def recorded(block: nn.Module, run: Callable[..., Any], kinds: list[Any]) -> Callable[..., Any]:
-    """Makes a forward that notes for each run what a graph depends on: sizes, and which tensors need gradients."""
+def recorded(block: nn.Module, call: Callable[..., Any], runs: list[list[Any]]) -> Callable[..., Any]:
+    """Makes a forward that notes what a graph depends on: sizes, and which tensors need gradients."""
 
     def forward(*inputs: Any, **keywords: Any) -> Any:
         given = (*inputs, *keywords.values(), *block.parameters())
         facts = [(tuple(x.shape), x.stride(), x.requires_grad) for x in given if isinstance(x, Tensor)]
-        kinds.append((type(block), block.training, torch.is_grad_enabled(), tuple(facts)))
-        return run(*inputs, **keywords)
+        runs[-1].append((type(block), block.training, torch.is_grad_enabled(), tuple(facts)))
+        return call(*inputs, **keywords)
 
     return forward
 
@@ -49,7 +50,7 @@ def recorded(block: nn.Module, run: Callable[..., Any], kinds: list[Any]) -> Cal
 class Regional(Compiled):
     """Compiles the forward of each block, and nothing around the blocks.
 
-    Not by ``nn.Module.compile``: for a block of a class of torch's own, such as `nn.Sequential`, that compiles nothing.
+    Not by ``nn.Module.compile``, which silently compiles nothing for a class of torch's own, such as `nn.Sequential`.
     """
 
     source = "https://docs.pytorch.org/tutorials/recipes/regional_compilation.html"
@@ -62,30 +63,18 @@ class Regional(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        program.extras[_KINDS] = kinds = []
-        program.resets.append(lambda: kinds.append([]))  # type: ignore[func-returns-value]
+        program.extras[_RUNS] = runs = [[]]
+        program.resets.append(lambda: runs.append([]))
         for block in blocks_of(program.module) or ():
-            block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), kinds)
+            block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), runs)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        kinds = program.extras[_KINDS]
-        last = len(kinds) - 1 - kinds[::-1].index([]) if [] in kinds else -1
-        calls, sorts = kinds[last + 1 :], {kind for kind in kinds if kind}
+        runs = program.extras[_RUNS]
+        calls, entries = len(runs[-1]), entered(log).total()
         yield from compiled(log, mode, backend_for(device))
-        yield Evidence(f"compiled blocks entered = {len(calls)} >= 2", n := entered(log).total(), n == len(calls) >= 2)
-        yield exactly(f"graphs compiled for {len(blocks_of(program.module) or ())} blocks", graphs(), len(sorts))
-
-
-@dataclass(frozen=True)
-class CompilationTask:
-    """Task of the other process: compile the problem's module, and save what the compiler cached."""
-
-    problem: Problem
-    device: Device
-    dtype: torch.dtype
-    mode: Mode
-    threads: int
-    foreign: bool
+        yield Evidence(f"compiled blocks entered = {calls} >= 2", entries, engaged=entries == calls >= 2)
+        kinds = {kind for run in runs for kind in run}
+        yield exactly(f"graphs compiled for {len(blocks_of(program.module) or ())} blocks", graphs(), len(kinds))
 
 
 class MegaCache(Compiled):
@@ -93,83 +82,76 @@ class MegaCache(Compiled):
 
     Args:
         foreign: True for a process that seems to run on another machine, whose artifact must not be used: without the
-            host's vector instructions, or with another name of the GPU.
+            host's vector instructions, or with another fingerprint of the GPU.
     """
 
     source = "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"
-    modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
+    modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
     excludes = frozenset({"branching"})
+    workloads = frozenset({"mlp-blocks"})
     timed = False
 
     def __init__(self, name: str, promise: str, *, foreign: bool) -> None:
         super().__init__(name, promise, level=3, arguments={})
-        self.workloads = frozenset({"mlp-blocks"} if foreign else {"mlp-blocks", "transformer-block", "train-mlp"})
         self.foreign, self._held = foreign, ExitStack()
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import fresh_inductor_cache
 
-        dtype = next(program.module.parameters()).dtype
-        task = CompilationTask(program.problem(), device, dtype, mode, torch.get_num_threads(), self.foreign)
-        artifact = compiled_elsewhere(task)
+        artifact = self.made_elsewhere(program, mode, device)
         self._held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
         program.extras[_ARTIFACT] = len(artifact)
         torch.compiler.load_cache_artifacts(artifact)
+
+    def made_elsewhere(self, program: Program, mode: Mode, device: Device) -> bytes:
+        """Compiles in another process with an empty cache, and returns its artifact."""
+        with tempfile.TemporaryDirectory(prefix="artifact-", dir=scratch()) as folder:
+            box, environ = Mailbox(Path(folder)), {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+            dtype = next(program.module.parameters()).dtype
+            box.put("task", (program.problem(), device, dtype, mode, torch.get_num_threads(), self.foreign))
+            if self.foreign and device.has("host"):
+                environ["ATEN_CPU_CAPABILITY"] = "default"
+            with Child(calling(f"{__name__}:main", folder, parent=True), environ) as child:
+                made = box.wait(["artifact"], PATIENCE, lambda: bool(box.errors()) or not child.running)
+                if made is None:
+                    raise ChildError(f"the process that was to compile: {box.errors()[-1:]}\n{child.last()}")
+                artifact: bytes = made[0]
+                return artifact
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         from accelcheck.devices.torch_names import counters
 
         yield from compiled(log, mode, "inductor")
         yield at_least("bytes in the artifact", program.extras[_ARTIFACT])
-        made = sum(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("miss", "bypass"))
         taken = int(counters["inductor"]["fxgraph_cache_hit"])
         if self.foreign:
             yield exactly("graphs taken from another machine's artifact", taken, 0)
         else:
+            anew = sum(int(counters["inductor"][f"fxgraph_cache_{how}"]) for how in ("miss", "bypass"))
             yield at_least("graphs taken from the artifact", taken)
-            yield exactly("graphs compiled anew", made, 0)
+            yield exactly("graphs compiled anew", anew, 0)
 
     def finish(self) -> None:
         super().finish()
         self._held.close()
 
 
-def compiled_elsewhere(task: CompilationTask) -> bytes:
-    """Compiles in another process with an empty cache, and returns its artifact.
-
-    Raises:
-        ChildError: The process raised, ended or was too slow.
-    """
-    with tempfile.TemporaryDirectory(prefix="artifact-", dir=scratch()) as folder:
-        box = Mailbox(Path(folder))
-        box.put("task", task)
-        environ = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
-        if task.foreign and task.device.has("host"):
-            environ["ATEN_CPU_CAPABILITY"] = "default"
-        with Child(calling(f"{__name__}:main", folder, parent=True), environ) as child:
-            made = box.wait(["artifact"], PATIENCE, lambda: bool(box.errors()) or not child.running)
-            if made is None:
-                raise ChildError(f"the process that was to compile gave nothing: {box.errors()[-1:]}\n{child.last()}")
-    artifact: bytes = made[0]
-    return artifact
-
-
 def main(arguments: Sequence[str]) -> None:
     """Runs the other process; the argument is the folder of the mailbox."""
     box = Mailbox(Path(arguments[0]))
     imports.load()
-    task: CompilationTask = box.take("task")
     try:
         from accelcheck.devices.torch_names import CacheBase
 
-        torch.set_num_threads(task.threads)
-        task.device.open()
-        other = {"hash": "another machine"} if task.foreign else CacheBase.get_system()
-        with task.device.strict_float32(), mock.patch.object(CacheBase, "get_system", lambda: other):
-            program = program_on(task.device, task.problem, task.dtype, 0)
+        problem, device, dtype, mode, threads, foreign = box.take("task")
+        torch.set_num_threads(threads)
+        device.open()
+        system = {"hash": "another machine"} if foreign else CacheBase.get_system()
+        with device.strict_float32(), mock.patch.object(CacheBase, "get_system", return_value=system):
+            program = program_on(device, problem, dtype, 0)
             program.call = torch.compile(program.module)
-            program.run(task.mode)
+            program.run(mode)
         box.put("artifact", (torch.compiler.save_cache_artifacts() or [b""])[0])
     except Exception as error:  # noqa: BLE001 - a workload or backend may raise anything: the parent reports it
         box.raised("compilation", error)

@@ -1,10 +1,10 @@
-"""Optimizers of large models: Muon, and AdamW with 8-bit states by torchao and bitsandbytes, with FP64 emulations."""
+"""Optimizers of large models: Muon, and torchao's AdamW with 8-bit states, with FP64 emulations."""
 
 from __future__ import annotations
 
 import importlib
 import math
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,30 +108,17 @@ class ExactMuon(torch.optim.Optimizer):
         return x.t() if tall else x
 
 
-class Optimizing(Technique):
-    """Base class of techniques that replace the program's optimizer."""
-
-    family = "optimizer"
-    modes = frozenset({Mode.TRAIN, Mode.LEARNING})
-    requires = frozenset({"training"})
-
-    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        if program.optimizer is None:
-            raise TypeError("expected a program with an optimizer: give the Problem one")
-        program.extras[_MADE] = program.optimizer = self.maker(program.optimizer)
-
-    def maker(self, make: OptimizerMaker) -> Any:
-        """Makes the maker of the optimizer."""
-        raise NotImplementedError
-
-
-class Muon(Optimizing):
+class Muon(Technique):
     """Muon for all matrices; the program's own optimizer for all other parameters."""
 
     name = "muon"
+    family = "optimizer"
+    modes = frozenset({Mode.TRAIN, Mode.LEARNING})
+    requires = frozenset({"training"})
     promise = "Matrices get updates with singular values near 1, computed in bfloat16; other parameters keep theirs."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html"
     oracle = "muon"
+    maker: type[Any] = WithMuon
     level = 2
     workloads = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
 
@@ -140,8 +127,10 @@ class Muon(Optimizing):
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} has no torch.optim.Muon")
         return SUPPORTED if "bfloat16" in device.dtypes else device.lacks("bfloat16", Code.NO_DTYPE)
 
-    def maker(self, make: OptimizerMaker) -> Any:
-        return WithMuon(make)
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if program.optimizer is None:
+            raise TypeError("expected a program with an optimizer: give the Problem one")
+        program.extras[_MADE] = program.optimizer = self.maker(program.optimizer)
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
         return WithMuon(make, exact=True)
@@ -156,10 +145,9 @@ class Muon(Optimizing):
 
 @dataclass
 class WithEightBits:
-    """Makes a package's AdamW with 8-bit states in place of `torch.optim.AdamW`, with its options."""
+    """Makes torchao's AdamW with 8-bit states in place of `torch.optim.AdamW`, with its options."""
 
     make: OptimizerMaker
-    package: str
     made: Any = None
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -168,7 +156,7 @@ class WithEightBits:
             reason = f"8-bit AdamW takes the place of torch's with one group, not of {type(plain).__name__}"
             raise Unsupported(unsupported(Code.NO_FEATURE, reason))
         with torchao_imported():
-            kind = importlib.import_module(self.package).AdamW8bit
+            kind = importlib.import_module("torchao.optim").AdamW8bit
         words = {name: plain.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.made = kind(list(parameters), block_size=BLOCK, **words)
         made: torch.optim.Optimizer = self.made
@@ -207,24 +195,22 @@ def dynamic_map(*, signed: bool) -> Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32).double()
 
 
-class EightBit(Optimizing):
-    """AdamW of a package, with 8-bit states."""
+class EightBit(Muon):
+    """AdamW with 8-bit states by torchao, which compiles its steps."""
 
     promise = f"Moments of parameters with {LEAST} elements or more take a byte each, rounded after every step."
     oracle = "adamw-8bit"
+    maker = WithEightBits
     watch = ProfilerLog  # Dynamo compiles nothing within a dispatch mode
     level = 2
     workloads = frozenset({"train-vocabulary"})
 
-    def __init__(self, package: str, module: str, source: str, command: str) -> None:
-        self.name, self.module, self.source = f"adamw-8bit-{package}", module, source
-        self.packages = {package: command}
+    name = "adamw-8bit-torchao"
+    source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html"
+    packages = {"torchao": AO_PACKAGE}  # noqa: RUF012 - as in the base class
 
     def capability(self, device: Device) -> Capability:
         return inductor_capability(device)  # torchao compiles the step
-
-    def maker(self, make: OptimizerMaker) -> Any:
-        return WithEightBits(make, self.module)
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
         return EightBitStates(make)
@@ -243,9 +229,4 @@ class EightBit(Optimizing):
         reset_compiler()
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    Muon(),
-    EightBit(
-        "torchao", "torchao.optim", "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html", AO_PACKAGE
-    ),
-)
+TECHNIQUES: tuple[Technique, ...] = (Muon(), EightBit())

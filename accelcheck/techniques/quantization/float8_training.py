@@ -37,21 +37,21 @@ _LAYERS = "linear layers"
 class _Product(torch.autograd.Function):
     """Multiplies ``x`` (..., K) by the transpose of ``weight`` (N, K); `cast` rounds the operands of all three products.
 
-    ``cast(operand, dim, gradient)``, where `dim` is the one that the product sums over.
+    ``cast(operand, dim, gradient=False)``, where `dim` is the one that the product sums over.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, cast: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.cast = cast
-        return cast(x, -1, False) @ cast(weight, -1, False).t()
+        return cast(x, -1) @ cast(weight, -1).t()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
         grad, rows = grads[0].flatten(0, -2), x.flatten(0, -2)
-        of_input = ctx.cast(grad, -1, True) @ ctx.cast(weight, 0, False)
-        of_weight = ctx.cast(grad, 0, True).t() @ ctx.cast(rows, 0, False)
+        of_input = ctx.cast(grad, -1, gradient=True) @ ctx.cast(weight, 0)
+        of_weight = ctx.cast(grad, 0, gradient=True).t() @ ctx.cast(rows, 0)
         return of_input.reshape(x.shape), of_weight, None
 
 
@@ -69,7 +69,7 @@ class Float8Trained(nn.Module):
         self.weight, self.bias, self.rows = linear.weight, linear.bias, rows
         self.flips: torch.Generator | None = None
 
-    def cast(self, x: Tensor, dim: int, gradient: bool) -> Tensor:
+    def cast(self, x: Tensor, dim: int, *, gradient: bool = False) -> Tensor:
         """Rounds an operand to float8, FP64 in and out: see `_Product`."""
         with torch.no_grad(), disable_current_modes():
             dtype = E5M2 if gradient and not self.rows else E4M3

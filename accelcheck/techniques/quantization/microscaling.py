@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
