@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +39,14 @@ class Loop(Controlled):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.operator:
-            (y,) = torch_names.while_loop(lambda x: x.abs().amax() < 100, lambda x: (2 * x,), (x,))
+            loop: Any = torch_names.while_loop
+            (y,) = loop(lambda x: x.abs().max() < 100, lambda x: (2 * x,), (x,))
         else:
             y = x
-            while bool(y.abs().amax() < 100):
+            while bool(y.abs().max() < 100):
                 y = 2 * y
-        return y @ self.weight
+        out: Tensor = y @ self.weight
+        return out
 
 
 class Scan(Controlled):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, erred, failed, passed, seeded
-from technique_harness import StubDevice, agrees, differences, engaged, mlp, named, plain, run
+from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -25,7 +25,8 @@ from accelcheck.techniques.quantization import float8_training, microscaling
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import control_flow as controlled
-from accelcheck.workloads import large_models, mlp as perceptrons
+from accelcheck.workloads import large_models
+from accelcheck.workloads import mlp as perceptrons
 from accelcheck.workloads.base import Problem, Program
 
 WORKLOADS = index("workload", [*large_models.WORKLOADS, *controlled.WORKLOADS, *perceptrons.WORKLOADS])
@@ -77,7 +78,9 @@ def test_layers_that_stay_in_float32_fail_the_evidence_of_block_scaled_products(
     program.call = eval_copy(program.module)
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
-    missing = [entry.claim for entry in technique.evidence(program, log, Mode.FORWARD, StubDevice()) if not entry.engaged]
+    missing = [
+        entry.claim for entry in technique.evidence(program, log, Mode.FORWARD, StubDevice()) if not entry.engaged
+    ]
     assert "linear layers converted = 2 >= 1" in missing
     assert "linear layers left as they were = 0" in missing
 
@@ -108,8 +111,8 @@ def test_a_float8_training_of_plain_layers_fails_the_evidence() -> None:
 def test_muon_moves_singular_values_towards_one_and_equals_torch_in_bfloat16() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 20, dtype=torch.float64)
-    group = {"steps": 5}
-    values = torch.linalg.svdvals(modern.ExactMuon.orthogonal(x, 3.4445, -4.775, 2.0315, group))
+    group = {"steps": 5, "coefficients": (3.4445, -4.775, 2.0315)}
+    values = torch.linalg.svdvals(modern.ExactMuon.orthogonal(x, group))
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
     ran = engaged(modern.TECHNIQUES[0], mlp(), Mode.TRAIN)
     program = Program.of(mlp()).widened()

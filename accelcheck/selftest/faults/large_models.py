@@ -41,7 +41,7 @@ def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
         for part in program.module.modules():
             if isinstance(part, VocabularyLoss):
                 plain: Any = part.loss
-                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign]  # this one alone
+                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign,misc]  # this one alone
 
     return lambda _: change
 
@@ -107,8 +107,8 @@ def first_block(strength: float) -> AbstractContextManager[Any]:
             try:
                 return forward(*inputs)
             finally:
-                for name, value in held.items():
-                    block.get_parameter(name).data = value
+                for name, kept in held.items():
+                    block.get_parameter(name).data = kept
 
         return called
 
@@ -131,7 +131,8 @@ def by_logsumexp(module: Any, x: Tensor, target: Tensor) -> Tensor:
     """The loss is a difference of logarithms."""
     logits = module.head(torch.tanh(module.body(x)))[target >= 0]
     own = logits.gather(1, target[target >= 0].unsqueeze(1)).squeeze(1)
-    return (logits.logsumexp(1) - own).mean()
+    out: Tensor = (logits.logsumexp(1) - own).mean()
+    return out
 
 
 group = row(PlantedFault, technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})

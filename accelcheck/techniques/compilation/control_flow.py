@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import lookup_backend
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import graph_breaks, graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
@@ -39,8 +40,12 @@ class ControlFlow(Technique):
         self.workloads = frozenset({f"control-{name}"})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":
+            reason = f"torch {torch.__version__} compiles no gradient of while_loop"
+            raise Unsupported(unsupported(Code.WRONG_VERSION, reason))
         reset_compiler()
-        program.extras[_NODES] = nodes = []
+        nodes: list[str] = []
+        program.extras[_NODES] = nodes
 
         def backend(graph: Any, inputs: Any) -> Any:
             nodes.extend(str(node.target) for node in graph.graph.nodes)

@@ -63,7 +63,8 @@ class Regional(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        program.extras[_RUNS] = runs = [[]]
+        runs: list[list[Any]] = [[]]
+        program.extras[_RUNS] = runs
         program.resets.append(lambda: runs.append([]))
         for block in blocks_of(program.module) or ():
             block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), runs)

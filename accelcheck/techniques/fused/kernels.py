@@ -58,14 +58,14 @@ def by_padded_groups(layer: Experts, rows: Tensor, ends: Tensor) -> Tensor:
 
 def by_chunks(layer: VocabularyLoss, hidden: Tensor, target: Tensor) -> Tensor:
     """Computes `VocabularyLoss.loss` by torch's fused loss, in chunks of `ROWS`."""
-    options: Any = torch.nn.LinearCrossEntropyOptions  # type: ignore[attr-defined]  # from torch 2.13 on
-    fused: Any = torch.nn.functional.linear_cross_entropy  # type: ignore[attr-defined]  # the same
+    options: Any = torch.nn.LinearCrossEntropyOptions
+    fused: Any = torch.nn.functional.linear_cross_entropy
     out: Tensor = fused(hidden, layer.head.weight, target, options=options(batch_chunk_size=ROWS, chunking_method=None))
     return out
 
 
 @dataclass(eq=False, kw_only=True)
-class Fused(Technique):
+class FusedKernel(Technique):
     """Replaces a method of a part of the module.
 
     Attributes:
@@ -130,11 +130,11 @@ def _even(place: torch.device) -> Tensor:
 
 
 _experts = partial(
-    Fused, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"experts"}), part=Experts, method="forward",
+    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"experts"}), part=Experts, method="forward",
     operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths, dtypes=("float32", "bfloat16"),
 )  # fmt: skip
 _loss = partial(
-    Fused, source=f"{_DOCS}linear_cross_entropy.html", workloads=frozenset({"vocabulary-loss", "train-vocabulary"}),
+    FusedKernel, source=f"{_DOCS}linear_cross_entropy.html", workloads=frozenset({"vocabulary-loss", "train-vocabulary"}),
     part=VocabularyLoss, method="loss", operator="torch_nn::_linear_cross_entropy_batch_chunked", calls=(1, 1),
     never="aten::(nll_loss_forward|_log_softmax)", example=_even,
 )  # fmt: skip

@@ -37,7 +37,7 @@ LEAST, BLOCK = 4096, 256
 _MADE = "optimizers that were made"
 
 
-class Pair(torch.optim.Optimizer):
+class MuonAndRest(torch.optim.Optimizer):
     """Two optimizers as one: Muon for matrices, and another one for all other parameters."""
 
     def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer | None) -> None:
@@ -71,7 +71,7 @@ class WithMuon:
         # The rate of AdamW fits Muon too, with this factor: arXiv:2502.16982.
         words: dict[str, Any] = {"lr": rate, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
         muon = ExactMuon(wide, self, **words) if self.exact else torch.optim.Muon(wide, **words)
-        return Pair(muon, self.make(rest) if rest else None)
+        return MuonAndRest(muon, self.make(rest) if rest else None)
 
 
 class ExactMuon(torch.optim.Optimizer):
@@ -92,14 +92,14 @@ class ExactMuon(torch.optim.Optimizer):
                 with disable_current_modes():
                     flips = self.maker.flips
                     with Rounding("bfloat16", "bfloat16", flips) if flips else nullcontext():
-                        update = self.orthogonal(grad.lerp(held, group["momentum"]), *group["coefficients"], group)
+                        update = self.orthogonal(grad.lerp(held, group["momentum"]), group)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.sub_(0.2 * math.sqrt(max(grad.shape)) * group["lr"] * update)
 
     @staticmethod
-    def orthogonal(x: Tensor, a: float, b: float, c: float, group: dict[str, Any]) -> Tensor:
+    def orthogonal(x: Tensor, group: dict[str, Any]) -> Tensor:
         """Moves the singular values of a matrix towards 1 by the quintic iteration of Newton and Schulz."""
-        tall = x.shape[0] > x.shape[1]
+        (a, b, c), tall = group["coefficients"], x.shape[0] > x.shape[1]
         x = (x.t() if tall else x) * 1.0  # cast to bfloat16: a rounding
         x = x / x.norm().clamp(min=1e-7)
         for _ in range(group["steps"]):

@@ -67,7 +67,7 @@ class BlockScheme:
 
     def grid(self, x: Tensor, side: RoundedSides, relative: float) -> Tensor:
         """Quantizes and dequantizes FP32 rows in FP64, to the sides of a run: values err by `relative` before."""
-        blocks = self.pad(x).unflatten(-1, (-1, self.block))
+        blocks = self.pad(x).reshape(*x.shape[:-1], -1, self.block)
         most = blocks.abs().amax(-1, keepdim=True)
         largest = (torch.finfo(self.limits) if isinstance(self.limits, torch.dtype) else self.limits).max
         if self.two:
