@@ -204,7 +204,7 @@ def test_a_loop_over_experts_fails_the_evidence_of_grouped_products() -> None:
 
 
 def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:
-    with pytest.raises(Unsupported, match="the module has no accelcheck.workloads.large_models.Experts"):
+    with pytest.raises(Unsupported, match=r"the module has no accelcheck\.workloads\.large_models\.Experts"):
         run(kernels.TECHNIQUES[0], mlp())
 
 
@@ -240,7 +240,7 @@ def test_blocks_of_two_sizes_have_two_graphs_and_one_block_that_is_not_entered_f
     ran = engaged(regional.TECHNIQUES[0], blocks(nn.Linear(8, 8), nn.Linear(8, 9), nn.Linear(9, 9)))
     assert {entry.claim: entry.observed for entry in ran.evidence}["graphs compiled for 3 blocks = 3"] == 3
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(regional, "recorded", lambda block, call, runs: block.forward)
+        patched.setattr(regional, "recorded", lambda block, *_: block.forward)
         assert not run(regional.TECHNIQUES[0], blocks(nn.Linear(8, 8), nn.Linear(8, 8))).engaged
 
 
