@@ -75,7 +75,7 @@ WORKLOADS = tuple(
         summary,
         partial(of_normal, make=make, shape=(6, 12)),
         2,
-        traits=frozenset({"matmul", "branching"}),
+        traits=frozenset({"matmul", "branching", "resizable"}),
         dtypes=frozenset({"float32"}),
         techniques=frozenset({"eager", f"torch-{name}"}),
     )
