@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fault_harness import Bed, erred, failed, passed, seeded
-from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run
+from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run, workload
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Code
@@ -201,6 +201,15 @@ def test_a_loop_over_experts_fails_the_evidence_of_grouped_products() -> None:
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
     assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, True]
+
+
+def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
+    other = workload("linear", "matmul")
+    for technique in (*kernels.TECHNIQUES, *control_flow.TECHNIQUES):
+        assert technique.refusal(other)
+        assert not technique.accepts(other)
+    assert microscaling.TECHNIQUES[0].accepts(other)
+    assert regional.TECHNIQUES[0].accepts(workload("blocks"))
 
 
 def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+    from accelcheck.workloads.base import Program, Workload
 
 _NODES = "operators of the graphs"
 
@@ -38,6 +38,9 @@ class ControlFlow(Technique):
         self.promise = f"{self.operator} in one graph takes the branches and steps of Python, and has its gradients."
         self.source = f"https://docs.pytorch.org/docs/stable/{page}.html"
         self.workloads = frozenset({f"control-{name}"})
+
+    def refusal(self, workload: Workload) -> str:
+        return super().refusal(workload) or "changes modules that have Python's control flow and torch's beside it"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core import imports
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
+from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import at_least, exactly
@@ -110,7 +112,11 @@ class MegaCache(Compiled):
         with tempfile.TemporaryDirectory(prefix="artifact-", dir=scratch()) as folder:
             box, environ = Mailbox(Path(folder)), {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
             dtype = next(program.module.parameters()).dtype
-            box.put("task", (program.problem(), device, dtype, mode, torch.get_num_threads(), self.foreign))
+            try:
+                box.put("task", (program.problem(), device, dtype, mode, torch.get_num_threads(), self.foreign))
+            except TypeError as error:  # a user-owned model
+                reason = f"the model cannot be sent to another process: {error}"
+                raise Unsupported(unsupported(Code.NO_FEATURE, reason)) from error
             if self.foreign and device.has("host"):
                 environ["ATEN_CPU_CAPABILITY"] = "default"
             with Child(calling(f"{__name__}:main", folder, parent=True), environ) as child:

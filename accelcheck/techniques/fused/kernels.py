@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accelcheck.core.case import Evidence
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+    from accelcheck.workloads.base import Program, Workload
 
 ROWS, ALIGN = 16, 8
 """Rows of logits in a chunk of the loss, and of which a padded group has a multiple."""
@@ -92,6 +92,9 @@ class FusedKernel(Technique):
     family = "fused"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     differentiates_twice = False
+
+    def refusal(self, workload: Workload) -> str:
+        return super().refusal(workload) or f"replaces the {self.part.__name__} of its own workloads"
 
     def capability(self, device: Device) -> Capability:
         try:
