@@ -208,6 +208,7 @@ def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
     for technique in (*kernels.TECHNIQUES, *control_flow.TECHNIQUES):
         assert technique.refusal(other)
         assert not technique.accepts(other)
+        assert all(technique.accepts(WORKLOADS[name]) for name in technique.workloads)
     assert microscaling.TECHNIQUES[0].accepts(other)
     assert regional.TECHNIQUES[0].accepts(workload("blocks"))
 

@@ -40,7 +40,10 @@ class ControlFlow(Technique):
         self.workloads = frozenset({f"control-{name}"})
 
     def refusal(self, workload: Workload) -> str:
-        return super().refusal(workload) or "changes modules that have Python's control flow and torch's beside it"
+        own = workload.name in self.workloads
+        return super().refusal(workload) or (
+            "" if own else "changes modules that have torch's control flow and Python's"
+        )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":

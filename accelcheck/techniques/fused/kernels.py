@@ -94,7 +94,8 @@ class FusedKernel(Technique):
     differentiates_twice = False
 
     def refusal(self, workload: Workload) -> str:
-        return super().refusal(workload) or f"replaces the {self.part.__name__} of its own workloads"
+        own = workload.name in self.workloads
+        return super().refusal(workload) or ("" if own else f"replaces the {self.part.__name__} of its own workloads")
 
     def capability(self, device: Device) -> Capability:
         try:
