@@ -50,9 +50,11 @@ if TYPE_CHECKING:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.trace_rules import get_torch_obj_rule_map as dynamo_functions
     from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+    from torch._higher_order_ops import scan, while_loop
     from torch._inductor import aoti_compile_and_package, aoti_load_package, lowering
     from torch._inductor import config as inductor_config
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import CacheBase
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
     from torch._inductor.package import AOTICompiledModel  # type: ignore[attr-defined]  # not exported
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
@@ -81,6 +83,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "AOTICompiledModel": ("torch._inductor.package", "AOTICompiledModel"),
         "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
+        "CacheBase": ("torch._inductor.codecache", "CacheBase"),
         "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
         "DeviceType": ("torch._C._autograd", "DeviceType"),
         "DispatchKey": ("torch._C", "DispatchKey"),
@@ -142,9 +145,11 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "recursive": ("torch.jit", "_recursive"),
         "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),
         "scaled_mm": ("torch", "_scaled_mm"),
+        "scan": ("torch._higher_order_ops", "scan"),
         "set_autograd_multithreading": ("torch._C", "_set_multithreading_enabled"),
         "set_grad_mode": ("torch._C", "_set_grad_enabled"),
         "set_mkldnn_enabled": ("torch._C", "_set_mkldnn_enabled"),
+        "while_loop": ("torch._higher_order_ops", "while_loop"),
     }
 )
 """Module and attribute in torch, by the name here."""

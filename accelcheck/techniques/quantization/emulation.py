@@ -89,11 +89,11 @@ class RoundedSides:
         """Moves FP32 scales to this run's side; returns FP64."""
         return scale.double() * (1 + self._to * SCALE_ERROR)
 
-    def position(self, position: Tensor, value: Tensor) -> Tensor:
-        """Moves FP32 positions of exact values of the same shape to this run's sides; returns FP64."""
+    def position(self, position: Tensor, value: Tensor, relative: float = POSITION_ERROR) -> Tensor:
+        """Moves FP32 positions of values of the same shape, exact ones by default, to this run's sides; returns FP64."""
         if not self._to:
             return position.double()
-        return position.double() * (1 + POSITION_ERROR * torch.where(self.up(value), 1.0, -1.0))
+        return position.double() * (1 + relative * torch.where(self.up(value), 1.0, -1.0))
 
 
 def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
@@ -115,12 +115,28 @@ def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reac
     return torch.where(torn & RoundedSides(flips).up(value), other, integer)
 
 
-def nearest(x: Tensor, dtype: torch.dtype, flips: torch.Generator | None = None, relative: float = RELATIVE) -> Tensor:
+@dataclass(frozen=True)
+class Limits:
+    """Range of a floating-point format that `torch.finfo` does not know; attributes as of its result."""
+
+    smallest_normal: float
+    eps: float
+    max: float
+
+    @property
+    def min(self) -> float:
+        """Smallest number."""
+        return -self.max
+
+
+def nearest(
+    x: Tensor, dtype: torch.dtype | Limits, flips: torch.Generator | None = None, relative: float = RELATIVE
+) -> Tensor:
     """Rounds `x` to the nearest numbers of a floating-point `dtype`, within its range, in the dtype of `x`.
 
     A correct implementation may have a `relative` error of `x`; `flips` is that of `rounded`.
     """
-    limits = torch.finfo(dtype)
+    limits = torch.finfo(dtype) if isinstance(dtype, torch.dtype) else dtype
     _, exponent = torch.frexp(x)
     # Neighbours are eps 2**(exponent - 1) apart, but not closer than subnormal numbers are.
     unit = torch.ldexp(torch.ones_like(x), exponent - 1).clamp(min=limits.smallest_normal) * limits.eps

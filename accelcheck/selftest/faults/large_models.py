@@ -1,0 +1,180 @@
+"""Faults of what large models use: experts, fused losses, control flow, block-scaled formats, Muon, regional code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from accelcheck.core.case import Mode
+from accelcheck.devices import torch_names
+from accelcheck.selftest.faults.base import PlantedFault, backward, everywhere, fault, row, single, trained, variant
+from accelcheck.selftest.faults.plant import calling, spoiling
+from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.techniques.compilation import regional
+from accelcheck.techniques.fused import kernels
+from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
+from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
+from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
+from accelcheck.workloads.large_models import Experts, VocabularyLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from accelcheck.selftest.faults.base import Change
+    from accelcheck.workloads.base import Program
+
+
+def grouped(wrong: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Any:
+    """Changes rows, weights and ends of every grouped product."""
+    return lambda _: swapped(kernels, "grouped_mm", lambda plain, *given: plain(*wrong(*given)))
+
+
+def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
+    """Computes ``wrong(loss, hidden, target)`` in place of the fused loss."""
+
+    def change(program: Program) -> None:
+        for part in program.module.modules():
+            if isinstance(part, VocabularyLoss):
+                plain: Any = part.loss
+                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign,misc]  # this one alone
+
+    return lambda _: change
+
+
+def over_all(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
+    """The mean is over all targets. Those that are ignored count too."""
+    out: Tensor = plain(hidden, target) * ((target >= 0).sum() / len(target))
+    return out
+
+
+def last_lost(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
+    """The gradient of the last row of a chunk is lost."""
+    out: Tensor = plain(torch.cat([hidden[:-1], hidden[-1:].detach()]), target)
+    return out
+
+
+def scales_turned(program: Program) -> None:
+    """Scales of blocks are those of the next row."""
+    for layer in program.call.modules():  # type: ignore[union-attr]  # a module, as this technique makes it
+        if isinstance(layer, BlockScaledLinear):
+            layer.held.scale.copy_(layer.held.scale.view(torch.uint8).roll(1, 0).view(layer.held.scale.dtype))
+
+
+def rounded_down(strength: float) -> AbstractContextManager[Any]:
+    """Scales that are powers of two are rounded down. The largest elements are cut off."""
+
+    def wrong(plain: Any, x: Tensor, elements: Any, block: int, how: Any) -> Any:
+        return plain(x, elements, block, type(how).FLOOR)
+
+    return swapped(importlib.import_module("torchao.prototype.mx_formats.mx_tensor").MXTensor, "to_mx", wrong)
+
+
+def other_gradients(strength: float) -> AbstractContextManager[Any]:
+    """Gradients are cast to the format of activations."""
+
+    def wrong(plain: Any, x: Tensor, dtype: torch.dtype, *args: Any, **options: Any) -> Any:
+        return plain(x * 1.0625 if dtype == torch.float8_e5m2 else x, dtype, *args, **options)
+
+    return swapped(importlib.import_module("torchao.float8.float8_linear"), "hp_tensor_to_float8_dynamic", wrong)
+
+
+def without(**options: Any) -> Callable[[float], Change]:
+    """Changes options of Muon."""
+
+    def spoil(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group.update({name: value for name, value in options.items() if name in group})
+
+    return spoiling(spoil)
+
+
+def first_block(strength: float) -> AbstractContextManager[Any]:
+    """The graph of a block has the weights of the first block as constants."""
+
+    def wrong(plain: Any, block: nn.Module, run: Any, kinds: list[Any]) -> Any:
+        first.append(block)
+        forward = plain(block, run, kinds)
+
+        def called(*inputs: Any) -> Any:
+            held = {name: value.data for name, value in block.named_parameters()}
+            for name, value in first[0].named_parameters():
+                block.get_parameter(name).data = value.data
+            try:
+                return forward(*inputs)
+            finally:
+                for name, kept in held.items():
+                    block.get_parameter(name).data = kept
+
+        return called
+
+    first: list[nn.Module] = []
+    return swapped(regional, "recorded", wrong)
+
+
+def by_masks(module: Any, x: Tensor, choice: Tensor) -> Tensor:
+    """Every expert computes all tokens. A mask selects."""
+    layer: Experts = module.experts
+    one_hot = nn.functional.one_hot(choice.flatten(), len(layer.up))
+    place = ((one_hot.cumsum(0) - 1) * one_hot).sum(1)
+    taken = module.router(x).softmax(-1).gather(1, choice) * (place < 12).reshape(choice.shape)
+    weights = torch.zeros(len(x), len(layer.up), dtype=x.dtype, device=x.device).scatter_add(1, choice, taken)
+    every = torch.einsum("ekw,enk->enw", layer.down, silu(torch.einsum("nk,ekw->enw", x, layer.up)))
+    return torch.einsum("enw,ne->nw", every, weights)
+
+
+def by_logsumexp(module: Any, x: Tensor, target: Tensor) -> Tensor:
+    """The loss is a difference of logarithms."""
+    logits = module.head(torch.tanh(module.body(x)))[target >= 0]
+    own = logits.gather(1, target[target >= 0].unsqueeze(1)).squeeze(1)
+    out: Tensor = (logits.logsumexp(1) - own).mean()
+    return out
+
+
+group = row(PlantedFault, technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})
+mx = row(PlantedFault, technique="mxfp8", exists=BLOCKS[0].capability)
+MOE, LOSS = (single("experts"), backward("experts", ("float32",))), backward("vocabulary-loss", ("float32",))
+
+FAULTS = (
+    group("experts-group-short", "A group ends one row too early, and the next one begins there.")(
+        MOE, around=grouped(lambda rows, weights, ends: (rows, weights, ends - (ends == ends[0]).to(ends.dtype)))
+    ),
+    group("experts-next-weights", "Groups are multiplied by the matrices of the next expert.")(
+        MOE, around=grouped(lambda rows, weights, ends: (rows, weights.roll(1, 0), ends))
+    ),
+    fault("loss-counts-ignored", over_all)(LOSS, of_loss(over_all), technique="linear-cross-entropy"),
+    fault("loss-gradient-lost", last_lost)(LOSS, of_loss(last_lost), technique="linear-cross-entropy"),
+    fault("cond-sides-swapped", "The branches of a condition are swapped.")(
+        single("control-cond"),
+        around=lambda _: swapped(torch, "cond", lambda plain, test, yes, no, given: plain(test, no, yes, given)),
+        technique="torch-cond",
+    ),
+    fault("scan-reversed", "A scan begins with the last row.")(
+        (single("control-scan"), single("control-scan", Mode.BACKWARD)),
+        around=lambda _: swapped(torch_names, "scan", lambda plain, *given: plain(*given, reverse=True)),
+        technique="torch-scan",
+    ),
+    mx("block-scales-turned", scales_turned)(single("mlp-blocks"), lambda _: scales_turned),
+    mx("block-scales-rounded-down")(single("mlp-blocks"), around=rounded_down),
+    fault("float8-gradients-grown", other_gradients)(
+        single("mlp-blocks", Mode.BACKWARD), around=other_gradients, technique=FLOAT8[0], exists=FLOAT8[0].capability
+    ),
+    fault("muon-without-nesterov", "Muon takes the momentum itself as the direction.")(
+        trained("train-mlp"), without(nesterov=False), technique="muon", seeds=1
+    ),
+    fault("muon-other-coefficients", "The last coefficient of Muon's iteration is 1 % too large.")(
+        trained("train-mlp"), without(ns_coefficients=(3.4445, -4.775, 2.052)), technique="muon", seeds=1
+    ),
+    fault("regional-first-weights")(
+        single("mlp-blocks"), around=first_block, technique="compile-regional", exists=everywhere, seeds=1
+    ),
+)
+
+VARIANTS = (
+    variant("experts-by-masks", by_masks)(MOE, lambda: calling(by_masks)),
+    variant("loss-by-logsumexp", by_logsumexp)(LOSS, lambda: calling(by_logsumexp)),
+)

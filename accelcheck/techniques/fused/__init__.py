@@ -1,0 +1,4 @@
+"""Fused kernels of large models: grouped products of experts, losses of a vocabulary's head.
+
+Attention's are in `accelcheck.techniques.attention`.
+"""

@@ -1,0 +1,287 @@
+"""What large models use: formats, float8 training, optimizers, experts, losses, control flow, regions, mega-cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fault_harness import Bed, erred, failed, passed, seeded
+from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run, workload
+from torch import Tensor, nn
+
+from accelcheck.core.capability import Code
+from accelcheck.core.case import Mode
+from accelcheck.core.registry import index
+from accelcheck.devices.cpu import DEVICES
+from accelcheck.devices.packages import installed
+from accelcheck.selftest.faults.base import Planted
+from accelcheck.selftest.faults.plant import nothing
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation import control_flow, regional
+from accelcheck.techniques.fused import kernels
+from accelcheck.techniques.optimizers import modern
+from accelcheck.techniques.quantization import float8_training, microscaling
+from accelcheck.techniques.quantization.emulation import eval_copy
+from accelcheck.verify.oracle import Store
+from accelcheck.workloads import control_flow as controlled
+from accelcheck.workloads import large_models
+from accelcheck.workloads import mlp as perceptrons
+from accelcheck.workloads.base import Problem, Program
+
+WORKLOADS = index("workload", [*large_models.WORKLOADS, *controlled.WORKLOADS, *perceptrons.WORKLOADS])
+COMPILED = StubDevice(features=("inductor", "strided"))
+needs_torchao = pytest.mark.skipif(not installed("torchao"), reason="needs torchao")
+
+
+def problem(name: str) -> Problem:
+    return WORKLOADS[name].problem(1)
+
+
+def odd() -> Problem:
+    """Sizes that are no multiples of a block, and an input of three dimensions."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(77, 90), nn.Tanh(), nn.Linear(90, 47))
+    return Problem(module, (torch.randn(3, 5, 77),))
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other).norm() / other.norm().clamp(min=1e-30))
+
+
+@needs_torchao
+@pytest.mark.parametrize("technique", microscaling.TECHNIQUES, ids=lambda technique: technique.name)
+def test_block_scaled_products_equal_the_emulation(technique: Any) -> None:
+    ran = engaged(technique, odd())
+    exact, inputs = eval_copy(odd().module).double(), (odd().inputs[0].double(),)
+    truth = technique.emulate(exact, inputs)(*inputs)
+    assert apart(ran.result["out"], truth) < 1e-6
+    assert apart(truth, exact(*inputs)) > 1e-2, "the format must show against FP64"
+    assert technique.capability(StubDevice()).ok
+
+
+@needs_torchao
+def test_zeros_have_a_block_scale_but_not_in_nvfp4_of_torchao() -> None:
+    """A known failure of torchao: the scale of a tensor of zeros is 0, by which NVFP4 divides."""
+    for technique in microscaling.TECHNIQUES:
+        made = Problem(nn.Linear(32, 4), (torch.zeros(2, 32),))
+        got = run(technique, made).result["out"]
+        assert torch.equal(got, made.module.bias.expand(2, 4)) is not bool(got.isnan().all())
+        assert bool(got.isnan().all()) is (technique.name == "nvfp4")
+
+
+@needs_torchao
+def test_layers_that_stay_in_float32_fail_the_evidence_of_block_scaled_products() -> None:
+    technique: Any = named(microscaling.TECHNIQUES, "mxfp8")
+    program = Program.of(odd())
+    technique.prepare(program, Mode.FORWARD, StubDevice())
+    program.call = eval_copy(program.module)
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    missing = [
+        entry.claim for entry in technique.evidence(program, log, Mode.FORWARD, StubDevice()) if not entry.engaged
+    ]
+    assert "linear layers converted = 2 >= 1" in missing
+    assert "linear layers left as they were = 0" in missing
+
+
+@needs_torchao
+@pytest.mark.parametrize("mode", [Mode.BACKWARD, Mode.TRAIN])
+@pytest.mark.parametrize("technique", float8_training.TECHNIQUES, ids=lambda technique: technique.name)
+def test_float8_training_equals_the_emulation(technique: Any, mode: Mode) -> None:
+    ran = engaged(technique, mlp(), mode)
+    program = Program.of(mlp()).widened()
+    program.module = technique.emulate(program.module, program.inputs)
+    truth, exact = program.run(mode), Program.of(mlp()).widened().run(mode)
+    assert max(apart(ran.result[path], truth[path]) for path in truth) < 1e-6
+    assert max(apart(exact[path], truth[path]) for path in truth) > 1e-3, "the format must show against FP64"
+
+
+@needs_torchao
+def test_a_float8_training_of_plain_layers_fails_the_evidence() -> None:
+    technique: Any = named(float8_training.TECHNIQUES, "float8-training-rowwise")
+    program = Program.of(mlp())
+    technique.prepare(program, Mode.BACKWARD, StubDevice())
+    program.module = mlp().module
+    with technique.watch("cpu") as log:
+        program.run(Mode.BACKWARD)
+    assert not any(entry.engaged for entry in technique.evidence(program, log, Mode.BACKWARD, StubDevice()))
+
+
+def test_muon_moves_singular_values_towards_one_and_equals_torch_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 20, dtype=torch.float64)
+    group = {"steps": 5, "coefficients": (3.4445, -4.775, 2.0315)}
+    values = torch.linalg.svdvals(modern.ExactMuon.orthogonal(x, group))
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+    ran = engaged(modern.TECHNIQUES[0], mlp(), Mode.TRAIN)
+    program = Program.of(mlp()).widened()
+    assert program.optimizer is not None
+    program.optimizer = modern.WithMuon(program.optimizer, exact=True)
+    truth = program.run(Mode.TRAIN)
+    assert max(apart(ran.result[path], truth[path]) for path in truth) < 2 * 2.0**-8
+    assert apart(plain(mlp(), Mode.TRAIN)["parameter:0.weight"], truth["parameter:0.weight"]) > 1e-3
+
+
+def test_muon_refuses_a_module_without_matrices() -> None:
+    made = mlp()
+    made = Problem(nn.LayerNorm(16), made.inputs, made.inputs[0], made.loss, made.optimizer)
+    with pytest.raises(Unsupported, match="no parameter is a matrix"):
+        run(modern.TECHNIQUES[0], made, Mode.TRAIN)
+
+
+@needs_torchao
+def test_the_map_of_eight_bits_is_that_of_torchao() -> None:
+    tools: Any = pytest.importorskip("torchao.optim.subclass_8bit")
+    for signed in (True, False):
+        state = torch.randn(4, 1024) if signed else torch.rand(4, 1024)
+        held = tools.OptimState8bit.zeros(state.shape, signed, modern.BLOCK)
+        held.copy_(state)
+        own = modern.EightBitStates(lambda _: None).rounded(state.double())  # type: ignore[arg-type,return-value]
+        assert apart(held.dequantize(), own) < 2.0**-23
+        assert float((own - state).abs().max()) > 1e-4
+
+
+@needs_torchao
+def test_eight_bits_take_the_place_of_adamw_alone() -> None:
+    with pytest.raises(Unsupported, match="not of SGD"):
+        run(modern.TECHNIQUES[1], mlp(), Mode.TRAIN, COMPILED)
+    assert modern.TECHNIQUES[1].capability(StubDevice()).code is Code.NO_BACKEND
+
+
+@needs_torchao
+@pytest.mark.slow
+def test_moments_of_large_parameters_have_eight_bits() -> None:
+    ran = engaged(modern.TECHNIQUES[1], problem("train-vocabulary"), Mode.TRAIN, COMPILED)
+    truth = Program.of(problem("train-vocabulary")).widened()
+    assert truth.optimizer is not None
+    truth.optimizer = modern.EightBitStates(truth.optimizer)
+    expected = truth.run(Mode.TRAIN)
+    assert max(apart(ran.result[path], expected[path]) for path in expected) < 1e-5
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+@pytest.mark.parametrize("technique", kernels.TECHNIQUES, ids=lambda technique: technique.name)
+def test_fused_kernels_give_what_the_loop_gives(technique: Any, mode: Mode) -> None:
+    if not technique.capability(StubDevice()).ok:
+        pytest.skip(str(technique.capability(StubDevice())))
+    name = min(technique.workloads, key=len)
+    agrees(technique, lambda: problem(name), mode)
+
+
+def test_undefined_rows_of_grouped_products_reach_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows after the last group, and their gradients, may be anything."""
+
+    class Junk(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, ends: Tensor) -> Tensor:
+            ctx.end = int(ends[-1])
+            return torch.cat([x[: ctx.end], torch.full_like(x[ctx.end :], torch.nan)])
+
+        backward = staticmethod(lambda ctx, *grads: (Junk.forward(ctx, grads[0], torch.tensor([ctx.end])), None))
+
+    whole = kernels.grouped_mm
+    monkeypatch.setattr(
+        kernels, "grouped_mm", lambda x, w, ends: Junk.apply(whole(Junk.apply(x, ends), w, ends).contiguous(), ends)
+    )
+    for technique in kernels.TECHNIQUES[:2]:
+        agrees(technique, lambda: problem("experts"), Mode.BACKWARD)
+
+
+def test_an_expert_over_capacity_drops_tokens_and_one_has_none() -> None:
+    made = problem("experts")
+    counts = torch.bincount(made.inputs[1].flatten(), minlength=large_models.EXPERTS)
+    assert int(counts.max()) > large_models.CAPACITY
+    assert int(counts.min()) == 0
+
+
+def test_a_loop_over_experts_fails_the_evidence_of_grouped_products() -> None:
+    technique: Any = kernels.TECHNIQUES[0]
+    program = Program.of(problem("experts"))
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, True]
+
+
+def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
+    other = workload("linear", "matmul")
+    for technique in (*kernels.TECHNIQUES, *control_flow.TECHNIQUES):
+        assert technique.refusal(other)
+        assert not technique.accepts(other)
+        assert all(technique.accepts(WORKLOADS[name]) for name in technique.workloads)
+    assert microscaling.TECHNIQUES[0].accepts(other)
+    assert regional.TECHNIQUES[0].accepts(workload("blocks"))
+
+
+def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:
+    with pytest.raises(Unsupported, match=r"the module has no accelcheck\.workloads\.large_models\.Experts"):
+        run(kernels.TECHNIQUES[0], mlp())
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+@pytest.mark.parametrize("technique", control_flow.TECHNIQUES, ids=lambda technique: technique.name)
+def test_control_flow_in_a_graph_equals_python(technique: Any, mode: Mode) -> None:
+    (name,) = technique.workloads
+    agrees(technique, lambda: problem(name), mode)
+
+
+def test_a_graph_without_the_operator_fails_the_evidence() -> None:
+    ran = run(named(control_flow.TECHNIQUES, "torch-scan"), Problem(controlled.Loop(), (torch.ones(6, 12),)))
+    assert ran.missing() == ["scan in the graph >= 1: 0"]
+
+
+def blocks(*parts: nn.Module) -> Problem:
+    torch.manual_seed(0)
+    module = nn.Module()
+    module.blocks = nn.ModuleList(parts)
+    module.forward = lambda x: [x := block(x) for block in parts][-1]  # type: ignore[method-assign]
+    return Problem(module, (torch.randn(4, 8),))
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+def test_equal_blocks_share_a_graph_also_of_a_class_of_torch(mode: Mode) -> None:
+    """`nn.Module.compile` compiles no `nn.Sequential`: see docs/findings.md."""
+    made = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)]
+    ran = engaged(regional.TECHNIQUES[0], blocks(*made), mode)
+    assert {entry.claim: entry.observed for entry in ran.evidence}["graphs compiled for 3 blocks = 1"] == 1
+
+
+def test_blocks_of_two_sizes_have_two_graphs_and_one_block_that_is_not_entered_fails() -> None:
+    ran = engaged(regional.TECHNIQUES[0], blocks(nn.Linear(8, 8), nn.Linear(8, 9), nn.Linear(9, 9)))
+    assert {entry.claim: entry.observed for entry in ran.evidence}["graphs compiled for 3 blocks = 3"] == 3
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(regional, "recorded", lambda block, *_: block.forward)
+        assert not run(regional.TECHNIQUES[0], blocks(nn.Linear(8, 8), nn.Linear(8, 8))).engaged
+
+
+@pytest.mark.slow
+def test_what_another_process_compiled_is_used_and_not_compiled_again() -> None:
+    agrees(named(regional.TECHNIQUES, "compile-mega-cache"), lambda: problem("mlp-blocks"), device=DEVICES[0])
+
+
+@pytest.mark.slow
+def test_torch_uses_what_another_machine_compiled() -> None:
+    """A known failure on the CPU: the key of inductor's cache lacks the vector instructions."""
+    ran = run(named(regional.TECHNIQUES, "compile-mega-cache-foreign"), problem("mlp-blocks"), device=DEVICES[0])
+    assert ran.missing() == ["graphs taken from another machine's artifact = 0: 1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("technique", "workload", "mode"),
+    [(kernels.TECHNIQUES[0], "experts", Mode.BACKWARD), (microscaling.TECHNIQUES[0], "mlp", Mode.FORWARD)],
+)
+def test_a_right_result_passes_a_wrong_one_fails_and_one_without_evidence_is_an_error(
+    technique: Any, workload: str, mode: Mode, store: Store
+) -> None:
+    passed(store, Planted(technique, nothing), seeded(workload), mode)
+
+    def grown(program: Program) -> None:
+        call = program.call or program.module
+        program.call = lambda *inputs: call(*inputs) * 1.01
+
+    silent = Planted(technique, nothing)
+    silent.evidence = lambda *_: ()  # type: ignore[method-assign]
+    failed(store, Planted(technique, grown), seeded(workload), mode)
+    erred(store, silent, seeded(workload), mode)
+    assert Bed().name == "cpu"
