@@ -93,13 +93,17 @@ class RankedTraining(Technique):
         def elsewhere(program: Program, mode: Mode) -> Result:
             answers = rank_pool(device, self.world).train(self.share(program, mode))
             program.extras[ANSWERS] = answers
-            return _taken(program, answers[0].result)
+            return self.returned(program, answers)
 
         program.elsewhere = elsewhere
 
     def share(self, program: Program, mode: Mode) -> TrainingJob:
         """Makes the job of the ranks."""
         return TrainingJob.of(program, program.extras[STRATEGY])
+
+    def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
+        """Returns the result of the run: rank 0's, on the program's device."""
+        return _taken(program, answers[0].result)
 
     def check_batches(self, program: Program) -> None:
         """Checks, before processes start, that every batch can be divided.
