@@ -172,8 +172,11 @@ class Calling(TrainingJob):
 def calls_of(program: Program) -> Iterator[tuple[Collective, Tensor]]:
     """Yields the calls of a bundle, and the tensors of all ranks for each."""
     module: Any = program.module
+    inputs = dict(enumerate(program.inputs))
+    if not hasattr(module, "parts"):  # narrowed to the inputs that some of its parts read
+        inputs, module = dict(zip(module.places, program.inputs, strict=True)), module.module
     for _, call, (place,) in module.parts:
-        yield call, program.inputs[place]
+        yield call, inputs[place]
 
 
 @functools.cache
