@@ -1,4 +1,4 @@
-"""Faults in real ranks, of models that they share and of collectives, and in backward passes that update or recompute.
+"""Faults in real ranks, of models that they share and of collectives, and of optimizer steps in backward passes.
 
 A fault of a rank is a strategy, which is sent to the ranks by name.
 """
@@ -11,28 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.selftest.faults.base import PlantedFault, Variant, backward, row, single, trained
+from accelcheck.selftest.faults.base import PlantedFault, Variant, backward, row, single
 from accelcheck.selftest.faults.ranks import TRAINING, strategy
 from accelcheck.techniques.distributed.collective_ranks import Calls
-from accelcheck.techniques.distributed.data_parallel import STRATEGY
+from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET
 from accelcheck.techniques.distributed.ddp import HookedAveraging, Replicated
 from accelcheck.techniques.distributed.expert_parallel import ExpertParallel
-from accelcheck.techniques.distributed.sharing import (
-    MICRO_BATCHES,
-    CompiledShards,
-    ContextParallel,
-    Pipelined,
-    TensorParallel,
-    mesh_of,
-)
+from accelcheck.techniques.distributed.sharing import MICRO_BATCHES, ContextParallel, Pipelined, TensorParallel
 from accelcheck.techniques.optimizers.in_backward import STEPPERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.distributed.ddp import Bucket, Future
-    from accelcheck.techniques.distributed.strategy import Strategy
     from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.collectives import Collective
 
@@ -83,16 +74,6 @@ class UnreducedNorm(TensorParallel):
                 parameter.register_post_accumulate_grad_hook(own)
 
 
-class RankedNorm(TensorParallel):
-    """The gradient of a norm is divided by the number of ranks, as if they had parts of the batch."""
-
-    def prepare(self, program: Program) -> None:
-        super().prepare(program)
-        for name, parameter in program.module.named_parameters():
-            if "norm" in name:
-                parameter.register_hook(lambda gradient: gradient / distributed.get_world_size())
-
-
 class DroppedBatch(Pipelined):
     """The last micro-batch of a step adds nothing to the gradients."""
 
@@ -114,37 +95,6 @@ class SummedBatches(Pipelined):
     scaled = False
 
 
-class OwnKeys(ContextParallel):
-    """Queries see the keys and values of their own rank alone."""
-
-    def attend(self, program: Program, mode: Any) -> Result:
-        from torch.nn.functional import scaled_dot_product_attention as attention
-
-        world, rank = distributed.get_world_size(), distributed.get_rank()
-        leaves = [value.detach().chunk(world, self.sequence)[rank].requires_grad_() for value in program.inputs]
-        wanted = program.cotangent("out", torch.empty_like(program.inputs[0])).chunk(world, self.sequence)[rank]
-        out = attention(*leaves)
-        out.backward(wanted)
-        self.lengths += [leaf.size(self.sequence) for leaf in leaves]
-        result = {"out": out, **{f"grad:input[{place}]": leaf.grad for place, leaf in enumerate(leaves)}}
-        return {path: self.joined(value) for path, value in result.items() if value is not None}
-
-    def joined(self, value: Tensor) -> Tensor:
-        """Gathers the parts of all ranks."""
-        parts = [torch.empty_like(value) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(parts, value.detach().contiguous())
-        return torch.cat(parts, self.sequence)
-
-
-class SwappedParts(OwnKeys, ContextParallel):
-    """Parts of the sequence come back in another order."""
-
-    def attend(self, program: Program, mode: Any) -> Result:
-        result = ContextParallel.attend(self, program, mode)
-        half = result["out"].size(self.sequence) // 2
-        return {**result, "out": result["out"].roll(half, self.sequence)}
-
-
 class Misplaced(ExpertParallel):
     """Two tokens come back in each other's place."""
 
@@ -159,52 +109,38 @@ class UnreducedRouter(ExpertParallel):
         return
 
 
-class KeptPadding(ExpertParallel):
-    """An expert's results are taken from the row before, as if its padding were in front."""
+class OtherOrder(ContextParallel):
+    """Parts of the sequence come back in the order of the next rank."""
 
-    def experts(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        return super().experts(rows, sizes).roll(1, 0)
-
-
-class UnscaledShards(CompiledShards):
-    """The gradients of compiled shards are added up and not divided."""
-
-    def prepare(self, program: Program) -> None:
-        super().prepare(program)
-        root: Any = program.module
-        for part in (root, *root.children()):
-            if hasattr(part, "set_gradient_divide_factor"):
-                part.set_force_sum_reduction_for_comms(enable=True)
-                part.set_gradient_divide_factor(1.0)
+    def attend(self, program: Program, mode: Any) -> Result:
+        result = super().attend(program, mode)
+        return {**result, "out": result["out"].roll(self.lengths[0], self.sequence)}
 
 
 class HalfSums(Calls):
-    """Sums are computed in bfloat16."""
+    """Sums are computed in a narrower dtype: of float32 in bfloat16, of float64 in float32."""
 
-    def sum_of(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
-        if call.op == "sum" and own.is_floating_point() and not later:
-            half = own.bfloat16()
-            distributed.all_reduce(half, self.operation(call), group)
-            return own.copy_(half)
-        return super().sum_of(own, call, group, later=later)
+    narrower = {torch.float32: torch.bfloat16, torch.float64: torch.float32}  # noqa: RUF012 - never changes
+
+    def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
+        if call.op != "sum" or later or own.dtype not in self.narrower:
+            return super().added(own, call, group, later=later)
+        narrow = own.to(self.narrower[own.dtype])
+        super().added(narrow, call, group)
+        return own.copy_(narrow)
 
 
-class SingleSums(Calls):
+class SingleSums(HalfSums):
     """Sums of float64 are computed in float32."""
 
-    def sum_of(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
-        if own.dtype != torch.float64 or call.op != "sum":
-            return super().sum_of(own, call, group, later=later)
-        single_sum = own.float()
-        distributed.all_reduce(single_sum, self.operation(call), group)
-        return own.copy_(single_sum)
+    narrower = {torch.float64: torch.float32}  # noqa: RUF012 - never changes
 
 
 class OtherMean(Calls):
-    """An average in groups or of all is divided by one rank less."""
+    """An average is divided by one rank less."""
 
-    def sum_of(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
-        work = super().sum_of(own, call, group, later=later)
+    def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
+        work = super().added(own, call, group, later=later)
         if call.op == "avg" and not later:
             own *= distributed.get_world_size() / (distributed.get_world_size() - 1)
         return work
@@ -213,37 +149,34 @@ class OtherMean(Calls):
 class Unwaited(Calls):
     """The last of several calls at once is not waited for: its tensor is read as it was."""
 
-    def all_reduce(self, call: Collective, own: Tensor, rank: int, world: int) -> Iterator[Tensor]:
+    def all_reduce(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
         before = own.clone()
-        for tensor in super().all_reduce(call, own, rank, world):
-            if call.form == "asynchronous":
-                tensor[-1] = before[-1]
-            yield tensor
+        (out, *others) = super().all_reduce(call, own, rank, world)
+        return [torch.cat([out[:-1], before[-1:]]) if call.form == "asynchronous" else out, *others]
 
 
 class Reordered(Calls):
-    """Rows that all ranks send one come in the order of the next rank."""
+    """Rows come in the order of the next rank."""
 
-    def all_to_all(self, call: Collective, own: Tensor, rank: int, world: int) -> Iterator[Tensor]:
-        received = list(super().all_to_all(call, own, rank, world))
-        yield from received if call.form == "uneven" else (*received[1:], received[0])
+    def all_to_all(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
+        first, *others = super().all_to_all(call, own, rank, world)
+        return [first, *others] if call.form == "uneven" else [*others, first]
 
 
 class DriftingCopy(Calls):
     """One rank's copy of a broadcast differs in its last bit."""
 
-    def broadcast(self, call: Collective, own: Tensor, rank: int, world: int) -> Iterator[Tensor]:
-        for tensor in super().broadcast(call, own, rank, world):
-            changed = rank == 1 and tensor.dtype == torch.float32
-            yield tensor.nextafter(torch.full_like(tensor, 9.0)) if changed else tensor
+    def broadcast(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
+        (out,) = super().broadcast(call, own, rank, world)
+        return [out.nextafter(torch.full_like(out, 9.0)) if rank == 1 and out.dtype == torch.float32 else out]
 
 
 class GatheredSums(Calls):
     """Sums are added by each rank, of gathered tensors, from the last rank to the first."""
 
-    def sum_of(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
+    def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
         if call.op != "sum" or later or not own.is_contiguous():
-            return super().sum_of(own, call, group, later=later)
+            return super().added(own, call, group, later=later)
         parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
         distributed.all_gather(parts, own)
         return own.copy_(sum(reversed(parts[:-1]), parts[-1]))
@@ -253,97 +186,70 @@ class GatheredColumns(TensorParallel):
     """All layers are divided by columns, and their results gathered."""
 
     def plan(self, module: Any, dimension: int) -> dict[str, Any]:
-        from torch.distributed.tensor import Replicate
-        from torch.distributed.tensor.parallel import ColwiseParallel
-
-        whole = ColwiseParallel(output_layouts=Replicate())
-        return {name: whole for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
+        style = super().plan(torch.nn.Sequential(torch.nn.Linear(1, 1)), dimension)["0"]
+        return {name: style for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
 
 
-def _skipped(program: Program) -> None:
-    """The optimizer of one parameter never steps."""
-    make: Any = program.optimizer
+def _stepping(times: int) -> Callable[[Program], None]:
+    """Steps of one parameter are taken another number of times."""
 
-    def made(parameters: Sequence[Any]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = make(parameters)
-        program.extras[STEPPERS][parameters[0]].step = lambda: None
-        return optimizer
+    def change(program: Program) -> None:
+        make: Any = program.optimizer
 
-    program.optimizer = made
+        def made(parameters: Sequence[Any]) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = make(parameters)
+            stepper = program.extras[STEPPERS][parameters[0]]
+            once = stepper.step
+            stepper.step = lambda: [once() for _ in range(times)]
+            return optimizer
 
+        program.optimizer = made
 
-def _twice(program: Program) -> None:
-    """The optimizer of one parameter steps twice."""
-    make: Any = program.optimizer
-
-    def made(parameters: Sequence[Any]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = make(parameters)
-        stepper = program.extras[STEPPERS][parameters[-1]]
-        once = stepper.step
-        stepper.step = lambda: (once(), once())
-        return optimizer
-
-    program.optimizer = made
+    return change
 
 
 ranks = row(PlantedFault, seeds=2)  # they take seconds to start
-MLP, BLOCKS, ALL_REDUCE = TRAINING, backward("mlp-blocks", ("float32",)), single("all-reduce-3")
-
-
-def _rows(technique: str, cells: Any, *plants: tuple[str, type[Strategy], Callable[[], Strategy]]) -> tuple[PlantedFault, ...]:
-    return tuple(ranks(name, kind)(cells, strategy(make), technique=technique) for name, kind, make in plants)
-
-
-def _called(cells: Any, *plants: tuple[str, type[Calls]]) -> tuple[PlantedFault, ...]:
-    return _rows("collectives-3", cells, *((name, kind, kind) for name, kind in plants))
-
+BLOCKS, ALL_REDUCE = backward("mlp-blocks", ("float32",)), single("all-reduce-3")
+EXPERTS, ATTENTION = backward("experts", ("float32",)), backward("attention", ("float32",))
+PIPE = "ScheduleGPipe"
 
 FAULTS = (
-    ranks("ranks-left-out", LeftOut)(MLP, strategy(lambda: Replicated(exchange=LeftOut())), technique="ddp-3"),
-    *_rows("tensor-parallel", BLOCKS, ("parts-swapped", SwappedShards, SwappedShards)),
-    *_rows("tensor-parallel", BLOCKS, ("bias-on-every-rank", RepeatedBias, RepeatedBias)),
-    *_rows(
-        "sequence-parallel",
-        BLOCKS,
-        ("norm-unreduced", UnreducedNorm, partial(UnreducedNorm, sequence=True)),
-        ("norm-averaged", RankedNorm, partial(RankedNorm, sequence=True)),
+    ranks("ranks-left-out", LeftOut)(
+        TRAINING, strategy(lambda: Replicated(bucket_mb=SMALL_BUCKET, exchange=LeftOut())), technique="ddp-3"
     ),
-    *_rows("pipeline-gpipe", MLP, ("micro-batch-dropped", DroppedBatch, partial(DroppedBatch, "ScheduleGPipe"))),
-    *_rows("pipeline-1f1b", MLP, ("micro-batches-summed", SummedBatches, partial(SummedBatches, "Schedule1F1B"))),
-    *_rows(
-        "context-parallel-allgather",
-        backward("attention", ("float32",)),
-        ("own-keys-alone", OwnKeys, partial(OwnKeys, "allgather")),
-        ("sequence-swapped", SwappedParts, partial(SwappedParts, "allgather")),
-    ),
-    *_rows(
-        "expert-parallel",
-        backward("experts", ("float32",)),
-        ("tokens-swapped", Misplaced, Misplaced),
-        ("router-unreduced", UnreducedRouter, UnreducedRouter),
-        ("expert-rows-shifted", KeptPadding, KeptPadding),
-    ),
-    *_called(
-        ALL_REDUCE,
-        ("sums-in-half", HalfSums),
-        ("sums-in-single", SingleSums),
-        ("mean-of-one-less", OtherMean),
-        ("call-not-waited-for", Unwaited),
-    ),
-    *_called(single("all-to-all-3"), ("rows-reordered", Reordered)),
-    *_called(single("broadcast-3"), ("copies-drift", DriftingCopy)),
     *(
-        row(PlantedFault, technique="optimizer-in-backward")(name, plant)(trained("train-mlp"), lambda _, plant=plant: plant)
-        for name, plant in (("backward-step-skipped", _skipped), ("backward-step-twice", _twice))
+        ranks(name, kind)(cells, strategy(partial(kind, **arguments)), technique=technique)
+        for name, kind, cells, technique, arguments in (
+            ("parts-swapped", SwappedShards, BLOCKS, "tensor-parallel", {}),
+            ("bias-on-every-rank", RepeatedBias, BLOCKS, "tensor-parallel", {}),
+            ("norm-unreduced", UnreducedNorm, BLOCKS, "sequence-parallel", {"sequence": True}),
+            ("micro-batch-dropped", DroppedBatch, TRAINING, "pipeline-gpipe", {"schedule": PIPE}),
+            ("micro-batches-summed", SummedBatches, TRAINING, "pipeline-gpipe", {"schedule": PIPE}),
+            ("sequence-swapped", OtherOrder, ATTENTION, "context-parallel-allgather", {"rotation": "allgather"}),
+            ("tokens-swapped", Misplaced, EXPERTS, "expert-parallel", {}),
+            ("router-unreduced", UnreducedRouter, EXPERTS, "expert-parallel", {}),
+            ("sums-in-half", HalfSums, ALL_REDUCE, "collectives-3", {}),
+            ("sums-in-single", SingleSums, ALL_REDUCE, "collectives-3", {}),
+            ("mean-of-one-less", OtherMean, ALL_REDUCE, "collectives-3", {}),
+            ("call-not-waited-for", Unwaited, ALL_REDUCE, "collectives-3", {}),
+            ("rows-reordered", Reordered, single("all-to-all-3"), "collectives-3", {}),
+            ("copies-drift", DriftingCopy, single("broadcast-3"), "collectives-3", {}),
+        )
+    ),
+    *(
+        row(PlantedFault, technique="optimizer-in-backward")(name, summary)(
+            TRAINING, lambda _, times=times: _stepping(times)
+        )
+        for name, summary, times in (
+            ("backward-step-skipped", "The optimizer of one parameter never steps.", 0),
+            ("backward-step-twice", "The optimizer of one parameter steps twice.", 2),
+        )
     ),
 )
-
-ordered = row(Variant)
-VARIANTS = (
-    ordered("sums-from-the-last-rank", GatheredSums)(
-        ALL_REDUCE, lambda: strategy(GatheredSums)(1.0), technique="collectives-3"
-    ),
-    ordered("columns-gathered", GatheredColumns)(
-        backward("mlp-blocks", ("float32",)), lambda: strategy(GatheredColumns)(1.0), technique="tensor-parallel"
-    ),
+VARIANTS = tuple(
+    row(Variant)(name, kind)(cells, lambda kind=kind: strategy(kind)(1.0), technique=technique)
+    for name, kind, cells, technique in (
+        ("sums-from-the-last-rank", GatheredSums, ALL_REDUCE, "collectives-3"),
+        ("columns-gathered", GatheredColumns, BLOCKS, "tensor-parallel"),
+    )
 )

@@ -42,7 +42,7 @@ class Collectives(ModelParallel):
 
     def share(self, program: Program, mode: Mode) -> Calling:
         job = Calling.of(program, program.extras[STRATEGY])
-        return Calling(job.problem, getattr(torch, str(program.inputs[0].dtype).removeprefix("torch.")), job.seed, job.strategy)
+        return Calling(job.problem, program.inputs[0].dtype, job.seed, job.strategy)
 
     def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
         """Returns all ranks' results.
@@ -71,7 +71,9 @@ class Collectives(ModelParallel):
         worst = self.worst(program, answers)
         if worst is not None:
             share = f"{worst:.2g} of the bound"
-            yield Evidence(f"errors of sums <= {self.world - 1} roundings of the sum of magnitudes", share, worst <= 1.0)
+            yield Evidence(
+                f"errors of sums <= {self.world - 1} roundings of the sum of magnitudes", share, worst <= 1.0
+            )
 
     def worst(self, program: Program, answers: Sequence[RankReport]) -> float | None:
         """Returns the largest error of a sum, as a share of its bound for any order; None without floating sums.
@@ -85,15 +87,11 @@ class Collectives(ModelParallel):
             own = call.own(x.cpu())
             if call.op not in {"sum", "avg"} or not own.is_floating_point():
                 continue
-            exact = replace(call, dtype="float64")
-            numbers = x.cpu().to(own.dtype)
-            for (path, truth), (_, size) in zip(
-                flatten(exact(numbers), f"out[{call.label!r}]"),
-                flatten(exact(numbers.abs()), "out"),
-                strict=True,
-            ):
-                u = torch.finfo(own.dtype).eps / 2 * (self.world - (call.op == "sum"))
-                error = (results[path].double() - truth).abs() - torch.finfo(own.dtype).smallest_normal
+            numbers, exact, kind = x.cpu().to(own.dtype), replace(call, dtype="float64"), torch.finfo(own.dtype)
+            u = kind.eps / 2 * (self.world - (call.op == "sum"))
+            sizes = flatten(exact(numbers.abs()))
+            for (path, truth), (_, size) in zip(flatten(exact(numbers), f"out[{call.label!r}]"), sizes, strict=True):
+                error = (results[path].double() - truth).abs() - kind.smallest_normal
                 shares.append(float((error / (size * u / (1 - u)).clamp(min=1e-300)).max()))
         return max(shares, default=None)
 

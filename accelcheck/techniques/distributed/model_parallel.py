@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import inductor_capability
@@ -27,6 +25,8 @@ from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import builtin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.distributed.strategy import RankReport, Strategy
