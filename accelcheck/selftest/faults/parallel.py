@@ -23,6 +23,7 @@ from accelcheck.techniques.optimizers.in_backward import STEPPERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.collectives import Collective
@@ -71,7 +72,7 @@ class UnreducedNorm(TensorParallel):
 
         for name, parameter in program.module.named_parameters():
             if "norm" in name:
-                parameter.register_post_accumulate_grad_hook(own)
+                parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 class DroppedBatch(Pipelined):
@@ -190,8 +191,7 @@ class GatheredColumns(TensorParallel):
         return {name: style for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
 
 
-def _stepping(times: int) -> Callable[[Program], None]:
-    """Steps of one parameter are taken another number of times."""
+def _stepping(times: int) -> Callable[[float], Change]:
 
     def change(program: Program) -> None:
         make: Any = program.optimizer
@@ -205,7 +205,7 @@ def _stepping(times: int) -> Callable[[Program], None]:
 
         program.optimizer = made
 
-    return change
+    return lambda _: change
 
 
 ranks = row(PlantedFault, seeds=2)  # they take seconds to start
@@ -237,9 +237,7 @@ FAULTS = (
         )
     ),
     *(
-        row(PlantedFault, technique="optimizer-in-backward")(name, summary)(
-            TRAINING, lambda _, times=times: _stepping(times)
-        )
+        row(PlantedFault, technique="optimizer-in-backward")(name, summary)(TRAINING, _stepping(times))
         for name, summary, times in (
             ("backward-step-skipped", "The optimizer of one parameter never steps.", 0),
             ("backward-step-twice", "The optimizer of one parameter steps twice.", 2),
@@ -247,7 +245,7 @@ FAULTS = (
     ),
 )
 VARIANTS = tuple(
-    row(Variant)(name, kind)(cells, lambda kind=kind: strategy(kind)(1.0), technique=technique)
+    row(Variant)(name, kind)(cells, partial(strategy(kind), 1.0), technique=technique)
     for name, kind, cells, technique in (
         ("sums-from-the-last-rank", GatheredSums, ALL_REDUCE, "collectives-3"),
         ("columns-gathered", GatheredColumns, BLOCKS, "tensor-parallel"),

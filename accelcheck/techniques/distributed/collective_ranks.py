@@ -79,7 +79,7 @@ class Calls(Strategy):
             return outs
         out, sizes = torch.cat(outs), [len(part) for part in outs]
         distributed.all_to_all_single(out, torch.cat(sent), sizes, [len(part) for part in sent])
-        return out.split(sizes)
+        return list(torch.split(out, sizes))
 
     def broadcast(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
         buffer = own if rank == call.root else torch.zeros_like(own)

@@ -13,7 +13,7 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.model_parallel import ModelParallel
-from accelcheck.techniques.distributed.sharing import Division, SharedJob, device_of, mesh_of
+from accelcheck.techniques.distributed.sharing import Division, device_of, mesh_of
 from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import RankReport
+    from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
     from accelcheck.workloads.base import Program
 
 TAKEN = "tokens that experts take"
@@ -49,7 +49,8 @@ class ExpertParallel(Division):
         for name in ("up", "down"):
             part = nn.Parameter(distribute_tensor(getattr(self.module, name).detach(), self.mesh, [Shard(0)]))
             setattr(self.module, name, part)
-        self.module.router.weight.register_post_accumulate_grad_hook(self.reduced)
+        weight: Any = self.module.router.weight
+        weight.register_post_accumulate_grad_hook(self.reduced)
         program.call = self.call
 
     def reduced(self, weight: Tensor) -> None:
@@ -70,25 +71,26 @@ class ExpertParallel(Division):
 
     def through(self, rows: Tensor, expert: Tensor) -> Tensor:
         """Sends rows, ordered by their expert, to the experts' ranks; returns their results in the same order."""
-        from torch.distributed.nn.functional import all_to_all_single
+        from torch.distributed.nn import functional as collectives
 
+        exchange: Any = collectives.all_to_all_single
         world, experts = self.mesh.size(), self.module.router.out_features
         counts = torch.bincount(expert, minlength=experts).view(world, -1)  # by rank and its experts
         coming = torch.empty_like(counts)
         distributed.all_to_all_single(coming, counts)
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
         self.sent.append(sent)
-        held = all_to_all_single(rows.new_empty(sum(received), rows.size(1)), rows, received, sent)
+        held = exchange(rows.new_empty(sum(received), rows.size(1)), rows, received, sent)
         # Rows come by rank, and by expert within each rank.
         of = torch.arange(coming.size(1), device=rows.device).repeat(world).repeat_interleave(coming.flatten())
         order = of.argsort(stable=True)
         results = torch.zeros_like(held).index_copy(0, order, self.experts(held[order], coming.sum(0).tolist()))
-        return self.returned(all_to_all_single(torch.empty_like(rows), results, sent, received))
+        return self.returned(exchange(torch.empty_like(rows), results, sent, received))
 
     def experts(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Computes this rank's experts on their rows, which follow each other."""
         up, down = self.module.up.to_local(), self.module.down.to_local()
-        parts = rows.split(list(sizes))
+        parts = torch.split(rows, list(sizes))
         if not self.grouped:
             return torch.cat([functional.silu(part @ up[i]) @ down[i] for i, part in enumerate(parts)])
         full = [functional.pad(part, (0, 0, 0, -len(part) % ALIGNED)) for part in parts]
@@ -122,7 +124,7 @@ class Routed(ModelParallel):
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} has no torch.nn.functional.grouped_mm")
         return super().capability(device)
 
-    def share(self, program: Program, mode: Mode) -> SharedJob:
+    def share(self, program: Program, mode: Mode) -> TrainingJob:
         module: Any = program.module
         program.extras[TAKEN] = int((module.route(*program.inputs) != 0).sum())  # before a training changes it
         return super().share(program, mode)

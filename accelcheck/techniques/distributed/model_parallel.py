@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import RankReport, Strategy
+    from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
     from accelcheck.workloads.base import Program, Workload
 
 PARALLEL = "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
@@ -83,7 +83,7 @@ class ModelParallel(RankedTraining):
     def check_batches(self, program: Program) -> None:
         return
 
-    def share(self, program: Program, mode: Mode) -> SharedJob:
+    def share(self, program: Program, mode: Mode) -> TrainingJob:
         return SharedJob.made(program, program.extras[STRATEGY], mode)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:

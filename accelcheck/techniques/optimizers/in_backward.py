@@ -65,7 +65,7 @@ class InBackward(Technique):
 
         for parameter in program.module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(stepped)
+                parameter.register_post_accumulate_grad_hook(stepped)  # type: ignore[no-untyped-call]  # untyped in torch
         program.optimizer, program.advance = made, advance
         program.resets.append(counts.clear)
 
