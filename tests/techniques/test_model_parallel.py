@@ -21,7 +21,7 @@ from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.distributed import collectives, expert_parallel, model_parallel
 from accelcheck.techniques.distributed.data_parallel import ANSWERS
 from accelcheck.techniques.distributed.expert_parallel import TAKEN
-from accelcheck.techniques.distributed.sharing import _cuts, in_flight
+from accelcheck.techniques.distributed.sharing import cuts, in_flight
 from accelcheck.techniques.distributed.strategy import RankReport
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
@@ -146,8 +146,8 @@ def test_the_cpu_has_no_causal_context_parallel() -> None:
 
 
 def test_stages_begin_with_layers_that_have_parameters() -> None:
-    assert _cuts(made("train-mlp").module, 2) == ["fc3"]
-    assert _cuts(made("train-transformer").module, 4) == ["blocks.0", "blocks.1", "head"]
+    assert cuts(made("train-mlp").module, 2) == ["fc3"]
+    assert cuts(made("train-transformer").module, 4) == ["blocks.0", "blocks.1", "head"]
     assert [in_flight(order) for order in ("FFFFBBBB", "FFBFBFBB", "FBFB")] == [4, 2, 1]
 
 

@@ -49,8 +49,8 @@ class ExpertParallel(Division):
         for name in ("up", "down"):
             part = nn.Parameter(distribute_tensor(getattr(self.module, name).detach(), self.mesh, [Shard(0)]))
             setattr(self.module, name, part)
-        weight: Any = self.module.router.weight
-        weight.register_post_accumulate_grad_hook(self.reduced)
+        router: Any = self.module.router
+        router.weight.register_post_accumulate_grad_hook(self.reduced)
         program.call = self.call
 
     def reduced(self, weight: Tensor) -> None:

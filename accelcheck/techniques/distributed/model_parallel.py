@@ -42,13 +42,9 @@ SCATTER = "reduce_scatter_tensor_coalesced_|_reduce_scatter_base_"
 
 
 class ModelParallel(RankedTraining):
-    """Runs that ranks share in any mode, each with the whole batch.
+    """Runs that ranks share in any mode, each with the whole batch, of workloads whose layers the strategy knows.
 
-    Args:
-        workloads: Names of the built-in workloads whose layers the strategy knows how to divide.
-        calls: Collectives (``c10d::``, alternatives by ``|``) that each rank must call, and how often at least.
-        modes: Modes in which the technique exists.
-        level: Cost.
+    Each rank must make the `calls` (``c10d::``, alternatives by ``|``) so often at least.
     """
 
     family = "model-parallel"
@@ -124,11 +120,7 @@ class Compiled(Divided):
 
 
 class Pipeline(ModelParallel):
-    """Stages of the model on ranks, and micro-batches between them.
-
-    Args:
-        most: Micro-batches in flight on each stage, in the order of the stages.
-    """
+    """Stages of the model on ranks, with at `most` so many micro-batches in flight on each."""
 
     def __init__(self, *arguments: Any, most: Sequence[int], **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -25,7 +25,7 @@ from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.techniques.processes.evidence import program_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -54,11 +54,7 @@ class Division(FullySharded):
 
 @dataclass(frozen=True)
 class SharedJob(TrainingJob):
-    """Run in one mode by all ranks, each with the whole problem, which the strategy divides.
-
-    Attributes:
-        mode: Mode of the run.
-    """
+    """Run in one mode by all ranks, each with the whole problem, which the strategy divides."""
 
     mode: Mode = Mode.TRAIN
 
@@ -125,9 +121,8 @@ def divide_batch(program: Program, group: Any) -> None:
 class TensorParallel(Division):
     """Linear layers and embeddings in parts: `fc1` by columns and `fc2` by rows, others by columns that are gathered.
 
-    Args:
-        sequence: True if norms and residuals have a part of the sequence on each rank, too.
-        data: Number of groups of ranks among which FSDP2 divides the batch and the parts.
+    With `sequence`, norms and residuals have a part of the sequence on each rank, too. FSDP2 divides the batch and the
+    parts among `data` groups of ranks.
     """
 
     def __init__(self, *, sequence: bool = False, data: int = 1) -> None:
@@ -151,12 +146,7 @@ class TensorParallel(Division):
             divide_batch(program, mesh["data"].get_group())
 
     def plan(self, module: nn.Module, dimension: int) -> dict[str, Any]:
-        """Returns the style of each layer by its name.
-
-        Args:
-            module: Module of a workload.
-            dimension: Dimension of the sequence in activations.
-        """
+        """Returns the style of each layer by its name; activations have the sequence in a `dimension`."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -217,12 +207,7 @@ MICRO_BATCHES = 4
 
 
 class Pipelined(Division):
-    """Stages of the module on ranks, between which `torch.distributed.pipelining` sends micro-batches.
-
-    Args:
-        schedule: Name of the schedule's class.
-        stages: Number of stages of each rank.
-    """
+    """Stages of the module on ranks, some on each, between which `torch.distributed.pipelining` sends micro-batches."""
 
     scaled = True
     """True if gradients are divided by the number of micro-batches."""
@@ -241,17 +226,17 @@ class Pipelined(Division):
         parts = shards(program.inputs, program.target, MICRO_BATCHES)
         if len({len(target) for _, target in parts}) > 1:
             raise Unsupported(unsupported(Code.NO_FEATURE, "torch's schedules average micro-batches of one size"))
-        cuts = dict.fromkeys(_cuts(program.module, world * self.stages), pipelining.SplitPoint.BEGINNING)
-        pipe = pipelining.pipeline(program.module, parts[0][0], split_spec=cuts)
-        own = []
+        starts = dict.fromkeys(cuts(program.module, world * self.stages), pipelining.SplitPoint.BEGINNING)
+        pipe = pipelining.pipeline(program.module, parts[0][0], split_spec=starts)
         for number in range(pipe.num_stages):
             names = [name for name, _ in pipe.get_stage_module(number).named_parameters()]
             self.owners |= dict.fromkeys(names, number % world)
-            if number % world == rank:
-                own.append(self._watched(pipe.build_stage(number, device_of(program))))
-        make = getattr(pipelining, self.schedule)
-        stages = own if self.stages > 1 else own[0]
-        schedule = make(stages, MICRO_BATCHES, loss_fn=self.loss(program), scale_grads=self.scaled)
+        own = [pipe.build_stage(number, device_of(program)) for number in range(rank, pipe.num_stages, world)]
+        for stage in own:
+            self.watch(stage)
+        schedule = getattr(pipelining, self.schedule)(
+            own if self.stages > 1 else own[0], MICRO_BATCHES, loss_fn=self.loss(program), scale_grads=self.scaled
+        )
         last = (pipe.num_stages - 1) % world
 
         def step(number: int) -> Tensor:
@@ -268,16 +253,16 @@ class Pipelined(Division):
         """Returns the loss of a micro-batch."""
         return program.loss
 
-    def _watched(self, stage: Any) -> Any:
+    def watch(self, stage: Any) -> None:
         """Notes the order in which a stage computes: ``F`` for a micro-batch forward, ``B`` for one backward."""
         self.orders[stage.stage_index] = ""
-        for letter, name in (("F", "forward_one_chunk"), ("B", "backward_one_chunk")):
-            setattr(stage, name, functools.partial(self._noted, stage.stage_index, letter, getattr(stage, name)))
-        return stage
 
-    def _noted(self, stage: int, letter: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-        self.orders[stage] += letter
-        return function(*args, **kwargs)
+        def noted(letter: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self.orders[stage.stage_index] += letter
+            return function(*args, **kwargs)
+
+        for name in ("forward_one_chunk", "backward_one_chunk"):
+            setattr(stage, name, functools.partial(noted, name[0].upper(), getattr(stage, name)))
 
     def settle(self, program: Program) -> None:
         for name, parameter in program.module.named_parameters():
@@ -292,26 +277,19 @@ def in_flight(order: str) -> int:
     return max(accumulate(1 if letter == "F" else -1 for letter in order))
 
 
-def _cuts(module: nn.Module, stages: int) -> list[str]:
+def cuts(module: nn.Module, stages: int) -> list[str]:
     """Returns the names of the layers or blocks with which stages after the first one begin."""
-    layers = list(_layers(module))
+    layers: list[str] = []
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            layers += [f"{name}.{number}" for number in range(len(child))]
+        elif next(child.parameters(), None) is not None:
+            layers.append(name)
     return [layers[round(number * len(layers) / stages)] for number in range(1, stages)]
 
 
-def _layers(module: nn.Module) -> Iterator[str]:
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList):
-            yield from (f"{name}.{number}" for number in range(len(child)))
-        elif next(child.parameters(), None) is not None:
-            yield name
-
-
 class ContextParallel(Division):
-    """Attention over a sequence in parts, by torch's `context_parallel`: keys and values go around the ranks.
-
-    Args:
-        rotation: Method by which they do, ``allgather`` or ``alltoall``.
-    """
+    """Attention over a sequence in parts: `context_parallel` sends keys and values by ``allgather`` or ``alltoall``."""
 
     sequence = 2
 
@@ -328,16 +306,15 @@ class ContextParallel(Division):
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        on_host = device_of(program).type == "cpu"
-        mesh = mesh_of(device_of(program).type, distributed.get_world_size())
+        place = device_of(program).type
+        mesh = mesh_of(place, distributed.get_world_size())
         set_rotate_method(self.rotation)
         wanted = program.cotangent("out", torch.empty_like(program.inputs[0]))
         buffers = [value.detach().clone() for value in (*program.inputs, wanted)]
         dimensions = [self.sequence] * len(buffers)
-        kernel = SDPBackend.MATH if on_host else SDPBackend.FLASH_ATTENTION
-        with sdpa_kernel(kernel), context_parallel(
-            mesh, buffers=buffers, buffer_seq_dims=dimensions, no_restore_buffers=set(buffers)
-        ):  # fmt: skip
+        kernel = SDPBackend.MATH if place == "cpu" else SDPBackend.FLASH_ATTENTION
+        divided = context_parallel(mesh, buffers=buffers, buffer_seq_dims=dimensions, no_restore_buffers=set(buffers))
+        with sdpa_kernel(kernel), divided:
             leaves = [buffer.detach().requires_grad_() for buffer in buffers[:-1]]
             self.lengths += [leaf.size(self.sequence) for leaf in leaves]
             out = program.module(*leaves)
