@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 
 from accelcheck.selftest.faults.base import PlantedFault, Variant, backward, row, single
 from accelcheck.selftest.faults.ranks import TRAINING, strategy
-from accelcheck.techniques.distributed.collective_ranks import Calls
+from accelcheck.techniques.distributed.collective_ranks import CollectiveCalls
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET
 from accelcheck.techniques.distributed.ddp import HookedAveraging, Replicated
 from accelcheck.techniques.distributed.expert_parallel import ExpertParallel
@@ -118,7 +118,7 @@ class OtherOrder(ContextParallel):
         return {**result, "out": result["out"].roll(self.lengths[0], self.sequence)}
 
 
-class HalfSums(Calls):
+class HalfSums(CollectiveCalls):
     """Sums are computed in a narrower dtype: of float32 in bfloat16, of float64 in float32."""
 
     narrower = {torch.float32: torch.bfloat16, torch.float64: torch.float32}  # noqa: RUF012 - never changes
@@ -137,7 +137,7 @@ class SingleSums(HalfSums):
     narrower = {torch.float64: torch.float32}  # noqa: RUF012 - never changes
 
 
-class OtherMean(Calls):
+class OtherMean(CollectiveCalls):
     """An average is divided by one rank less."""
 
     def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
@@ -147,7 +147,7 @@ class OtherMean(Calls):
         return work
 
 
-class Unwaited(Calls):
+class Unwaited(CollectiveCalls):
     """The last of several calls at once is not waited for: its tensor is read as it was."""
 
     def all_reduce(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
@@ -156,7 +156,7 @@ class Unwaited(Calls):
         return [torch.cat([out[:-1], before[-1:]]) if call.form == "asynchronous" else out, *others]
 
 
-class Reordered(Calls):
+class Reordered(CollectiveCalls):
     """Rows come in the order of the next rank."""
 
     def all_to_all(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
@@ -164,7 +164,7 @@ class Reordered(Calls):
         return [first, *others] if call.form == "uneven" else [*others, first]
 
 
-class DriftingCopy(Calls):
+class DriftingCopy(CollectiveCalls):
     """One rank's copy of a broadcast differs in its last bit."""
 
     def broadcast(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
@@ -172,7 +172,7 @@ class DriftingCopy(Calls):
         return [out.nextafter(torch.full_like(out, 9.0)) if rank == 1 and out.dtype == torch.float32 else out]
 
 
-class GatheredSums(Calls):
+class GatheredSums(CollectiveCalls):
     """Sums are added by each rank, of gathered tensors, from the last rank to the first."""
 
     def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:

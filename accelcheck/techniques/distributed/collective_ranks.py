@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 ALIKE = ("all_reduce", "all_gather", "broadcast")
 """Kinds that give every rank the same."""
+_GATHER: Any = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+_SCATTER: Any = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
+"""Torch 2.13's names for older ones, which it deprecates."""
 
 
-class Calls(Strategy):
+class CollectiveCalls(Strategy):
     """Calls of `torch.distributed` as users make them: a method of each kind returns this rank's result."""
 
     def added(self, own: Tensor, call: Collective, group: Any = None, *, later: bool = False) -> Any:
@@ -56,13 +59,13 @@ class Calls(Strategy):
         if call.form:
             distributed.reduce_scatter(out, parts, _operation(call))
         else:
-            distributed.reduce_scatter_tensor(out, own[:world].flatten(), _operation(call))
+            _SCATTER(out, own[:world].flatten(), _operation(call))
         return [out]
 
     def all_gather(self, call: Collective, own: Tensor, rank: int, world: int) -> Sequence[Tensor]:
         if call.form in {"", "stacked"}:  # torch documents both shapes of the result
             out = own.new_empty((world, *own.shape) if call.form else (world * len(own), *own.shape[1:]))
-            distributed.all_gather_into_tensor(out, own)
+            _GATHER(out, own)
             return out.unbind(0) if call.form else out.chunk(world)
         outs = [torch.empty_like(own) for _ in range(world)]
         if call.form == "uneven":

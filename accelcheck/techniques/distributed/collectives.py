@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.distributed.collective_ranks import Calling, Calls, calls_of
+from accelcheck.techniques.distributed.collective_ranks import Calling, CollectiveCalls, calls_of
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, STRATEGY
 from accelcheck.techniques.distributed.model_parallel import ModelParallel
 from accelcheck.techniques.observe import at_least, exactly, none_of
@@ -34,11 +34,13 @@ class Collectives(ModelParallel):
     keeps_strides = False  # a rank's buffers are its own
 
     def __init__(self, world: int) -> None:
-        promise = f"Calls between {world} ranks give each the result of its reduction, or the others' very bits."
+        promise = (
+            f"CollectiveCalls between {world} ranks give each the result of its reduction, or the others' very bits."
+        )
         source = "https://docs.pytorch.org/docs/stable/distributed.html#collective-functions"
         names = [f"{name}-{world}" for name in BUNDLES]
         modes = frozenset({Mode.FORWARD})
-        super().__init__(f"collectives-{world}", world, Calls, promise, source, names, {}, modes=modes)
+        super().__init__(f"collectives-{world}", world, CollectiveCalls, promise, source, names, {}, modes=modes)
 
     def share(self, program: Program, mode: Mode) -> Calling:
         job = Calling.of(program, program.extras[STRATEGY])

@@ -107,8 +107,8 @@ class Divided(ModelParallel):
         yield exactly("parameters in parts, all of them on some rank,", len(divided), len(elements[0]))
 
 
-class Compiled(Divided):
-    """FSDP2 over compiled layers or blocks."""
+class CompiledLayers(Divided):
+    """FSDP2 in a compiled module."""
 
     def capability(self, device: Device) -> Capability:
         ranks = super().capability(device)
@@ -142,11 +142,17 @@ class Pipeline(ModelParallel):
 class Context(ModelParallel):
     """Attention over a sequence that ranks have in parts."""
 
-    def __init__(self, rotation: str, promise: str, calls: Mapping[str, int]) -> None:
-        name = f"context-parallel-{rotation}"
+    def __init__(self, rotation: str, promise: str, early: frozenset[str] = frozenset()) -> None:
+        name, divide = f"context-parallel-{rotation}", partial(ContextParallel, rotation)
         modes = frozenset({Mode.BACKWARD})
-        divide = partial(ContextParallel, rotation)
-        super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), calls, modes=modes)
+        super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), {}, modes=modes)
+        self.rotation, self.early = rotation, early
+
+    def capability(self, device: Device) -> Capability:
+        if device.has("host") and self.rotation == "alltoall":
+            fact = "torch sends keys and values around for a GPU's kernels alone: the CPU's math kernel gathers them"
+            return unsupported(Code.NO_FEATURE, fact)
+        return super().capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
@@ -216,11 +222,11 @@ TECHNIQUES: tuple[Technique, ...] = (
         modes=_TRAIN,
         level=3,
     ),
-    Compiled(
+    CompiledLayers(
         "compiled-fsdp2",
         2,
         CompiledShards,
-        "FSDP2 over compiled layers or blocks trains as one process on the joined batch does.",
+        "FSDP2 in a compiled module trains as one process on the joined batch does.",
         FSDP,
         _MLP,
         {GATHER: 1, SCATTER: 1},
@@ -231,6 +237,10 @@ TECHNIQUES: tuple[Technique, ...] = (
     _pipeline("pipeline-1f1b", "Schedule1F1B", 2, 1, (2, 1)),
     _pipeline("pipeline-interleaved", "ScheduleInterleaved1F1B", 2, 2, (4, 3, 2, 1), level=1),
     _pipeline("pipeline-1f1b-4", "Schedule1F1B", 4, 1, (4, 3, 2, 1)),
-    Context("allgather", "Attention over gathered keys and values of all ranks is that over the whole sequence.", {}),
-    Context("alltoall", "Attention over keys and values that go around the ranks is that over the whole sequence.", {}),
+    Context(
+        "allgather",
+        "Attention over gathered keys and values of all ranks is that over the whole sequence.",
+        frozenset({"attention"}),
+    ),
+    Context("alltoall", "Attention over keys and values that go around the ranks is that over the whole sequence."),
 )

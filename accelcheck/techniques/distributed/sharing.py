@@ -185,16 +185,15 @@ class TensorParallel(Division):
 
 
 class CompiledShards(Division):
-    """FSDP2 over layers or blocks that are compiled one by one, as torch advises."""
+    """FSDP2 in a compiled module, whose graphs end where shards are gathered."""
 
     def prepare(self, program: Program) -> None:
         from torch._dynamo.utils import counters
 
         torch.compiler.reset()
         counters.clear()
-        for block in getattr(program.module, "blocks", program.module.children()):
-            block.compile()
         super().prepare(program)
+        program.call = torch.compile(program.module)  # layers compiled before they are sharded are not compiled at all
         divide_batch(program, distributed.group.WORLD)
 
     def facts(self, program: Program) -> Mapping[str, Any]:
