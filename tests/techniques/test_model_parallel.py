@@ -114,7 +114,7 @@ EXCHANGED = {"c10d::alltoall_base_": 5, "c10d::allreduce_": 1}
         ("expert-parallel", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "sent": [[1, 1]]}}, "tokens that ranks"),
         ("expert-parallel", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "elements": {"up": 1536}}}, "elements of"),
         ("expert-parallel-grouped", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "padded": 0}}, "rows of zeros"),
-        ("context-parallel-allgather", "attention", {}, {"lengths": [24]}, {"facts": {"lengths": [48]}}, "positions of"),
+        ("context-parallel-allgather", "attention", {"c10d::_allgather_base_": 1}, {"lengths": [24]}, {"facts": {"lengths": [48]}}, "positions of"),
     ],
 )  # fmt: skip
 def test_each_observation_can_fail(

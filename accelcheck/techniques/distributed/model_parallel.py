@@ -142,11 +142,11 @@ class Pipeline(ModelParallel):
 class Context(ModelParallel):
     """Attention over a sequence that ranks have in parts."""
 
-    def __init__(self, rotation: str, promise: str, early: frozenset[str] = frozenset()) -> None:
+    def __init__(self, rotation: str, promise: str, calls: Mapping[str, int], early: Iterable[str] = ()) -> None:
         name, divide = f"context-parallel-{rotation}", partial(ContextParallel, rotation)
         modes = frozenset({Mode.BACKWARD})
-        super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), {}, modes=modes)
-        self.rotation, self.early = rotation, early
+        super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), calls, modes=modes)
+        self.rotation, self.early = rotation, frozenset(early)
 
     def capability(self, device: Device) -> Capability:
         if device.has("host") and self.rotation == "alltoall":
@@ -240,7 +240,12 @@ TECHNIQUES: tuple[Technique, ...] = (
     Context(
         "allgather",
         "Attention over gathered keys and values of all ranks is that over the whole sequence.",
-        frozenset({"attention"}),
+        {GATHER: 1},
+        ("attention",),
     ),
-    Context("alltoall", "Attention over keys and values that go around the ranks is that over the whole sequence."),
+    Context(
+        "alltoall",
+        "Attention over keys and values that go around the ranks is that over the whole sequence.",
+        {"alltoall_base_": 1},
+    ),
 )
