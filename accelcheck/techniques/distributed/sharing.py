@@ -193,7 +193,7 @@ class CompiledShards(Division):
         torch.compiler.reset()
         counters.clear()
         super().prepare(program)
-        program.call = torch.compile(program.module)  # layers compiled before they are sharded are not compiled at all
+        program.call = torch.compile(program.module)  # compile() of a layer of torch.nn alone compiles nothing
         divide_batch(program, distributed.group.WORLD)
 
     def facts(self, program: Program) -> Mapping[str, Any]:
