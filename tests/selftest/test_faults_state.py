@@ -10,14 +10,14 @@ from technique_harness import mlp
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import devices
-from accelcheck.selftest.faults import asynchrony, cheats, quantized, random, ranks, staleness, training
+from accelcheck.selftest.faults import asynchrony, cheats, parallel, quantized, random, ranks, staleness, training
 from accelcheck.selftest.faults.base import PlantedFault, Variant
 from accelcheck.selftest.faults.quantized import Int8Linear, PairSaturation
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.workloads.base import Program
 
-MODULES = (asynchrony, cheats, quantized, random, ranks, staleness, training)
+MODULES = (asynchrony, cheats, parallel, quantized, random, ranks, staleness, training)
 FAULTS: tuple[PlantedFault, ...] = tuple(fault for module in MODULES for fault in module.FAULTS)
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in getattr(module, "VARIANTS", ()))
 

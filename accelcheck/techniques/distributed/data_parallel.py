@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
@@ -91,11 +91,19 @@ class RankedTraining(Technique):
         self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
-            answers = rank_pool(device, self.world).train(TrainingJob.of(program, program.extras[STRATEGY]))
+            answers = rank_pool(device, self.world).train(self.share(program, mode))
             program.extras[ANSWERS] = answers
-            return _taken(program, answers[0].result)
+            return self.returned(program, answers)
 
         program.elsewhere = elsewhere
+
+    def share(self, program: Program, mode: Mode) -> TrainingJob:
+        """Makes the job of the ranks."""
+        return TrainingJob.of(program, program.extras[STRATEGY])
+
+    def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
+        """Returns the result of the run: rank 0's, on the program's device."""
+        return _taken(program, answers[0].result)
 
     def check_batches(self, program: Program) -> None:
         """Checks, before processes start, that every batch can be divided.
@@ -237,7 +245,10 @@ def _taken(program: Program, result: Result) -> Result:
     """Copies the ranks' result into the program's parameters and buffers, and returns it on their device."""
     state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
     state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
-    device = next(iter(state.values())).device
+    tensors = (*state.values(), *program.inputs)
+    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    if "loss[0]" not in result:  # not of a training
+        return {path: tensor.to(device) for path, tensor in result.items()}
     for path, tensor in state.items():
         tensor.copy_(result[path])
     return {path: state.get(path, tensor.to(device)) for path, tensor in result.items()}

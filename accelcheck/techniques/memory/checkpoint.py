@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program
 
 _COUNTS = "block calls and forwards"
-_PLAIN = "contractions and block calls of one plain pass"
+PLAIN = "contractions and block calls of one plain pass"
+"""Key in `Program.extras` of both numbers."""
 
 
 def recomputable(device: Device) -> Capability:
@@ -75,7 +76,7 @@ class Checkpoint(Technique):
         if blocks is None:
             need = "the trait `blocks` needs a list of modules of one class, such as `blocks`"
             raise TypeError(f"{need}; {type(program.module).__name__} has none")
-        program.extras[_PLAIN] = _plain_pass(program, blocks, mode, device)
+        program.extras[PLAIN] = _plain_pass(program, blocks, mode, device)
         counts: Counter[str] = Counter()
         program.extras[_COUNTS] = counts
         program.resets.append(counts.clear)
@@ -92,7 +93,7 @@ class Checkpoint(Technique):
         else:
             yield Evidence(f"forwards of blocks = {2 * calls}, twice their calls", forwards, forwards == 2 * calls > 0)
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
-        plain, plain_calls = (steps * count for count in program.extras[_PLAIN])
+        plain, plain_calls = (steps * count for count in program.extras[PLAIN])
         # Other inputs may take another path through the blocks. A lone layer is not computed again: recomputation ends
         # once all saved tensors are there, here its input.
         layers = all(isinstance(block, _LAYERS) for block in blocks_of(program.module) or ())

@@ -1,0 +1,81 @@
+"""Optimizer steps in the backward pass: a parameter is updated, and its gradient freed, as soon as that is complete."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import exactly
+from accelcheck.techniques.optimizers.steps import SUBJECTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accelcheck.devices.base import Device
+    from accelcheck.techniques.observe import Log
+    from accelcheck.workloads.base import Program
+
+COUNTS = "steps of single parameters"
+STEPPERS = "optimizers of single parameters"
+"""Key in `Program.extras` of the optimizer of each parameter."""
+
+
+class InBackward(Technique):
+    """One optimizer for each parameter, which steps in a hook of the parameter's gradient."""
+
+    name = "optimizer-in-backward"
+    family = "optimizer"
+    promise = "Optimizers that step in hooks of the backward pass update parameters as one step after it does."
+    source = "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html"
+    level = 2
+    modes = frozenset({Mode.TRAIN})
+    requires = frozenset({"training"})
+    workloads = SUBJECTS
+    early = frozenset({"train-transformer"})
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        if program.optimizer is None:
+            raise TypeError("the trait `training` needs an optimizer; the program has none")
+        make = program.optimizer
+        counts = program.extras[COUNTS] = Counter[str]()
+        steppers: dict[Tensor, torch.optim.Optimizer] = {}
+        program.extras[STEPPERS] = steppers
+
+        def made(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+            steppers.clear()
+            steppers.update({parameter: make([parameter]) for parameter in parameters})
+            return torch.optim.SGD(parameters, lr=0.0)  # clears gradients; it never steps
+
+        def stepped(parameter: Tensor) -> None:
+            alive = sum(other.grad is not None for other in steppers)
+            counts["alive"] = max(counts["alive"], alive)
+            counts["steps"] += 1
+            steppers[parameter].step()
+            parameter.grad = None
+
+        def advance(optimizer: torch.optim.Optimizer, step: int) -> Tensor:
+            loss = program.training_loss(program.inputs, program.target)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
+            return loss.detach().clone()
+
+        for parameter in program.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(stepped)  # type: ignore[no-untyped-call]  # untyped in torch
+        program.optimizer, program.advance = made, advance
+        program.resets.append(counts.clear)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        counts: Counter[str] = program.extras[COUNTS]
+        least = program.steps
+        yield Evidence(f"steps of single parameters > {least}", counts["steps"], engaged=counts["steps"] > least)
+        yield exactly("most gradients at a time", counts["alive"], 1)
+        left = sum(parameter.grad is not None for parameter in program.module.parameters())
+        yield exactly("gradients after the last step", left, 0)
+
+
+TECHNIQUES: tuple[Technique, ...] = (InBackward(),)
