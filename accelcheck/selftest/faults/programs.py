@@ -58,20 +58,6 @@ def copy_late(graph: fx.Graph) -> int:
     return len(chosen)
 
 
-def number_rounded(graph: fx.Graph) -> int:
-    """A number of float32 is rounded to half precision before it is added to a tensor of half precision."""
-    edited = 0
-    for node in calls_of(graph, "add", "sub", "mul"):
-        numbers = [operand for operand in node.all_input_nodes if not _value(operand).dim()]
-        halves = [
-            operand for operand in node.all_input_nodes if _value(operand).dim() and _value(operand).itemsize == 2
-        ]
-        if numbers and halves and _value(halves[0]).is_floating_point():
-            _convert(graph, node, numbers[0], _value(halves[0]).dtype)
-            edited += 1
-    return edited
-
-
 def zero_unsigned(graph: fx.Graph) -> int:
     """A minimum of two zeros has no sign."""
     chosen = calls_of(graph, "minimum", "maximum")
@@ -93,6 +79,5 @@ FAULTS = (
     _fault("export-overflow-kept", "overflow-1", overflow_kept),
     _fault("export-scan-untyped", "constant-1", scan_untyped),
     _fault("export-copy-late", "mutation-1", copy_late),
-    _fault("export-number-rounded", "mixture-1", number_rounded),
     _fault("export-zero-unsigned", "sign-1", zero_unsigned),
 )
