@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -91,7 +92,13 @@ def test_values_are_those_of_scipy() -> None:
             continue
         for point in text.split(";"):
             *arguments, value = map(float, point.split())
-            if (name, arguments[0]) in {("xlogy", 0.0), ("digamma", 0.0), ("bessel_y0", -1.0), ("bessel_y1", -1.0)}:
+            if (name, arguments[0]) in {
+                ("lgamma", -math.inf),
+                ("xlogy", 0.0),
+                ("digamma", 0.0),
+                ("bessel_y0", -1.0),
+                ("bessel_y1", -1.0),
+            }:
                 continue
             assert float(function(*arguments)) == pytest.approx(value, rel=1e-14, abs=1e-15, nan_ok=True), (name, point)
             compared += 1
