@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.workloads.function_parts import KNOWN, Collected, Known, family, table
+from accelcheck.workloads.function_parts import KNOWN, Collected, KnownFunction, family, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -132,7 +132,7 @@ def _derivatives(parts: Collected) -> None:
     third = ((name, NORMS[name], ROW, modes) for name, modes in product(NORMS, ("fff", "frr", "rrr")))
     for name, function, point, modes in (*second, *third):
         truth = partial(differences, function, len(modes))
-        parts.add(f"{name}, {modes}", Known(partial(nested, function, modes), truth), points[point])
+        parts.add(f"{name}, {modes}", KnownFunction(partial(nested, function, modes), truth), points[point])
 
 
 WORKLOADS = (

@@ -60,7 +60,7 @@ class Functions(nn.Module):
         return frozenset(label for label, _, places in self.parts if place in places)
 
 
-class Known:
+class KnownFunction:
     """Function whose results are known otherwise: in FP64, which the oracle computes in, the truth stands for them.
 
     The function's own rounding errors are added there, since they decide the budget. For workloads with the trait

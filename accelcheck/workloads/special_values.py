@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import normal
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Known, family, sign_of, table
+from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, sign_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ def _signs(parts: Collected) -> None:
     rows = [(f"{name} of rows", partial(getattr(torch, name), dim=0), (zeros,)) for name in ("sum", "prod", "amax")]
     for name, function, tensors in (*alone, *pairs, *rows):
         signs = partial(_signs_of, function)
-        parts.add(name, Known(signs, signs), *tensors)  # without rounding errors, which change signs of zeros
+        parts.add(name, KnownFunction(signs, signs), *tensors)  # without rounding errors, which change signs of zeros
 
 
 def _signs_of(function: Function, *tensors: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _mixed(parts: Collected) -> None:
     for dtypes in DTYPES:
         if not {U8, I8, BOOL} & {*dtypes}:
             label = f"isin of many, {dtypes[0]} and {dtypes[1]}".replace("torch.", "")
-            parts.add(label, Known(partial(_of, torch.isin, dtypes), partial(_of, _equal, dtypes)), LONG, SHORT)
+            parts.add(label, KnownFunction(partial(_of, torch.isin, dtypes), partial(_of, _equal, dtypes)), LONG, SHORT)
 
 
 def _numbers(parts: Collected) -> None:
