@@ -87,7 +87,7 @@ class KnownFunction:
             return pytree.tree_map(_erring, *self._kept[1:], result)
 
 
-def _erring(truth: Any, exact: Any, erring: Any) -> Tensor:
+def _erring(truth: Any, exact: Any, erring: Any) -> Any:
     """Truth with the difference of two results, one of them with rounding errors, where that is one of roundings."""
     truth = torch.as_tensor(truth)
     if not truth.is_floating_point() or truth.shape != exact.shape:

@@ -88,7 +88,7 @@ def _answers(parts: Collected) -> None:
         truth = [[start + step * k for k in range(math.ceil((end - start) / step))] for start, end, step in bounds]
         label = f"arange, {dtype}".replace("torch.", "")
         parts.add(label, KnownFunction(partial(_ranges, dtype, bounds), fixed(*truth)), x)
-    slopes = torch.func.grad(torch.prod)
+    slopes: Any = torch.func.grad(torch.prod)
     for name, function in {
         "rows": torch.func.grad(lambda x: x.prod(-1).sum()),
         "each row": lambda x: torch.stack([slopes(row) for row in x]),
