@@ -1090,7 +1090,7 @@ def pytorch_158738() -> Bug:
         right=right,
         operators=("searchsorted", "bucketize"),
         labels=r"out\['searches'\].*",
-        workloads="known-values",
+        workloads="known-answers",
         note=SAME_KERNEL.format("NaN is compared as a number in any precision"),
     )
 
@@ -1104,7 +1104,7 @@ def pytorch_149097() -> Bug:
         right=lambda: torch.arange(0, 1.5, 1, dtype=torch.int32).float(),
         operators=("arange",),
         labels=r"out\['arange, int64'\].*",
-        workloads="known-values",
+        workloads="known-answers",
         note=SAME_KERNEL.format("its integers are those of the candidate"),
     )
 
@@ -1124,7 +1124,7 @@ def pytorch_194699() -> Bug:
         right=right,
         operators=("prod",),
         labels=r"out\['gradient of prod of .*",
-        workloads="known-values",
+        workloads="known-answers",
         note="no product of a sample overflows beside zeros",
     )
 

@@ -61,6 +61,7 @@ KEPT = {
     ("plugin/benchmark.py", "rounds"): "an argument of pytest-benchmark's `pedantic`",
     ("workloads/custom.py", "setup_context"): "a method that torch.autograd.Function calls",
     ("verify/own_gradients.py", "setup_context"): "the same method",
+    ("workloads/derivatives.py", "setup_context"): "the same method",
     ("experiments/claims/catalogue.py", "published"): "a field of claims.toml: what an article publishes",
     ("experiments/claims/report.py", "published"): "the same field",
     ("report/html/experiments.py", "published"): "the same field, in the file of results",

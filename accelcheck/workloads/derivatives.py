@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.workloads.function_parts import KNOWN, Collected, Known, family, table
+from accelcheck.workloads.function_parts import KNOWN, Collected, KnownFunction, family, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +97,7 @@ def slope(function: Callable[[Tensor], Any]) -> Function:
 MODES: Mapping[str, Function] = {"f": slope, "r": torch.func.grad}
 
 
-def _on_curve(function: Function, x: Tensor, t: Tensor) -> Tensor:
+def _on_curve(function: Function, x: Tensor, t: Tensor) -> Any:
     """Sum of a function's results, with different weights, on a parabola through a point."""
     places = torch.arange(1.0, x.numel() + 1, dtype=x.dtype, device=x.device).reshape(x.shape)
     flat = function(x + t * torch.sin(places) + t * t * torch.cos(2 * places)).reshape(-1)
@@ -115,7 +115,7 @@ def nested(function: Function, modes: str, x: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def differences(function: Function, order: int, x: Tensor) -> Tensor:
+def differences(function: Function, order: int, x: Tensor) -> Any:
     """Second or third derivative on a curve, by differences of the gradient."""
     first: Any = torch.func.grad(partial(_on_curve, function, x))
     ends = [[first(torch.tensor(k * STEP * sign, dtype=x.dtype)) for sign in (1, -1)] for k in (1, 2, 3)]
@@ -132,7 +132,7 @@ def _derivatives(parts: Collected) -> None:
     third = ((name, NORMS[name], ROW, modes) for name, modes in product(NORMS, ("fff", "frr", "rrr")))
     for name, function, point, modes in (*second, *third):
         truth = partial(differences, function, len(modes))
-        parts.add(f"{name}, {modes}", Known(partial(nested, function, modes), truth), points[point])
+        parts.add(f"{name}, {modes}", KnownFunction(partial(nested, function, modes), truth), points[point])
 
 
 WORKLOADS = (

@@ -60,7 +60,7 @@ class Functions(nn.Module):
         return frozenset(label for label, _, places in self.parts if place in places)
 
 
-class Known:
+class KnownFunction:
     """Function whose results are known otherwise: in FP64, which the oracle computes in, the truth stands for them.
 
     The function's own rounding errors are added there, since they decide the budget. For workloads with the trait
@@ -87,7 +87,7 @@ class Known:
             return pytree.tree_map(_erring, *self._kept[1:], result)
 
 
-def _erring(truth: Any, exact: Any, erring: Any) -> Tensor:
+def _erring(truth: Any, exact: Any, erring: Any) -> Any:
     """Truth with the difference of two results, one of them with rounding errors, where that is one of roundings."""
     truth = torch.as_tensor(truth)
     if not truth.is_floating_point() or truth.shape != exact.shape:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.devices.torch_names import per_tensor_quantized
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Known, family, table
+from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, table
 from accelcheck.workloads.torch_operators import FILE
 
 if TYPE_CHECKING:
@@ -71,24 +71,30 @@ def _facts(parts: Collected) -> None:
     for name, function, text in table("values"):
         points = [tuple(map(float, point.split())) for point in text.split(";")]
         *arguments, values = map(torch.tensor, zip(*points, strict=True))
-        parts.add(name, Known(function, fixed(values.tolist())), *arguments)
+        parts.add(name, KnownFunction(function, fixed(values.tolist())), *arguments)
     x = torch.ones(1)
     for name, function, text in table("large"):
         argument, value = map(float, text.split())
-        parts.add(f"{name} of {argument:g}", Known(partial(_parted, function, argument), fixed(*math.frexp(value))), x)
-    parts.add("searches", Known(_places, fixed(*PLACES, *PLACES)), *map(torch.tensor, SEARCHED))
+        parts.add(
+            f"{name} of {argument:g}", KnownFunction(partial(_parted, function, argument), fixed(*math.frexp(value))), x
+        )
+
+
+def _answers(parts: Collected) -> None:
+    x = torch.ones(1)
+    parts.add("searches", KnownFunction(_places, fixed(*PLACES, *PLACES)), *map(torch.tensor, SEARCHED))
     for dtype in DTYPES:
         bounds = RANGES if dtype.is_signed else RANGES[:-2]
         truth = [[start + step * k for k in range(math.ceil((end - start) / step))] for start, end, step in bounds]
         label = f"arange, {dtype}".replace("torch.", "")
-        parts.add(label, Known(partial(_ranges, dtype, bounds), fixed(*truth)), x)
-    slopes = torch.func.grad(torch.prod)
+        parts.add(label, KnownFunction(partial(_ranges, dtype, bounds), fixed(*truth)), x)
+    slopes: Any = torch.func.grad(torch.prod)
     for name, function in {
         "rows": torch.func.grad(lambda x: x.prod(-1).sum()),
         "each row": lambda x: torch.stack([slopes(row) for row in x]),
         "mapped rows": torch.func.vmap(slopes),
     }.items():
-        parts.add(f"gradient of prod of {name}", Known(function, _others), torch.tensor(FACTORS))
+        parts.add(f"gradient of prod of {name}", KnownFunction(function, _others), torch.tensor(FACTORS))
 
 
 def elementwise() -> Iterator[tuple[str, Function]]:
@@ -120,7 +126,7 @@ def _elements(parts: Collected) -> None:
     x = torch.tensor((SPECIAL * 2)[:24]).repeat(2, 1)
     for name, function in elementwise():
         for label, chosen in ((name, function), (f"gradient of {name}", partial(_slopes, function))):
-            parts.add(label, Known(partial(_together, chosen), partial(_one_by_one, chosen)), x)
+            parts.add(label, KnownFunction(partial(_together, chosen), partial(_one_by_one, chosen)), x)
 
 
 LEVELS = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.qint32: (-(2**31), 2**31 - 1)}
@@ -150,17 +156,19 @@ def _quantized(parts: Collected) -> None:
             def of_channel(x: Tensor, dtype: Any = dtype, one: Tensor = one, zero: int = zero) -> Tensor:
                 return torch.quantize_per_channel(x.float()[None], one, torch.tensor([zero]), 0, dtype).int_repr()[0]
 
-            parts.add(f"levels, {word}", Known(of_tensor, levels), x)
+            parts.add(f"levels, {word}", KnownFunction(of_tensor, levels), x)
             if dtype != torch.qint32:
-                parts.add(f"levels by channel, {word}", Known(of_channel, levels), x)
+                parts.add(f"levels by channel, {word}", KnownFunction(of_channel, levels), x)
                 fake = partial(_fake, low, high, scale, zero)
-                parts.add(f"rounded, {word}", Known(fake, lambda x, f=levels, s=scale, z=zero: (f(x) - z) * s), x)
+                parts.add(
+                    f"rounded, {word}", KnownFunction(fake, lambda x, f=levels, s=scale, z=zero: (f(x) - z) * s), x
+                )
     for zero in (0, 2**31 - 1, -(2**31)):
         ends = torch.tensor([2**31 - 1, 0, -(2**31)], dtype=torch.int32)
         truth = fixed(((ends.double() - zero) * 2.0**-30).tolist())
         parts.add(
             f"numbers, zero {zero}",
-            Known(lambda levels, _, zero=zero: _number(levels, zero), truth),
+            KnownFunction(lambda levels, _, zero=zero: _number(levels, zero), truth),
             ends,
             torch.ones(1),
         )
@@ -179,6 +187,7 @@ WORKLOADS = (
     _known(
         "known-values", "Functions at poles, infinities and other points with known values.", _facts, techniques=KERNELS
     ),
+    _known("known-answers", "Searches, ranges and gradients of products.", _answers, techniques=KERNELS),
     _known(
         "known-elements",
         "Functions of vectors, and their gradients, element by element.",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import normal
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Known, family, sign_of, table
+from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, sign_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,9 +64,10 @@ def _signs(parts: Collected) -> None:
     alone = [(name, function, (zeros,)) for name, function, _ in table("signed")]
     pairs = [(name, function, (zeros, others)) for name, function, _ in table("pairs")]
     rows = [(f"{name} of rows", partial(getattr(torch, name), dim=0), (zeros,)) for name in ("sum", "prod", "amax")]
-    for name, function, tensors in (*alone, *pairs, *rows):
+    every: list[tuple[str, Function, tuple[Tensor, ...]]] = [*alone, *pairs, *rows]
+    for name, function, tensors in every:
         signs = partial(_signs_of, function)
-        parts.add(name, Known(signs, signs), *tensors)  # without rounding errors, which change signs of zeros
+        parts.add(name, KnownFunction(signs, signs), *tensors)  # without rounding errors, which change signs of zeros
 
 
 def _signs_of(function: Function, *tensors: Tensor) -> Tensor:
@@ -81,6 +82,7 @@ DTYPES = (
     (SINGLE, BRAIN), (HALF, BRAIN), (BRAIN, HALF), (SINGLE, HALF), (BOOL, U8), (I64, BRAIN), (U8, SINGLE),
 )  # fmt: skip
 """Dtypes of the first and the second operand."""
+_normal: Any = torch.distributions.Normal
 PROMOTED: Mapping[str, Function] = {
     "add, alpha": lambda x, y: torch.add(x, y, alpha=2),
     "where": lambda x, y: torch.where(y > 2, x, y),
@@ -89,7 +91,7 @@ PROMOTED: Mapping[str, Function] = {
     "cat": lambda x, y: torch.cat((x, y)),
     "in place": lambda x, y: x.clone().add_(y),
     "dtype of normal": lambda x, y: torch.zeros_like(torch.normal(x, y)),
-    "dtype of a sample": lambda x, y: torch.zeros_like(torch.distributions.Normal(x, y, validate_args=False).sample()),
+    "dtype of a sample": lambda x, y: torch.zeros_like(_normal(x, y, validate_args=False).sample()),
 }
 NUMBERS = (1.7, 0.1)
 """Numbers that half precision rounds."""
@@ -124,7 +126,7 @@ def _mixed(parts: Collected) -> None:
     for dtypes in DTYPES:
         if not {U8, I8, BOOL} & {*dtypes}:
             label = f"isin of many, {dtypes[0]} and {dtypes[1]}".replace("torch.", "")
-            parts.add(label, Known(partial(_of, torch.isin, dtypes), partial(_of, _equal, dtypes)), LONG, SHORT)
+            parts.add(label, KnownFunction(partial(_of, torch.isin, dtypes), partial(_of, _equal, dtypes)), LONG, SHORT)
 
 
 def _numbers(parts: Collected) -> None:
