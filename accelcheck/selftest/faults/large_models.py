@@ -163,8 +163,8 @@ FAULTS = (
     fault("float8-gradients-grown", other_gradients)(
         single("mlp-blocks", Mode.BACKWARD), around=other_gradients, technique=FLOAT8[0], exists=FLOAT8[0].capability
     ),
-    fault("muon-without-nesterov", "Muon takes the momentum itself as the direction.")(
-        trained("train-mlp"), without(nesterov=False), technique="muon", seeds=1
+    fault("muon-without-decay", "Muon leaves out the decay of weights.")(
+        trained("train-mlp"), without(weight_decay=0.0), technique="muon", seeds=1
     ),
     fault("muon-other-coefficients", "The last coefficient of Muon's iteration is 1 % too large.")(
         trained("train-mlp"), without(ns_coefficients=(3.4445, -4.775, 2.052)), technique="muon", seeds=1

@@ -98,6 +98,10 @@ class FusedKernel(Technique):
         return super().refusal(workload) or ("" if own else f"replaces the {self.part.__name__} of its own workloads")
 
     def capability(self, device: Device) -> Capability:
+        if device.has("torch-xla") and self.part is Experts:
+            return unsupported(
+                Code.NO_FEATURE, "torch_xla 2.9 has no aten::_grouped_mm, and ends the process that asks"
+            )
         try:
             got = self.example(device.torch_device()).cpu()
         except (RuntimeError, NotImplementedError, AttributeError, KeyError, TypeError, ValueError) as error:
