@@ -13,7 +13,7 @@ from torch import Tensor
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.families import Functions
+from accelcheck.workloads.function_parts import Functions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ EXPERTS, CHOSEN, CAPACITY = 5, 2, 12
 """Number of experts, of those that each token goes to, and of the tokens that an expert takes."""
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """Two products with an expert's own matrices, one expert after the other; techniques replace `forward`."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -44,7 +44,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, width: int = 16, hidden: int = 24) -> None:
         super().__init__()
         self.router = nn.Linear(width, EXPERTS)
-        self.experts = Experts(width, hidden)
+        self.experts = GroupedExperts(width, hidden)
 
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
         weights = self.router(x).softmax(-1).gather(1, choice).flatten()
@@ -116,7 +116,7 @@ def _itself(loss: Tensor, _: Tensor) -> Tensor:
 
 WORKLOADS = (
     Workload(
-        "experts",
+        "grouped-experts",
         "A layer of five experts with a router: dropped tokens, one expert over capacity, one without any token.",
         _experts,
         2,

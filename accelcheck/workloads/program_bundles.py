@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode, stable_seed
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.families import Functions
+from accelcheck.workloads.function_parts import Functions
 from accelcheck.workloads.problem import Problem, Workload
 
 if TYPE_CHECKING:

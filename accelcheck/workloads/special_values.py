@@ -18,7 +18,7 @@ from accelcheck.workloads.draw import normal
 from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, sign_of, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from accelcheck.workloads.function_parts import Function
 
@@ -70,8 +70,8 @@ def _signs(parts: Collected) -> None:
         parts.add(name, KnownFunction(signs, signs), *tensors)  # without rounding errors, which change signs of zeros
 
 
-def _signs_of(function: Function, *tensors: Tensor) -> Tensor:
-    result = function(*tensors)
+def _signs_of(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
+    result: Tensor = function(*tensors)
     return sign_of(result) if result.is_floating_point() else result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fault_harness import built_in
 from technique_harness import agrees, differences, plain, run
+from torch.utils.checkpoint import CheckpointPolicy
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Planted
@@ -46,6 +47,6 @@ def test_stored_contractions_give_the_same_gradients(name: str, mode: Mode) -> N
 
 
 def test_contractions_that_are_computed_again_fail_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selective, "policy", lambda *_, **__: selective.CheckpointPolicy.PREFER_RECOMPUTE)
+    monkeypatch.setattr(selective, "policy", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
     ran = run(selective.Selective(), built_in()["mlp-blocks"].problem(0), Mode.BACKWARD)
     assert [claim.partition(" =")[0] for claim in ran.missing()] == ["contractions"]

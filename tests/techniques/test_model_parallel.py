@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_ranks_compute_what_one_process_does(technique: Technique) -> None:
         if name.startswith(("all-gather", "all-to-all", "point-to-point")):
             continue  # gloo refuses some of their calls, and `agrees` cannot compare empty tensors
         for mode in sorted(technique.modes & built_in()[name].modes):
-            agrees(technique, lambda name=name: made(name), mode, Cpu(), tolerance=3e-6)
+            agrees(technique, partial(made, name), mode, Cpu(), tolerance=3e-6)
 
 
 @pytest.mark.parametrize("name", ["bias-on-every-rank", "tokens-swapped", "micro-batch-dropped"])

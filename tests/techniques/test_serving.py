@@ -120,7 +120,7 @@ def test_capability_by_device() -> None:
 def test_a_cropped_cache_forgets_scales_and_positions_too() -> None:
     cache = decoding.QuantizedCache(decoding.int8)
     for at in range(5):
-        cache.update(0, *(torch.randn(1, 2, 1, 8) for _ in "kv"), torch.tensor([at]))
+        cache.update(0, torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), torch.tensor([at]))
     cache.length = 5
     cache.crop(3)
     assert [part.shape[-min(part.dim(), 2)] for part in cache.stored[0]] == [3] * 5

@@ -73,7 +73,7 @@ def _renamed(workload: Workload, name: str) -> Workload:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_labels_differ(workload: Workload) -> None:
-    labels = built_in()[workload.name].problem(3).module.labels  # type: ignore[union-attr, operator]
+    labels = built_in()[workload.name].problem(3).module.labels
     assert len(labels) == len(set(labels)) > 5  # type: ignore[arg-type]
 
 

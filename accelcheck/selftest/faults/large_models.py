@@ -19,7 +19,7 @@ from accelcheck.techniques.fused import kernels
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
 from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
-from accelcheck.workloads.large_models import Experts, VocabularyLoss
+from accelcheck.workloads.large_models import GroupedExperts, VocabularyLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ def first_block(strength: float) -> AbstractContextManager[Any]:
 
 def by_masks(module: Any, x: Tensor, choice: Tensor) -> Tensor:
     """Every expert computes all tokens. A mask selects."""
-    layer: Experts = module.experts
+    layer: GroupedExperts = module.experts
     one_hot = nn.functional.one_hot(choice.flatten(), len(layer.up))
     place = ((one_hot.cumsum(0) - 1) * one_hot).sum(1)
     taken = module.router(x).softmax(-1).gather(1, choice) * (place < 12).reshape(choice.shape)
@@ -137,7 +137,10 @@ def by_logsumexp(module: Any, x: Tensor, target: Tensor) -> Tensor:
 
 group = row(PlantedFault, technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})
 mx = row(PlantedFault, technique="mxfp8", exists=BLOCKS[0].capability)
-MOE, LOSS = (single("experts"), backward("experts", ("float32",))), backward("vocabulary-loss", ("float32",))
+MOE, LOSS = (
+    (single("grouped-experts"), backward("grouped-experts", ("float32",))),
+    backward("vocabulary-loss", ("float32",)),
+)
 
 FAULTS = (
     group("experts-group-short", "A group ends one row too early, and the next one begins there.")(

@@ -14,7 +14,7 @@ from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import at_least, exactly
-from accelcheck.workloads.large_models import Experts, VocabularyLoss
+from accelcheck.workloads.large_models import GroupedExperts, VocabularyLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,14 +39,14 @@ def grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def by_groups(layer: Experts, rows: Tensor, ends: Tensor) -> Tensor:
-    """Computes `Experts.forward` by two grouped products; the module masks undefined rows before and after."""
+def by_groups(layer: GroupedExperts, rows: Tensor, ends: Tensor) -> Tensor:
+    """Computes `GroupedExperts.forward` by two grouped products; the module masks undefined rows before and after."""
     ends = ends.to(torch.int32)
     return grouped_mm(silu(grouped_mm(rows, layer.up, ends)), layer.down, ends)
 
 
-def by_padded_groups(layer: Experts, rows: Tensor, ends: Tensor) -> Tensor:
-    """Computes `Experts.forward` with groups filled up by zeros to multiples of `ALIGN` rows, as kernels ask for."""
+def by_padded_groups(layer: GroupedExperts, rows: Tensor, ends: Tensor) -> Tensor:
+    """Computes `GroupedExperts.forward` with groups filled up by zeros to multiples of `ALIGN` rows, as kernels ask for."""
     sizes = ends.diff(prepend=ends.new_zeros(1))
     filled = ((sizes + ALIGN - 1) // ALIGN * ALIGN).cumsum(0)
     number, most = torch.arange(len(rows), device=rows.device), len(rows) + ALIGN * len(ends)
@@ -98,7 +98,7 @@ class FusedKernel(Technique):
         return super().refusal(workload) or ("" if own else f"replaces the {self.part.__name__} of its own workloads")
 
     def capability(self, device: Device) -> Capability:
-        if device.has("torch-xla") and self.part is Experts:
+        if device.has("torch-xla") and self.part is GroupedExperts:
             return unsupported(
                 Code.NO_FEATURE, "torch_xla 2.9 has no aten::_grouped_mm, and ends the process that asks"
             )
@@ -138,7 +138,7 @@ def _even(place: torch.device) -> Tensor:
 
 
 _experts = partial(
-    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"experts"}), part=Experts, method="forward",
+    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts"}), part=GroupedExperts, method="forward",
     operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths, dtypes=("float32", "bfloat16"),
 )  # fmt: skip
 _loss = partial(
