@@ -235,7 +235,7 @@ def blocks(*parts: nn.Module) -> Problem:
     torch.manual_seed(0)
     module = nn.Module()
     module.blocks = nn.ModuleList(parts)
-    module.forward = lambda x: [x := block(x) for block in parts][-1]  # type: ignore[method-assign]
+    module.forward = lambda x: [x := block(x) for block in parts][-1]
     return Problem(module, (torch.randn(4, 8),))
 
 
@@ -282,7 +282,7 @@ def test_a_right_result_passes_a_wrong_one_fails_and_one_without_evidence_is_an_
         program.call = lambda *inputs: call(*inputs) * 1.01
 
     silent = Planted(technique, nothing)
-    silent.evidence = lambda *_: ()
+    silent.evidence = lambda *_: ()  # type: ignore[method-assign]
     failed(store, Planted(technique, grown), seeded(workload), mode)
     erred(store, silent, seeded(workload), mode)
     assert Bed().name == "cpu"
