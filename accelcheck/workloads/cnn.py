@@ -246,11 +246,7 @@ WORKLOADS = (
     Workload(
         "conv-depthwise",
         "A dilated convolution with one group per channel and a bias.",
-        partial(
-            of_normal,
-            make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16),
-            shape=(4, 16, 17, 15),
-        ),
+        partial(of_normal, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16), shape=(4, 16, 17, 15)),
         3,
         traits=_CONV,
         probes=_PROBES,

@@ -135,12 +135,7 @@ WORKLOADS = (
         probes=_PROBES,
     ),
     Workload(
-        "matmul-one",
-        "One row, inner size 1.",
-        partial(_fixed, sizes=(1, 1, 80)),
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
+        "matmul-one", "One row, inner size 1.", partial(_fixed, sizes=(1, 1, 80)), 2, traits=_TRAITS, probes=_PROBES
     ),
     Workload(
         "matmul-empty",

@@ -203,10 +203,7 @@ _workload = partial(Workload, techniques=EAGER)
 WORKLOADS = (
     _workload("product-alone", "Matrix products, and nothing else.", _contraction),
     _workload(
-        "reductions",
-        "Sums, means and extremes of each dtype, of integers and bools too.",
-        _reductions,
-        modes=_FORWARD,
+        "reductions", "Sums, means and extremes of each dtype, of integers and bools too.", _reductions, modes=_FORWARD
     ),
     _workload(
         "batch-norm",
@@ -216,17 +213,10 @@ WORKLOADS = (
         dtypes=_FLOAT32,
     ),
     _workload(
-        "scatter-gather",
-        "Elements read and written by index tensors that collide.",
-        _scatter_gather,
-        dtypes=_FLOAT32,
+        "scatter-gather", "Elements read and written by index tensors that collide.", _scatter_gather, dtypes=_FLOAT32
     ),
     _workload(
-        "casts",
-        "Numbers in other types: half precision, integers, bool.",
-        _casts,
-        modes=_FORWARD,
-        dtypes=_FLOAT32,
+        "casts", "Numbers in other types: half precision, integers, bool.", _casts, modes=_FORWARD, dtypes=_FLOAT32
     ),
     _workload(
         "roots-exponentials",

@@ -344,10 +344,7 @@ class Adapted(nn.Module):
     """
 
     def __init__(
-        self,
-        model: Callable[..., Any],
-        arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
-        places: Sequence[Place],
+        self, model: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[str, Any]], places: Sequence[Place]
     ) -> None:
         super().__init__()
         self.model = model

@@ -44,10 +44,6 @@ WORKLOADS = (
         traits=_TRAITS,
     ),
     Workload(
-        "softmax-peaked",
-        "Softmax over 512 logits, most of whose probabilities are small.",
-        _peaked,
-        2,
-        traits=_TRAITS,
+        "softmax-peaked", "Softmax over 512 logits, most of whose probabilities are small.", _peaked, 2, traits=_TRAITS
     ),
 )
