@@ -118,30 +118,13 @@ _NONE = frozenset[str]()
 _PROBES = frozenset({"zeros", "one-hot-values", "sharp", "nan[0]"})
 
 WORKLOADS = (
-    Workload(
-        "attention-causal",
-        "Causal self-attention.",
-        partial(_plain, causal=True),
-        1,
-        traits=_TRAITS,
-        probes=_PROBES | {"future", "slice"},
-    ),
-    Workload(
-        "attention",
-        "Attention in which every query sees every key.",
-        partial(_plain, causal=False),
-        2,
-        traits=_TRAITS,
-        probes=_PROBES | {"slice"},
-    ),
-    Workload(
-        "attention-65",
+    Workload("attention-causal", "Causal self-attention.",
+        partial(_plain, causal=True), 1, traits=_TRAITS, probes=_PROBES | {"future", "slice"}),
+    Workload("attention", "Attention in which every query sees every key.",
+        partial(_plain, causal=False), 2, traits=_TRAITS, probes=_PROBES | {"slice"}),
+    Workload("attention-65",
         "Causal attention over 65 positions, one more than a tile of 64: shows leaks and stale rows in the tail.",
-        _past_tile,
-        2,
-        traits=_FIXED,
-        probes=_PROBES | {"future"},
-    ),
+        _past_tile, 2, traits=_FIXED, probes=_PROBES | {"future"}),
     *(
         Workload(name, summary, make, level, traits=_TRAITS, probes=_PROBES | further)
         for name, summary, make, level, further in (
@@ -170,18 +153,9 @@ WORKLOADS = (
             ),
         )
     ),
-    Workload(
-        "attention-empty-row",
-        "Attention with a query that sees no key: its output and its gradient are zeros.",
-        _empty_row,
-        3,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "multi-head-attention",
-        "Causal self-attention with projections.",
-        partial(of_normal, make=partial(MultiHeadAttention, 64, 4, causal=True), shape=(2, 32, 64), axis=1),
-        2,
-        traits=_TRAITS | {"linear"},
-    ),
-)
+    Workload("attention-empty-row", "Attention with a query that sees no key: its output and its gradient are zeros.",
+        _empty_row, 3, traits=_TRAITS),
+    Workload("multi-head-attention", "Causal self-attention with projections.",
+        partial(of_normal, make=partial(MultiHeadAttention, 64, 4, causal=True), shape=(2, 32, 64), axis=1), 2,
+        traits=_TRAITS | {"linear"}),
+)  # fmt: skip

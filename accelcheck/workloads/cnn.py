@@ -207,30 +207,13 @@ _CNN = _CONV | {"matmul", "linear", "batchnorm", "inplace"}
 _PROBES = frozenset({"zeros", "ones", "one-hot", "powers", "nan[0]"})
 
 WORKLOADS = (
-    Workload(
-        "cnn",
-        "Convolutions with batch norm, one strided, and a head.",
-        partial(_images, make=Cnn),
-        1,
-        traits=_CNN,
-        probes=_PROBES,
-    ),
-    Workload(
-        "cnn-frozen-norm",
-        "As cnn, with batch norm frozen in evaluation mode, forward and backward.",
-        partial(_images, make=FrozenCnn),
-        2,
-        traits=_CNN,
-        probes=_PROBES,
-    ),
-    Workload(
-        "conv-strided",
-        "A convolution with bias, stride 2 and padding on an image of odd sizes.",
-        partial(of_normal, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1), shape=(4, 8, 17, 15)),
-        2,
-        traits=_CONV,
-        probes=_PROBES,
-    ),
+    Workload("cnn", "Convolutions with batch norm, one strided, and a head.",
+        partial(_images, make=Cnn), 1, traits=_CNN, probes=_PROBES),
+    Workload("cnn-frozen-norm", "As cnn, with batch norm frozen in evaluation mode, forward and backward.",
+        partial(_images, make=FrozenCnn), 2, traits=_CNN, probes=_PROBES),
+    Workload("conv-strided", "A convolution with bias, stride 2 and padding on an image of odd sizes.",
+        partial(of_normal, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1), shape=(4, 8, 17, 15)), 2,
+        traits=_CONV, probes=_PROBES),
     Workload(
         "conv-replicated",
         "A convolution whose padding repeats the values at the edge.",
@@ -243,36 +226,15 @@ WORKLOADS = (
         traits=_CONV,
         probes=_PROBES,
     ),
-    Workload(
-        "conv-depthwise",
-        "A dilated convolution with one group per channel and a bias.",
+    Workload("conv-depthwise", "A dilated convolution with one group per channel and a bias.",
         partial(of_normal, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16), shape=(4, 16, 17, 15)),
-        3,
-        traits=_CONV,
-        probes=_PROBES,
-    ),
-    Workload(
-        "residual-block",
-        "Convolution, batch norm and ReLU twice, with a skip connection.",
-        partial(_images, make=partial(ResidualBlock, 16), image=(16, 12, 12)),
-        2,
-        traits=_CONV | {"batchnorm", "inplace"},
-        probes=_PROBES,
-    ),
-    Workload(
-        "cnn-blocks",
-        "A strided stem and two residual blocks.",
-        # Larger images, or a larger second channel, leave one seed of ten with gradients of rounding errors alone.
-        partial(_images, make=ResidualCnn, batch=10, image=(3, 8, 8), second=0.2),
-        2,
-        traits=_CNN | {"blocks"},
-    ),
-    Workload(
-        "train-cnn",
-        "Four steps of SGD with momentum on cross entropy, with batch norm.",
-        _train,
-        2,
-        frozenset({Mode.TRAIN}),
-        _CNN | {"training"},
-    ),
-)
+        3, traits=_CONV, probes=_PROBES),
+    Workload("residual-block", "Convolution, batch norm and ReLU twice, with a skip connection.",
+        partial(_images, make=partial(ResidualBlock, 16), image=(16, 12, 12)), 2,
+        traits=_CONV | {"batchnorm", "inplace"}, probes=_PROBES),
+    # Larger images, or a larger second channel, leave one seed of ten with gradients of rounding errors alone.
+    Workload("cnn-blocks", "A strided stem and two residual blocks.",
+        partial(_images, make=ResidualCnn, batch=10, image=(3, 8, 8), second=0.2), 2, traits=_CNN | {"blocks"}),
+    Workload("train-cnn", "Four steps of SGD with momentum on cross entropy, with batch norm.",
+        _train, 2, frozenset({Mode.TRAIN}), _CNN | {"training"}),
+)  # fmt: skip

@@ -137,16 +137,10 @@ def _bundle(generator: torch.Generator, extent: int, *, name: str, world: int) -
 
 
 WORKLOADS = tuple(
-    Workload(
-        f"{name}-{world}",
+    Workload(f"{name}-{world}",
         f"Results of {len(BUNDLES[name])} calls of {name} between {world} ranks: dtypes, reductions, layouts, sizes.",
-        partial(_bundle, name=name, world=world),
-        world - 2,
-        frozenset({Mode.FORWARD}),
-        frozenset({"domain"}),
-        techniques=frozenset({f"collectives-{world}"}),
-        divisible=True,
-    )
+        partial(_bundle, name=name, world=world), world - 2, frozenset({Mode.FORWARD}), frozenset({"domain"}),
+        techniques=frozenset({f"collectives-{world}"}), divisible=True)
     for world in (3, 4)
     for name in BUNDLES
-)
+)  # fmt: skip

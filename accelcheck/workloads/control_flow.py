@@ -70,18 +70,12 @@ class Scan(Controlled):
 
 
 WORKLOADS = tuple(
-    Workload(
-        f"control-{name}",
-        summary,
-        partial(of_normal, make=make, shape=(6, 12)),
-        2,
-        traits=frozenset({"matmul", "branching", "resizable"}),
-        dtypes=frozenset({"float32"}),
-        techniques=frozenset({"eager", f"torch-{name}"}),
-    )
+    Workload(f"control-{name}", summary,
+        partial(of_normal, make=make, shape=(6, 12)), 2, traits=frozenset({"matmul", "branching", "resizable"}),
+        dtypes=frozenset({"float32"}), techniques=frozenset({"eager", f"torch-{name}"}))
     for name, summary, make in (
         ("cond", "A branch on the sign of a sum, with a product on either side.", Branch),
         ("while-loop", "A loop that ends when its value is large, and a product.", Loop),
         ("scan", "A recurrent layer of five steps.", Scan),
     )
-)
+)  # fmt: skip

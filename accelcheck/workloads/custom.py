@@ -163,26 +163,11 @@ _TRAITS = frozenset({"resizable", "custom-function"})
 _NETWORK = _TRAITS | {"matmul", "linear", "blocks"}
 
 WORKLOADS = (
-    Workload(
-        "custom-function",
-        "A custom autograd function of two inputs and a parameter: swapped gradients show.",
-        _gated,
-        2,
-        traits=_TRAITS | {"twice-differentiable"},
-    ),
-    Workload(
-        "custom-swish",
+    Workload("custom-function", "A custom autograd function of two inputs and a parameter: swapped gradients show.",
+        _gated, 2, traits=_TRAITS | {"twice-differentiable"}),
+    Workload("custom-swish",
         "Two blocks of a linear layer and a custom function: SiLU with learned slopes, and a projection.",
-        _swish,
-        2,
-        traits=_NETWORK | {"twice-differentiable"},
-    ),
-    Workload(
-        "train-custom",
-        "Four steps of SGD with momentum through custom functions.",
-        _train,
-        2,
-        frozenset({Mode.TRAIN}),
-        _NETWORK | {"training"},
-    ),
-)
+        _swish, 2, traits=_NETWORK | {"twice-differentiable"}),
+    Workload("train-custom", "Four steps of SGD with momentum through custom functions.",
+        _train, 2, frozenset({Mode.TRAIN}), _NETWORK | {"training"}),
+)  # fmt: skip

@@ -250,16 +250,10 @@ _SDPA = _CORE | {"attention"}
 _LONG, _SHORT = (2, 14), (2, 6)
 
 WORKLOADS = tuple(
-    Workload(
-        f"decoder{name}",
-        summary,
-        partial(_made, kind=kind, options=options, shape=shape, shared=SHARED if name == "-shared" else 0),
-        3,
-        traits=traits,
-        dtypes=_SINGLE if options.experts or kind is Greedy else _HALF,
-        levels={"eager": 2, "eager/backward": 3},
-        techniques=SERVED,
-    )
+    Workload(f"decoder{name}", summary,
+        partial(_made, kind=kind, options=options, shape=shape, shared=SHARED if name == "-shared" else 0), 3,
+        traits=traits, dtypes=_SINGLE if options.experts or kind is Greedy else _HALF,
+        levels={"eager": 2, "eager/backward": 3}, techniques=SERVED)
     for name, summary, kind, options, shape, traits in (
         ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _SDPA),
         ("-window", "One key head; the latest five positions in view.", Decoder, Options(1, 5), _LONG, _SDPA),
@@ -269,4 +263,4 @@ WORKLOADS = tuple(
         ("-greedy", "Eight tokens, each the most likely next one.", Greedy, Options(blocks=3), _SHORT, _SDPA),
         ("-adapters", "Rows of a batch with three adapters.", AdaptedDecoder, Options(), (4, 8), _SDPA),
     )
-)
+)  # fmt: skip

@@ -85,13 +85,6 @@ _TRAITS = frozenset({"blocks", "activations", "inplace", "scriptable"})
 
 WORKLOADS = (
     Workload("deep-blocks", "Eight wide residual blocks.", _deep, 3, traits=_TRAITS | {"samplewise"}),
-    Workload(
-        "train-deep-blocks",
-        "Two steps of SGD on eight wide residual blocks.",
-        _train,
-        3,
-        frozenset({Mode.TRAIN}),
-        _TRAITS | {"training"},
-        frozenset({"float32"}),
-    ),
-)
+    Workload("train-deep-blocks", "Two steps of SGD on eight wide residual blocks.",
+        _train, 3, frozenset({Mode.TRAIN}), _TRAITS | {"training"}, frozenset({"float32"})),
+)  # fmt: skip

@@ -122,31 +122,12 @@ def _attention(generator: torch.Generator, extent: int) -> Problem:
 _RANDOM = frozenset({Mode.RANDOM})
 
 WORKLOADS = (
-    Workload(
-        "dropout",
-        "Dropout of 262144 elements, alone.",
-        _alone,
-        1,
-        _RANDOM,
-        frozenset({"scriptable", "resizable"}),
-        dropouts=(Dropout("out", "grad:input[0]", RATE),),
-    ),
-    Workload(
-        "dropout-blocks",
-        "Three blocks of a linear layer and dropout.",
-        _blocks,
-        2,
-        _RANDOM,
-        frozenset({"blocks", "linear", "matmul", "scriptable"}),
-        dropouts=tuple(Dropout(f"out[{i}]", f"grad:blocks.{i}.shift", RATE) for i in range(BLOCKS)),
-    ),
-    Workload(
-        "attention-dropout",
-        "Attention with dropout on its weights.",
-        _attention,
-        2,
-        _RANDOM,
-        frozenset({"attention", "linear", "matmul", "scriptable", "resizable"}),
-        dropouts=(Dropout("out[0]", "grad:input[2]", ATTENTION_RATE, transposed=True),),
-    ),
-)
+    Workload("dropout", "Dropout of 262144 elements, alone.",
+        _alone, 1, _RANDOM, frozenset({"scriptable", "resizable"}), dropouts=(Dropout("out", "grad:input[0]", RATE),)),
+    Workload("dropout-blocks", "Three blocks of a linear layer and dropout.",
+        _blocks, 2, _RANDOM, frozenset({"blocks", "linear", "matmul", "scriptable"}),
+        dropouts=tuple(Dropout(f"out[{i}]", f"grad:blocks.{i}.shift", RATE) for i in range(BLOCKS))),
+    Workload("attention-dropout", "Attention with dropout on its weights.",
+        _attention, 2, _RANDOM, frozenset({"attention", "linear", "matmul", "scriptable", "resizable"}),
+        dropouts=(Dropout("out[0]", "grad:input[2]", ATTENTION_RATE, transposed=True),)),
+)  # fmt: skip

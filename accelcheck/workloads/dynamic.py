@@ -230,45 +230,18 @@ _TRAINING = _TRAITS | {"blocks", "training"}
 _SINGLE = frozenset({"float32"})  # half precision loses such small steps
 
 WORKLOADS = (
-    Workload(
-        "dynamic-depth",
+    Workload("dynamic-depth",
         "A layer applied one to four times: a Python loop whose length is computed from the input.",
-        _depth,
-        2,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "adaptive-time",
+        _depth, 2, traits=_TRAITS),
+    Workload("adaptive-time",
         "Adaptive computation time: two blocks, applied until every sample has halted, and the ponder cost.",
-        _time,
-        2,
-        traits=_TRAITS | {"blocks"},
-    ),
-    Workload(
-        "gated-depth",
-        "Four residual blocks, some of which are skipped for the whole batch.",
-        _gated,
-        2,
-        traits=_TRAITS | {"blocks"},
-        # Shut gates leave these without a gradient.
-        idle=frozenset(f"blocks.{i}.fc.{name}" for i in range(4) for name in ("weight", "bias")),
-    ),
-    Workload(
-        "train-adaptive-time",
-        "Four steps of SGD with momentum on cross entropy and ponder cost.",
-        partial(_trained, make=_time, loss=pondered),
-        2,
-        frozenset({Mode.TRAIN}),
-        _TRAINING,
-        _SINGLE,
-    ),
-    Workload(
-        "train-gated-depth",
-        "Four steps of SGD with momentum, in which some blocks get no gradient.",
-        partial(_trained, make=_gated, loss=functional.cross_entropy),
-        2,
-        frozenset({Mode.TRAIN}),
-        _TRAINING,
-        _SINGLE,
-    ),
-)
+        _time, 2, traits=_TRAITS | {"blocks"}),
+    # Shut gates leave these without a gradient.
+    Workload("gated-depth", "Four residual blocks, some of which are skipped for the whole batch.",
+        _gated, 2, traits=_TRAITS | {"blocks"},
+        idle=frozenset(f"blocks.{i}.fc.{name}" for i in range(4) for name in ("weight", "bias"))),
+    Workload("train-adaptive-time", "Four steps of SGD with momentum on cross entropy and ponder cost.",
+        partial(_trained, make=_time, loss=pondered), 2, frozenset({Mode.TRAIN}), _TRAINING, _SINGLE),
+    Workload("train-gated-depth", "Four steps of SGD with momentum, in which some blocks get no gradient.",
+        partial(_trained, make=_gated, loss=functional.cross_entropy), 2, frozenset({Mode.TRAIN}), _TRAINING, _SINGLE),
+)  # fmt: skip

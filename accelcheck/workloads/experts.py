@@ -71,23 +71,11 @@ def _experts(generator: torch.Generator, extent: int, *, trained: bool) -> Probl
 _TECHNIQUES = frozenset({"eager", "expert-parallel", "expert-parallel-4", "expert-parallel-grouped"})
 
 WORKLOADS = (
-    Workload(
-        "experts",
+    Workload("experts",
         "Four experts, of which tokens choose two: some tokens are over an expert's capacity, some are padding.",
-        partial(_experts, trained=False),
-        1,
-        traits=frozenset({"matmul", "linear", "domain"}),
-        techniques=_TECHNIQUES,
-        levels={"eager": 2},
-    ),
-    Workload(
-        "train-experts",
-        "Four steps of SGD with momentum on the squared error of four experts.",
-        partial(_experts, trained=True),
-        1,
-        frozenset({Mode.TRAIN}),
-        frozenset({"matmul", "linear", "training", "domain"}),
-        techniques=_TECHNIQUES,
-        levels={"eager": 2},
-    ),
-)
+        partial(_experts, trained=False), 1, traits=frozenset({"matmul", "linear", "domain"}), techniques=_TECHNIQUES,
+        levels={"eager": 2}),
+    Workload("train-experts", "Four steps of SGD with momentum on the squared error of four experts.",
+        partial(_experts, trained=True), 1, frozenset({Mode.TRAIN}),
+        frozenset({"matmul", "linear", "training", "domain"}), techniques=_TECHNIQUES, levels={"eager": 2}),
+)  # fmt: skip

@@ -396,51 +396,33 @@ def _parts_of(names: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
 
 WORKLOADS = (
     *(
-        family(
-            f"values-unary-{number + 1}",
-            f"Every binade of {', '.join(names)}.",
-            partial(_unary, names=names, lowest=-126, highest=127),
-        )
+        family(f"values-unary-{number + 1}", f"Every binade of {', '.join(names)}.",
+            partial(_unary, names=names, lowest=-126, highest=127))
         for number, names in enumerate(_parts_of(tuple(UNARY), 3))
     ),
-    family(
-        "values-unary-half",
-        "The binades that half precision has, of all functions of one argument.",
+    family("values-unary-half", "The binades that half precision has, of all functions of one argument.",
         partial(_unary, names=tuple(name for name in UNARY if not name.startswith("to ")), lowest=-7, highest=2),
-        dtypes=("bfloat16", "float16"),
-        compiled=2,
-    ),
+        dtypes=("bfloat16", "float16"), compiled=2),
     family("values-near", "Functions near their zeros, ties and poles.", _near),
     family("values-quotients", "Remainders of large quotients.", _large_quotients),
     family("values-integers", "Integers to the ends of their range.", _integers),
-    family(
-        "sizes-elementwise", "Elementwise operators of vectors of each size, and of one matrix.", _elementwise, BOTH
-    ),
+    family("sizes-elementwise", "Elementwise operators of vectors of each size, and of one matrix.",
+        _elementwise, BOTH),
     *(
-        family(
-            f"sizes-rows-{number + 1}",
-            f"Rows of each size: {', '.join(names)}.",
-            partial(_rows, names=names, across=False),
-        )
+        family(f"sizes-rows-{number + 1}", f"Rows of each size: {', '.join(names)}.",
+            partial(_rows, names=names, across=False))
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
     *(
-        family(
-            f"sizes-columns-{number + 1}",
-            f"Columns of each size: {', '.join(names)}.",
-            partial(_rows, names=names, across=True),
-            techniques=_EAGER,  # a compiler may add thousands of rows one after the other, which errs more
-        )
+        # a compiler may add thousands of rows one after the other, which errs more
+        family(f"sizes-columns-{number + 1}", f"Columns of each size: {', '.join(names)}.",
+            partial(_rows, names=names, across=True), techniques=_EAGER)
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
     family("sizes-products", "Matrix products with a side of each size.", partial(_products, batched=False), BOTH),
-    family(
-        "sizes-batched-products",
-        "Batched matrix products with a side of each size.",
-        partial(_products, batched=True),
-        BOTH,
-    ),
+    family("sizes-batched-products", "Batched matrix products with a side of each size.",
+        partial(_products, batched=True), BOTH),
     family("layouts", "Views of each kind before operators of each kind.", _layouts, BOTH),
     family("writes", "Writes to inputs through views of each kind, before and after they are read.", _writes),
     family("late-writes", "Writes to inputs after operators of each kind have read them.", _late_writes),
-)
+)  # fmt: skip

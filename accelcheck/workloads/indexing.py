@@ -96,63 +96,21 @@ _BRACKETS, _OPERATORS = frozenset({"index-tensors"}), frozenset({"index-operator
 _PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "one-hot", "scaled"})
 
 WORKLOADS = (
-    Workload(
-        "slicing",
-        "Basic slices with steps and negative bounds, concatenated.",
-        _slicing,
-        2,
-        traits=_EXACT,
-        probes=_PROBES,
-    ),
-    Workload(
-        "advanced-indexing",
-        "Two index tensors that broadcast; no element twice.",
-        _advanced,
-        2,
-        traits=_EXACT | _BRACKETS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "index-select",
-        "A selection of columns, in another order.",
-        _select,
-        2,
-        traits=_EXACT | _OPERATORS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "gather",
-        "A selection of elements of each row; none twice.",
-        partial(_gather, repeated=False),
-        2,
-        traits=_EXACT | _OPERATORS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "far-elements",
-        "The last elements of a view of 2**32 elements, whose offsets do not fit into 31 bits.",
-        _far,
-        3,
-        frozenset({Mode.FORWARD}),  # the view's gradient would take 16 GiB
-        frozenset({"scriptable", "exact"}) | _BRACKETS,
-        features=frozenset({"strided"}),
-    ),
-    Workload(
-        "index-add",
-        "Many rows added to few, so that updates collide.",
-        _index_add,
-        2,
-        traits=_TRAITS,
-        # In half precision, atomic additions round after each update, and no technique promises better.
-        dtypes=frozenset({"float32"}),
-        probes=frozenset({"ones", "scaled"}),
-    ),
-    Workload(
-        "gather-repeated",
-        "Elements selected several times, whose gradients are summed.",
-        partial(_gather, repeated=True),
-        2,
-        traits=_TRAITS | _OPERATORS,
-        probes=_PROBES,
-    ),
-)
+    Workload("slicing", "Basic slices with steps and negative bounds, concatenated.",
+        _slicing, 2, traits=_EXACT, probes=_PROBES),
+    Workload("advanced-indexing", "Two index tensors that broadcast; no element twice.",
+        _advanced, 2, traits=_EXACT | _BRACKETS, probes=_PROBES),
+    Workload("index-select", "A selection of columns, in another order.",
+        _select, 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
+    Workload("gather", "A selection of elements of each row; none twice.",
+        partial(_gather, repeated=False), 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
+    # the view's gradient would take 16 GiB
+    Workload("far-elements", "The last elements of a view of 2**32 elements, whose offsets do not fit into 31 bits.",
+        _far, 3, frozenset({Mode.FORWARD}), frozenset({"scriptable", "exact"}) | _BRACKETS,
+        features=frozenset({"strided"})),
+    # In half precision, atomic additions round after each update, and no technique promises better.
+    Workload("index-add", "Many rows added to few, so that updates collide.",
+        _index_add, 2, traits=_TRAITS, dtypes=frozenset({"float32"}), probes=frozenset({"ones", "scaled"})),
+    Workload("gather-repeated", "Elements selected several times, whose gradients are summed.",
+        partial(_gather, repeated=True), 2, traits=_TRAITS | _OPERATORS, probes=_PROBES),
+)  # fmt: skip

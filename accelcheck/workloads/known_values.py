@@ -184,15 +184,10 @@ def _number(levels: Tensor, zero: int) -> Tensor:
 
 _known = partial(family, traits=KNOWN)
 WORKLOADS = (
-    _known(
-        "known-values", "Functions at poles, infinities and other points with known values.", _facts, techniques=KERNELS
-    ),
+    _known("known-values", "Functions at poles, infinities and other points with known values.",
+        _facts, techniques=KERNELS),
     _known("known-answers", "Searches, ranges and gradients of products.", _answers, techniques=KERNELS),
-    _known(
-        "known-elements",
-        "Functions of vectors, and their gradients, element by element.",
-        _elements,
-        techniques=KERNELS,
-    ),
+    _known("known-elements", "Functions of vectors, and their gradients, element by element.",
+        _elements, techniques=KERNELS),
     _known("known-levels", "Levels and numbers of quantized tensors.", _quantized, techniques=frozenset({"eager"})),
-)
+)  # fmt: skip

@@ -115,32 +115,14 @@ def _itself(loss: Tensor, _: Tensor) -> Tensor:
 
 
 WORKLOADS = (
-    Workload(
-        "grouped-experts",
+    Workload("grouped-experts",
         "A layer of five experts with a router: dropped tokens, one expert over capacity, one without any token.",
-        _experts,
-        2,
-        traits=frozenset({"matmul", "linear", "resizable"}),
-        dtypes=frozenset({"float32", "bfloat16"}),
-        techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"}),
-    ),
-    Workload(
-        "vocabulary-loss",
-        "A head of 160 words and its cross entropy, one target ignored.",
-        _vocabulary,
-        2,
-        traits=frozenset({"matmul", "linear", "resizable"}),
-        dtypes=frozenset({"float32"}),
-        techniques=frozenset({"eager", "linear-cross-entropy"}),
-    ),
-    Workload(
-        "train-vocabulary",
-        "Four steps of AdamW on a head of 160 words.",
-        _training,
-        2,
-        frozenset({Mode.TRAIN}),
-        frozenset({"matmul", "linear", "resizable", "training"}),
-        frozenset({"float32"}),
-        techniques=frozenset({"eager", "linear-cross-entropy", "adamw-8bit-torchao"}),
-    ),
-)
+        _experts, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
+        techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
+    Workload("vocabulary-loss", "A head of 160 words and its cross entropy, one target ignored.",
+        _vocabulary, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32"}),
+        techniques=frozenset({"eager", "linear-cross-entropy"})),
+    Workload("train-vocabulary", "Four steps of AdamW on a head of 160 words.",
+        _training, 2, frozenset({Mode.TRAIN}), frozenset({"matmul", "linear", "resizable", "training"}),
+        frozenset({"float32"}), techniques=frozenset({"eager", "linear-cross-entropy", "adamw-8bit-torchao"})),
+)  # fmt: skip

@@ -115,52 +115,22 @@ _PROBES = frozenset(
 )
 
 WORKLOADS = (
-    Workload(
-        "matmul", "Matrix product, bias and ReLU, 64x96x80.", _problem, 1, traits=_RESIZABLE, probes=_PROBES | {"slice"}
-    ),
-    Workload(
-        "matmul-127",
-        "Each size one less than a tile of 128: shows stale or masked tails.",
-        partial(_fixed, sizes=(127,) * 3),
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "matmul-129",
-        "Each size one more than a tile of 128: the last tile has one row.",
-        partial(_fixed, sizes=(129,) * 3),
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "matmul-one", "One row, inner size 1.", partial(_fixed, sizes=(1, 1, 80)), 2, traits=_TRAITS, probes=_PROBES
-    ),
-    Workload(
-        "matmul-empty",
-        "No rows: an empty output, a sum over nothing, and a weight gradient of zeros.",
-        partial(_fixed, sizes=(0, 96, 80), kind=MatmulBiasReluTotal),
-        2,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "matmul-long",
-        "4096 terms of about 1 after one of 2048.",
-        _long,
-        3,
-        traits=_RESIZABLE,
-        probes=frozenset({"cancel"}),
-    ),
-    Workload(
-        "matmul-total",
+    Workload("matmul", "Matrix product, bias and ReLU, 64x96x80.",
+        _problem, 1, traits=_RESIZABLE, probes=_PROBES | {"slice"}),
+    Workload("matmul-127", "Each size one less than a tile of 128: shows stale or masked tails.",
+        partial(_fixed, sizes=(127,) * 3), 2, traits=_TRAITS, probes=_PROBES),
+    Workload("matmul-129", "Each size one more than a tile of 128: the last tile has one row.",
+        partial(_fixed, sizes=(129,) * 3), 2, traits=_TRAITS, probes=_PROBES),
+    Workload("matmul-one", "One row, inner size 1.",
+        partial(_fixed, sizes=(1, 1, 80)), 2, traits=_TRAITS, probes=_PROBES),
+    Workload("matmul-empty", "No rows: an empty output, a sum over nothing, and a weight gradient of zeros.",
+        partial(_fixed, sizes=(0, 96, 80), kind=MatmulBiasReluTotal), 2, traits=_TRAITS),
+    Workload("matmul-long", "4096 terms of about 1 after one of 2048.",
+        _long, 3, traits=_RESIZABLE, probes=frozenset({"cancel"})),
+    # PJRT's CPU client accumulates half precision in half precision.
+    Workload("matmul-total",
         "The sum over 4096 rows of a matrix product, each about 1, which autocast must accumulate in float32.",
-        _total,
-        3,
-        traits=_RESIZABLE,
-        # PJRT's CPU client accumulates half precision in half precision.
-        dtypes=frozenset({"float32"}),
-    ),
+        _total, 3, traits=_RESIZABLE, dtypes=frozenset({"float32"})),
     *(
         Workload(name, summary, partial(_problem, draw=draw), 2, traits=_RESIZABLE, probes=_PROBES | further)
         for name, summary, draw, further in (
@@ -169,4 +139,4 @@ WORKLOADS = (
             ("matmul-expanded", "An input with stride 0: a batch of one matrix.", _expanded, frozenset[str]()),
         )
     ),
-)
+)  # fmt: skip

@@ -85,28 +85,11 @@ _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})
 _PROBES = frozenset({"zeros", "one-hot", "powers", "channels", "midpoints", "nan[0]", "slice"})
 
 WORKLOADS = (
-    Workload(
-        "mlp",
-        "Three linear layers with ReLU.",
-        _mlp,
-        1,
-        traits=_TRAITS | {"inplace", "samplewise"},
-        probes=_PROBES | {"ones", "inf[0]", "-inf[0]"},
-    ),
-    Workload(
-        "mlp-blocks",
-        "Three residual blocks of layer norm, linear, GELU, linear.",
-        partial(of_normal, make=ResidualMlp, shape=(24, 32)),
-        1,
-        traits=_TRAITS | {"blocks", "samplewise"},
-        probes=_PROBES | {"huge"},
-    ),
-    Workload(
-        "train-mlp",
-        "Four steps of SGD with momentum on cross entropy.",
-        _train,
-        1,
-        frozenset({Mode.TRAIN}),
-        _TRAITS | {"inplace", "training"},
-    ),
-)
+    Workload("mlp", "Three linear layers with ReLU.",
+        _mlp, 1, traits=_TRAITS | {"inplace", "samplewise"}, probes=_PROBES | {"ones", "inf[0]", "-inf[0]"}),
+    Workload("mlp-blocks", "Three residual blocks of layer norm, linear, GELU, linear.",
+        partial(of_normal, make=ResidualMlp, shape=(24, 32)), 1, traits=_TRAITS | {"blocks", "samplewise"},
+        probes=_PROBES | {"huge"}),
+    Workload("train-mlp", "Four steps of SGD with momentum on cross entropy.",
+        _train, 1, frozenset({Mode.TRAIN}), _TRAITS | {"inplace", "training"}),
+)  # fmt: skip

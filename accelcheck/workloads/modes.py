@@ -81,20 +81,8 @@ def _backbone(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"matmul", "linear", "resizable", "scriptable"})
 
 WORKLOADS = (
-    Workload(
-        "saliency",
-        "Linear layers and batch norm that stay in evaluation mode, with gradients of the input.",
-        _saliency,
-        1,
-        traits=_TRAITS | {"samplewise"},
-        probes=frozenset({"zeros", "powers"}),
-    ),
-    Workload(
-        "frozen-backbone",
-        "A head on frozen layers whose batch norm stays in training mode, without gradients.",
-        _backbone,
-        1,
-        traits=_TRAITS,
-        idle=frozenset({"input[0]"}),
-    ),
-)
+    Workload("saliency", "Linear layers and batch norm that stay in evaluation mode, with gradients of the input.",
+        _saliency, 1, traits=_TRAITS | {"samplewise"}, probes=frozenset({"zeros", "powers"})),
+    Workload("frozen-backbone", "A head on frozen layers whose batch norm stays in training mode, without gradients.",
+        _backbone, 1, traits=_TRAITS, idle=frozenset({"input[0]"})),
+)  # fmt: skip

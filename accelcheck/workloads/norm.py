@@ -67,38 +67,13 @@ _PROBES = frozenset({"nan[0]", "zeros", "slice"})
 
 WORKLOADS = (
     Workload("embedding-norm-gelu", "Embedding with repeated tokens, layer norm, GELU.", _embedding, 2, traits=_TRAITS),
-    Workload(
-        "layer-norm-narrow",
-        "Layer norm over four values of low variance.",
-        _narrow,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES | {"huge", "inf[0]"},
-    ),
+    Workload("layer-norm-narrow", "Layer norm over four values of low variance.",
+        _narrow, 2, traits=_TRAITS, probes=_PROBES | {"huge", "inf[0]"}),
     Workload("layer-norm-large", "Layer norm of numbers of about 1e4.", _large, 3, traits=_TRAITS, probes=_PROBES),
-    Workload(
-        "softmax",
-        "Softmax of 24 scores of about 200.",
-        _softmax,
-        3,
-        traits=_TRAITS,
-        probes=_PROBES | {"ones", "inf[0]", "-inf[0]"},
-    ),
-    Workload(
-        "gelu",
-        "GELU on a dense grid of [-4, 4], on which the tanh approximation differs visibly.",
-        _gelu,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES | {"huge"},
-    ),
-    Workload(
-        "gelu-infinity",
-        "GELU of an infinity, which must reach the output.",
-        _gelu,
-        2,
-        frozenset({Mode.FORWARD}),
-        _TRAITS,
-        probes=frozenset({"inf[0]"}),
-    ),
-)
+    Workload("softmax", "Softmax of 24 scores of about 200.",
+        _softmax, 3, traits=_TRAITS, probes=_PROBES | {"ones", "inf[0]", "-inf[0]"}),
+    Workload("gelu", "GELU on a dense grid of [-4, 4], on which the tanh approximation differs visibly.",
+        _gelu, 2, traits=_TRAITS, probes=_PROBES | {"huge"}),
+    Workload("gelu-infinity", "GELU of an infinity, which must reach the output.",
+        _gelu, 2, frozenset({Mode.FORWARD}), _TRAITS, probes=frozenset({"inf[0]"})),
+)  # fmt: skip

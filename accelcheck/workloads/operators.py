@@ -202,50 +202,21 @@ _workload = partial(Workload, techniques=EAGER)
 
 WORKLOADS = (
     _workload("product-alone", "Matrix products, and nothing else.", _contraction),
-    _workload(
-        "reductions", "Sums, means and extremes of each dtype, of integers and bools too.", _reductions, modes=_FORWARD
-    ),
-    _workload(
-        "batch-norm",
-        "Batch norm alone: its statistics move without a convolution in front.",
-        _batch_norm,
-        traits=frozenset({"batchnorm"}),
-        dtypes=_FLOAT32,
-    ),
-    _workload(
-        "scatter-gather", "Elements read and written by index tensors that collide.", _scatter_gather, dtypes=_FLOAT32
-    ),
-    _workload(
-        "casts", "Numbers in other types: half precision, integers, bool.", _casts, modes=_FORWARD, dtypes=_FLOAT32
-    ),
-    _workload(
-        "roots-exponentials",
-        "Roots, logarithms and exponentials, to the end of the range.",
-        _roots,
-        modes=_FORWARD,
-        dtypes=_FLOAT32,
-    ),
-    _workload(
-        "copies",
-        "Copies of strided, reversed, expanded and joined tensors.",
-        _copies,
-        modes=_FORWARD,
-        traits=frozenset({"exact"}),
-    ),
-    _workload(
-        "optimizer-steps",
-        "Four steps of AdamW whose gradients are given: nothing is computed in front of them.",
-        _optimizer,
-        modes=frozenset({Mode.TRAIN}),
-        traits=frozenset({"training"}),
-        dtypes=_FLOAT32,
-    ),
-    _workload(
-        "random-numbers",
-        "Uniform and normal numbers, shown by which elements they drop.",
-        _drawn,
-        modes=frozenset({Mode.RANDOM}),
-        dtypes=_FLOAT32,
-        dropouts=(Dropout("out[0]", "grad:input[0]", RATE), Dropout("out[1]", "grad:input[1]", RATE)),
-    ),
-)
+    _workload("reductions", "Sums, means and extremes of each dtype, of integers and bools too.",
+        _reductions, modes=_FORWARD),
+    _workload("batch-norm", "Batch norm alone: its statistics move without a convolution in front.",
+        _batch_norm, traits=frozenset({"batchnorm"}), dtypes=_FLOAT32),
+    _workload("scatter-gather", "Elements read and written by index tensors that collide.",
+        _scatter_gather, dtypes=_FLOAT32),
+    _workload("casts", "Numbers in other types: half precision, integers, bool.",
+        _casts, modes=_FORWARD, dtypes=_FLOAT32),
+    _workload("roots-exponentials", "Roots, logarithms and exponentials, to the end of the range.",
+        _roots, modes=_FORWARD, dtypes=_FLOAT32),
+    _workload("copies", "Copies of strided, reversed, expanded and joined tensors.",
+        _copies, modes=_FORWARD, traits=frozenset({"exact"})),
+    _workload("optimizer-steps", "Four steps of AdamW whose gradients are given: nothing is computed in front of them.",
+        _optimizer, modes=frozenset({Mode.TRAIN}), traits=frozenset({"training"}), dtypes=_FLOAT32),
+    _workload("random-numbers", "Uniform and normal numbers, shown by which elements they drop.",
+        _drawn, modes=frozenset({Mode.RANDOM}), dtypes=_FLOAT32,
+        dropouts=(Dropout("out[0]", "grad:input[0]", RATE), Dropout("out[1]", "grad:input[1]", RATE))),
+)  # fmt: skip

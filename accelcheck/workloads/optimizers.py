@@ -75,31 +75,16 @@ def _workload(name: str, summary: str, optimizer: OptimizerMaker) -> Workload:
 _EPS, _BETAS = 1e-3, (0.875, 0.96875)
 
 WORKLOADS = (
-    _workload(
-        "amsgrad",
-        "Four steps of Adam in its AMSGrad variant with decay, on parameters of awkward sizes.",
-        partial(torch.optim.Adam, lr=1e-2, eps=_EPS, betas=_BETAS, amsgrad=True, weight_decay=0.1),
-    ),
-    _workload(
-        "nadam",
-        "Four steps of NAdam, on parameters of awkward sizes.",
-        partial(torch.optim.NAdam, lr=1e-2, eps=_EPS, betas=_BETAS),
-    ),
-    _workload(
-        "rmsprop",
-        "Four steps of RMSprop with momentum, on parameters of awkward sizes.",
-        # Not centred: gradients change little between steps, so that the variance would cancel. A larger eps, since the
-        # first step is that of a gradient ten times as large.
-        partial(torch.optim.RMSprop, lr=1e-2, eps=100 * _EPS, momentum=0.9),
-    ),
-    _workload(
-        "adagrad",
-        "Four steps of Adagrad with a falling rate, on parameters of awkward sizes.",
-        partial(torch.optim.Adagrad, lr=1e-2, eps=_EPS, lr_decay=0.1),
-    ),
-    _workload(
-        "nesterov",
-        "Four steps of SGD with Nesterov momentum and decay, on parameters of awkward sizes.",
-        partial(torch.optim.SGD, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1),
-    ),
-)
+    _workload("amsgrad", "Four steps of Adam in its AMSGrad variant with decay, on parameters of awkward sizes.",
+        partial(torch.optim.Adam, lr=1e-2, eps=_EPS, betas=_BETAS, amsgrad=True, weight_decay=0.1)),
+    _workload("nadam", "Four steps of NAdam, on parameters of awkward sizes.",
+        partial(torch.optim.NAdam, lr=1e-2, eps=_EPS, betas=_BETAS)),
+    # Not centred: gradients change little between steps, so that the variance would cancel. A larger eps, since the
+    # first step is that of a gradient ten times as large.
+    _workload("rmsprop", "Four steps of RMSprop with momentum, on parameters of awkward sizes.",
+        partial(torch.optim.RMSprop, lr=1e-2, eps=100 * _EPS, momentum=0.9)),
+    _workload("adagrad", "Four steps of Adagrad with a falling rate, on parameters of awkward sizes.",
+        partial(torch.optim.Adagrad, lr=1e-2, eps=_EPS, lr_decay=0.1)),
+    _workload("nesterov", "Four steps of SGD with Nesterov momentum and decay, on parameters of awkward sizes.",
+        partial(torch.optim.SGD, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1)),
+)  # fmt: skip

@@ -230,15 +230,8 @@ WORKLOADS = (
     family("options-convolutions", "Convolutions with each of their options.", _convolutions, BOTH, backward=4),
     family("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, BOTH),
     family("formats", "Images in each memory format, and rows that share memory.", _formats, techniques=KERNELS),
-    Workload(
-        "attention-masks",
+    Workload("attention-masks",
         "Attention and encoder layers in evaluation mode, with masks that hide some keys, or all.",
-        _masked,
-        level=2,
-        modes=FORWARD,
-        dtypes=frozenset({"float32"}),
-        traits=KNOWN,
-        techniques=frozenset({"eager"}),
-        given=True,
-    ),
-)
+        _masked, level=2, modes=FORWARD, dtypes=frozenset({"float32"}), traits=KNOWN, techniques=frozenset({"eager"}),
+        given=True),
+)  # fmt: skip

@@ -65,28 +65,10 @@ _VARIABLE = _TRAITS | {"variable-length"}
 _PROBES = frozenset({"slice", "zeros"})
 
 WORKLOADS = (
-    Workload(
-        "attention-packed",
-        "Causal self-attention of one packed tensor, a little longer than a block of 128.",
-        _fixed,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-varlen",
-        "Packed sequences of different lengths in one batch.",
-        partial(_variable, causal=False),
-        2,
-        traits=_VARIABLE,
-        probes=_PROBES,
-    ),
-    Workload(
-        "attention-varlen-causal",
-        "Packed sequences of different lengths in one batch, causal.",
-        partial(_variable, causal=True),
-        3,
-        traits=_VARIABLE,
-        probes=_PROBES,
-    ),
-)
+    Workload("attention-packed", "Causal self-attention of one packed tensor, a little longer than a block of 128.",
+        _fixed, 2, traits=_TRAITS, probes=_PROBES),
+    Workload("attention-varlen", "Packed sequences of different lengths in one batch.",
+        partial(_variable, causal=False), 2, traits=_VARIABLE, probes=_PROBES),
+    Workload("attention-varlen-causal", "Packed sequences of different lengths in one batch, causal.",
+        partial(_variable, causal=True), 3, traits=_VARIABLE, probes=_PROBES),
+)  # fmt: skip

@@ -106,21 +106,14 @@ WORKLOADS = (
         for mode in ("eager", "graph")
         for work, what in (("inference", "a forward pass"), ("training", "a training step"))
     ),
-    _item(
-        "distributed-backend",
+    _item("distributed-backend",
         "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.",
-        _vectors,
-    ),
-    _item(
-        "cpp-extension",
-        "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
-        _vectors,
-    ),
+        _vectors),
+    _item("cpp-extension", "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
+        _vectors),
     _item("profiler", "Three linear layers under torch.profiler: the operators, and the device's own events.", _layers),
     _item("import-with-hardware", "A new process that imports torch, and computes on the device.", _nothing),
-    _item(
-        "import-without-hardware",
+    _item("import-without-hardware",
         "A new process that imports torch where the device is hidden, and computes on the CPU.",
-        _nothing,
-    ),
-)
+        _nothing),
+)  # fmt: skip

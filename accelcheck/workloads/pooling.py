@@ -76,30 +76,11 @@ _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})
 _PROBES = frozenset({"nan[0]", "zeros", "ones"})
 
 WORKLOADS = (
-    Workload(
-        "mean-pool",
-        "The mean over padded sequences, with their lengths in a tensor.",
-        _mean,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-    Workload(
-        "average-pool",
-        "The mean over windows that extend over the edge, padding excluded.",
-        _average,
-        3,
-        traits=_TRAITS - {"matmul", "linear"},
-        # PJRT's CPU client accumulates half precision in half precision.
-        dtypes=frozenset({"float32"}),
-        probes=_PROBES | {"scaled"},
-    ),
-    Workload(
-        "max-pool",
-        "The maximum over padded sequences, with their lengths in a tensor.",
-        _max,
-        2,
-        traits=_TRAITS,
-        probes=_PROBES,
-    ),
-)
+    Workload("mean-pool", "The mean over padded sequences, with their lengths in a tensor.",
+        _mean, 2, traits=_TRAITS, probes=_PROBES),
+    # PJRT's CPU client accumulates half precision in half precision.
+    Workload("average-pool", "The mean over windows that extend over the edge, padding excluded.",
+        _average, 3, traits=_TRAITS - {"matmul", "linear"}, dtypes=frozenset({"float32"}), probes=_PROBES | {"scaled"}),
+    Workload("max-pool", "The maximum over padded sequences, with their lengths in a tensor.",
+        _max, 2, traits=_TRAITS, probes=_PROBES),
+)  # fmt: skip

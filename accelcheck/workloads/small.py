@@ -36,14 +36,8 @@ def _peaked(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"scriptable", "resizable", "samplewise"})
 
 WORKLOADS = (
-    Workload(
-        "scaled-channels",
-        "An elementwise product whose channels have scales from 1 to 1/512.",
-        _channels,
-        2,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "softmax-peaked", "Softmax over 512 logits, most of whose probabilities are small.", _peaked, 2, traits=_TRAITS
-    ),
-)
+    Workload("scaled-channels", "An elementwise product whose channels have scales from 1 to 1/512.",
+        _channels, 2, traits=_TRAITS),
+    Workload("softmax-peaked", "Softmax over 512 logits, most of whose probabilities are small.",
+        _peaked, 2, traits=_TRAITS),
+)  # fmt: skip

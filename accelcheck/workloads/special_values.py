@@ -143,7 +143,6 @@ WORKLOADS = (
     family("values-windows", "Windows with NaN beside numbers.", _windows),
     family("values-signs", "Signs of zeros that operators give.", _signs, traits=KNOWN),
     family("mixed-dtypes", "Operators of operands of two dtypes.", _mixed, traits=KNOWN, techniques=KERNELS),
-    family(
-        "mixed-numbers", "Half precision beside numbers that it rounds.", _numbers, traits=KNOWN, techniques=KERNELS
-    ),
-)
+    family("mixed-numbers", "Half precision beside numbers that it rounds.",
+        _numbers, traits=KNOWN, techniques=KERNELS),
+)  # fmt: skip

@@ -48,11 +48,6 @@ def _spectrum(generator: torch.Generator, extent: int) -> Problem:
 
 
 WORKLOADS = (
-    Workload(
-        "spectrum",
-        "A window and a cosine transform computed from constants, a running mean, a linear layer.",
-        _spectrum,
-        2,
-        traits=frozenset({"constants"}),
-    ),
-)
+    Workload("spectrum", "A window and a cosine transform computed from constants, a running mean, a linear layer.",
+        _spectrum, 2, traits=frozenset({"constants"})),
+)  # fmt: skip

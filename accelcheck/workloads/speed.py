@@ -85,44 +85,18 @@ _BOTH = frozenset(TIMED)
 _FORWARD = frozenset({Mode.SPEED})
 
 WORKLOADS = (
-    Workload(
-        "speed-mlp",
-        "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples: 0.4 GFLOP.",
-        _mlp,
-        1,
-        _BOTH,
-        frozenset({"matmul", "linear", "scriptable", "resizable", "inplace", "training"}),
-    ),
-    Workload(
-        "speed-transformer",
+    Workload("speed-mlp", "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples: 0.4 GFLOP.",
+        _mlp, 1, _BOTH, frozenset({"matmul", "linear", "scriptable", "resizable", "inplace", "training"})),
+    Workload("speed-transformer",
         "A linear layer and two encoder blocks of width 256 on 4 sequences of 128: 1.2 GFLOP.",
-        _transformer,
-        2,
-        _BOTH,
-        frozenset({"attention", "matmul", "linear", "scriptable", "resizable", "blocks", "training"}),
-    ),
-    Workload(
-        "speed-cnn",
-        "A strided stem and two residual blocks of 32 channels on 8 images of 64 x 64: 0.6 GFLOP.",
-        _cnn,
-        2,
-        _BOTH,
-        frozenset({"conv", "batchnorm", "linear", "scriptable", "resizable", "inplace", "blocks", "training"}),
-    ),
-    Workload(
-        "speed-elementwise",
+        _transformer, 2, _BOTH,
+        frozenset({"attention", "matmul", "linear", "scriptable", "resizable", "blocks", "training"})),
+    Workload("speed-cnn", "A strided stem and two residual blocks of 32 channels on 8 images of 64 x 64: 0.6 GFLOP.",
+        _cnn, 2, _BOTH,
+        frozenset({"conv", "batchnorm", "linear", "scriptable", "resizable", "inplace", "blocks", "training"})),
+    Workload("speed-elementwise",
         "Twenty element-wise statements on tensors of 512 x 1024 (2 MiB): limited by memory bandwidth.",
-        _elementwise,
-        1,
-        _FORWARD,
-        frozenset({"scriptable", "resizable", "inplace", "activations"}),
-    ),
-    Workload(
-        "speed-attention",
-        "Causal attention of 8 heads over 512 positions, in a batch of 2: 1.1 GFLOP.",
-        _attention,
-        2,
-        _FORWARD,
-        frozenset({"attention", "matmul", "scriptable"}),
-    ),
-)
+        _elementwise, 1, _FORWARD, frozenset({"scriptable", "resizable", "inplace", "activations"})),
+    Workload("speed-attention", "Causal attention of 8 heads over 512 positions, in a batch of 2: 1.1 GFLOP.",
+        _attention, 2, _FORWARD, frozenset({"attention", "matmul", "scriptable"})),
+)  # fmt: skip

@@ -113,32 +113,13 @@ def _signs(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"stream"})
 
 WORKLOADS = (
-    Workload(
-        "stream-lengths",
-        "A layer and the mean of its rows, called nine times with four lengths.",
-        partial(_lengths, limit=None),
-        3,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "stream-sides",
-        "As stream-lengths, with a branch on the length.",
-        partial(_lengths, limit=LONG),
-        3,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "stream-tokens",
+    Workload("stream-lengths", "A layer and the mean of its rows, called nine times with four lengths.",
+        partial(_lengths, limit=None), 3, traits=_TRAITS),
+    Workload("stream-sides", "As stream-lengths, with a branch on the length.",
+        partial(_lengths, limit=LONG), 3, traits=_TRAITS),
+    Workload("stream-tokens",
         "An embedding called with another dtype, another rank and another length, and again with known ones.",
-        _tokens,
-        3,
-        traits=_TRAITS,
-    ),
-    Workload(
-        "stream-signs",
-        "A branch on the sum of the input, called four times, twice on each side.",
-        _signs,
-        3,
-        traits=_TRAITS | {"branching"},
-    ),
-)
+        _tokens, 3, traits=_TRAITS),
+    Workload("stream-signs", "A branch on the sum of the input, called four times, twice on each side.",
+        _signs, 3, traits=_TRAITS | {"branching"}),
+)  # fmt: skip

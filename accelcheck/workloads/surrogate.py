@@ -46,11 +46,7 @@ def _rounded(generator: torch.Generator, extent: int) -> Problem:
 
 
 WORKLOADS = (
-    Workload(
-        "straight-through",
+    Workload("straight-through",
         "Rounding with the gradient of the identity; differentiating the operators instead would give zeros.",
-        _rounded,
-        3,
-        traits=frozenset({"resizable"}),
-    ),
-)
+        _rounded, 3, traits=frozenset({"resizable"})),
+)  # fmt: skip

@@ -93,23 +93,11 @@ def _transformer(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable", "blocks", "training"})
 
 WORKLOADS = (
-    Workload(
-        "trajectory-mlp",
+    # In half precision, updates smaller than a parameter's spacing are lost: eager itself diverges from the oracle.
+    Workload("trajectory-mlp",
         "Fifty steps of SGD with momentum and decay: accumulation, clipping, a schedule, dropped inputs.",
-        _mlp,
-        1,
-        frozenset({Mode.TRAJECTORY}),
-        _TRAITS | {"inplace"},
-        # In half precision, updates smaller than a parameter's spacing are lost: eager itself diverges from the oracle.
-        frozenset({"float32"}),
-    ),
-    Workload(
-        "trajectory-transformer",
+        _mlp, 1, frozenset({Mode.TRAJECTORY}), _TRAITS | {"inplace"}, frozenset({"float32"})),
+    Workload("trajectory-transformer",
         "Fifty steps of AdamW on tokens that attention must find: clipping and a schedule.",
-        _transformer,
-        2,
-        frozenset({Mode.TRAJECTORY}),
-        _TRAITS | {"attention"},
-        frozenset({"float32"}),
-    ),
-)
+        _transformer, 2, frozenset({Mode.TRAJECTORY}), _TRAITS | {"attention"}, frozenset({"float32"})),
+)  # fmt: skip

@@ -86,29 +86,12 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 _TRAITS = frozenset({"attention", "matmul", "linear", "scriptable", "resizable"})
 
 WORKLOADS = (
-    Workload(
-        "transformer-block",
-        "One pre-norm encoder block: attention, layer norm, GELU.",
-        partial(of_normal, make=partial(EncoderBlock, 64, 4, 128), shape=(2, 24, 64), axis=1),
-        2,
-        traits=_TRAITS,
-        probes=frozenset({"slice"}),
-    ),
-    Workload(
-        "transformer-blocks",
-        "Three encoder blocks and a norm.",
-        partial(of_normal, make=Encoder, shape=(2, 20, 32), axis=1),
-        2,
-        traits=_TRAITS | {"blocks"},
-    ),
-    Workload(
-        "train-transformer",
-        "Four steps of AdamW on the cross entropy of tokens.",
-        _train,
-        2,
-        frozenset({Mode.TRAIN}),
-        _TRAITS | {"blocks", "training"},
-        # With FP16 parameters, AdamW's second moments are subnormal: eager itself differs from the oracle by 5 %.
-        frozenset({"float32", "bfloat16"}),
-    ),
-)
+    Workload("transformer-block", "One pre-norm encoder block: attention, layer norm, GELU.",
+        partial(of_normal, make=partial(EncoderBlock, 64, 4, 128), shape=(2, 24, 64), axis=1), 2, traits=_TRAITS,
+        probes=frozenset({"slice"})),
+    Workload("transformer-blocks", "Three encoder blocks and a norm.",
+        partial(of_normal, make=Encoder, shape=(2, 20, 32), axis=1), 2, traits=_TRAITS | {"blocks"}),
+    # With FP16 parameters, AdamW's second moments are subnormal: eager itself differs from the oracle by 5 %.
+    Workload("train-transformer", "Four steps of AdamW on the cross entropy of tokens.",
+        _train, 2, frozenset({Mode.TRAIN}), _TRAITS | {"blocks", "training"}, frozenset({"float32", "bfloat16"})),
+)  # fmt: skip
