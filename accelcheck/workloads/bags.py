@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers
+from accelcheck.workloads.draw import initialise, integers, learned
 
 WORDS = 41
 
@@ -39,25 +37,13 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     del extent  # 13 bags for ranks of different sizes
     batch = 13
-    return Problem(
-        module,
-        (integers(generator, 0, WORDS, batch, 3),),
-        target=integers(generator, 0, 7, batch),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-        steps=6,
-    )
+    words = integers(generator, 0, WORDS, batch, 3)
+    return learned(module, words, integers(generator, 0, 7, batch), rate=0.1, steps=6)
 
 
 WORKLOADS = (
-    Workload(
-        "train-bags",
-        "Six steps of SGD with momentum on 13 bags of 3 words: "
-        "ranks get parts of different sizes, and miss some words.",
-        _train,
-        2,
-        frozenset({Mode.TRAIN}),
-        frozenset({"linear", "matmul", "scriptable", "training"}),
-        dtypes=frozenset({"float32"}),
-    ),
-)
+    Workload("train-bags",
+        "Six steps of SGD with momentum on 13 bags of 3 words: ranks get parts of different sizes, and miss some words.",
+        _train, 2, frozenset({Mode.TRAIN}), frozenset({"linear", "matmul", "scriptable", "training"}),
+        dtypes=frozenset({"float32"})),
+)  # fmt: skip

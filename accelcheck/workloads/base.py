@@ -20,18 +20,8 @@ from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Result
 from accelcheck.workloads.trainer import Trainer
 
 __all__ = [
-    "Batch",
-    "Dropout",
-    "Loss",
-    "OptimizerMaker",
-    "Problem",
-    "Program",
-    "Result",
-    "Workload",
-    "flatten",
-    "leaf",
-    "to",
-]
+    "Batch", "Dropout", "Loss", "OptimizerMaker", "Problem", "Program", "Result", "Workload", "flatten", "leaf", "to"
+]  # fmt: skip
 
 
 @dataclass

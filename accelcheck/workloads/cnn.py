@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal, of_normal, orders, signs
+from accelcheck.workloads.draw import initialise, integers, learned, normal, of_normal, orders, signs
 from accelcheck.workloads.probes import SCALES
 
 if TYPE_CHECKING:
@@ -191,14 +190,7 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
     batch = 8 + extent
     settle(module, imprinted(_same(generator), 8, 3, 16, 16))
     images = imprinted(generator, batch, 3, 16, 16)
-    return Problem(
-        module,
-        (images,),
-        target=integers(generator, 0, 10, batch),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
-        steps=4,
-    )
+    return learned(module, images, integers(generator, 0, 10, batch), rate=0.02)
 
 
 _CONV = frozenset({"conv", "scriptable", "resizable"})
@@ -214,18 +206,10 @@ WORKLOADS = (
     Workload("conv-strided", "A convolution with bias, stride 2 and padding on an image of odd sizes.",
         partial(of_normal, make=partial(nn.Conv2d, 8, 16, 3, stride=2, padding=1), shape=(4, 8, 17, 15)), 2,
         traits=_CONV, probes=_PROBES),
-    Workload(
-        "conv-replicated",
-        "A convolution whose padding repeats the values at the edge.",
-        partial(
-            of_normal,
-            make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate"),
-            shape=(4, 4, 17, 15),
-        ),
-        3,
-        traits=_CONV,
-        probes=_PROBES,
-    ),
+    Workload("conv-replicated", "A convolution whose padding repeats the values at the edge.",
+        partial(of_normal, shape=(4, 4, 17, 15),
+            make=partial(nn.Conv2d, 4, 8, 3, padding=1, bias=False, padding_mode="replicate")), 3,
+        traits=_CONV, probes=_PROBES),
     Workload("conv-depthwise", "A dilated convolution with one group per channel and a bias.",
         partial(of_normal, make=partial(nn.Conv2d, 16, 16, 3, padding=2, dilation=2, groups=16), shape=(4, 16, 17, 15)),
         3, traits=_CONV, probes=_PROBES),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal
+from accelcheck.workloads.draw import initialise, integers, learned, normal
 
 
 class GatedFunction(torch.autograd.Function):
@@ -148,15 +147,8 @@ def _swish(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
-    batch = 16 + extent
-    return Problem(
-        _network(generator),
-        (normal(generator, batch, 24),),
-        target=integers(generator, 0, 10, batch),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
-        steps=4,
-    )
+    module, batch = _network(generator), 16 + extent
+    return learned(module, normal(generator, batch, 24), integers(generator, 0, 10, batch), rate=0.02)
 
 
 _TRAITS = frozenset({"resizable", "custom-function"})

@@ -12,11 +12,13 @@ sample times sign of the unit), plus noise that is several times smaller.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accelcheck.workloads.problem import Problem
 
@@ -143,3 +145,9 @@ def of_normal(
     initialise(module, generator)
     sizes = (size + extent * (place == axis) for place, size in enumerate(shape))
     return Problem(module, (normal(generator, *sizes),))
+
+
+def learned(module: nn.Module, x: Tensor, target: Tensor, *, rate: float, steps: int = 4) -> Problem:
+    """Problem of a classifier in training, by SGD with momentum on cross entropy."""
+    optimizer = partial(torch.optim.SGD, lr=rate, momentum=0.9)
+    return Problem(module, (x,), target, functional.cross_entropy, optimizer, steps)

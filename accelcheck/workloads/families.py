@@ -116,16 +116,7 @@ def _near(parts: Collected) -> None:
 _ZEROS = torch.tensor([0.0, -0.0, 0.0, -0.0])
 
 BINARY: Mapping[str, Function] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "fmod": torch.fmod,
-    "remainder": torch.remainder,
-    "atan2": torch.atan2,
-    "hypot": torch.hypot,
+    **{name: getattr(torch, name) for name in "add sub mul div maximum minimum fmod remainder atan2 hypot".split()},
     "copysign": torch.copysign,
     "where": lambda a, b: torch.where(a > b, a, b),
     "lerp": lambda a, b: torch.lerp(a, b, 0.3),
@@ -414,7 +405,7 @@ WORKLOADS = (
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
     *(
-        # a compiler may add thousands of rows one after the other, which errs more
+        # A compiler may add thousands of rows one after the other, which errs more
         family(f"sizes-columns-{number + 1}", f"Columns of each size: {', '.join(names)}.",
             partial(_rows, names=names, across=True), techniques=_EAGER)
         for number, names in enumerate(_parts_of(_ROWS, 3))

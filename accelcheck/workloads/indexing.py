@@ -104,7 +104,7 @@ WORKLOADS = (
         _select, 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
     Workload("gather", "A selection of elements of each row; none twice.",
         partial(_gather, repeated=False), 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
-    # the view's gradient would take 16 GiB
+    # The view's gradient would take 16 GiB
     Workload("far-elements", "The last elements of a view of 2**32 elements, whose offsets do not fit into 31 bits.",
         _far, 3, frozenset({Mode.FORWARD}), frozenset({"scriptable", "exact"}) | _BRACKETS,
         features=frozenset({"strided"})),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, of_normal, separated
+from accelcheck.workloads.draw import initialise, integers, learned, of_normal, separated
 
 
 class Mlp(nn.Module):
@@ -70,14 +70,7 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Mlp()
     initialise(module, generator, relu=True)
     batch = 32 + extent
-    return Problem(
-        module,
-        (separated(generator, batch, 48),),
-        target=integers(generator, 0, 10, batch),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9),
-        steps=4,
-    )
+    return learned(module, separated(generator, batch, 48), integers(generator, 0, 10, batch), rate=0.02)
 
 
 _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable"})

@@ -9,11 +9,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import initialise, integers, normal, separated
+from accelcheck.workloads.draw import initialise, integers, learned, normal, separated
 from accelcheck.workloads.mlp import Mlp
 
 NAME = "platform"
@@ -51,14 +50,8 @@ def _timed(generator: torch.Generator, extent: int) -> Problem:
     module = Mlp(features=512, hidden=1024, classes=CLASSES)
     initialise(module, generator, relu=True)
     batch = 128 + extent
-    return Problem(
-        module,
-        (separated(generator, batch, 512),),
-        target=integers(generator, 0, CLASSES, batch),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-        steps=1,
-    )
+    x = separated(generator, batch, 512)
+    return learned(module, x, integers(generator, 0, CLASSES, batch), rate=0.01, steps=1)
 
 
 def _nothing(generator: torch.Generator, extent: int) -> Problem:
@@ -68,52 +61,35 @@ def _nothing(generator: torch.Generator, extent: int) -> Problem:
 
 
 _DTYPES = {
-    "float64": 64,
-    "float32": 32,
-    "float16": 16,
-    "bfloat16": 16,
-    "float8": 8,
-    "float4": 4,
-    "int64": 64,
-    "int32": 32,
-    "int16": 16,
-    "int8": 8,
-    "int4": 4,
-}
+    "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8": 8, "float4": 4,
+    "int64": 64, "int32": 32, "int16": 16, "int8": 8, "int4": 4,
+}  # fmt: skip
 """Bits of each dtype with a point of its own in PyTorch's Compute Platform Quality Levels."""
 _workload = partial(Workload, dtypes=frozenset({"float32"}), techniques=frozenset({NAME}))
 _item = partial(_workload, modes=frozenset({Mode.PLATFORM}))
 
 WORKLOADS = (
     *(
-        _item(
-            f"dtype-{name}",
+        _item(f"dtype-{name}",
             f"Tensors of {name}: made, copied, cast, added, multiplied, reduced; "
             f"{'every bit pattern' if bits <= 8 else 'extreme and random numbers'}.",
-            partial(_patterns, bits),
-        )
+            partial(_patterns, bits))
         for name, bits in _DTYPES.items()
     ),
     *(
-        _workload(
-            f"{mode}-{work}",
+        _workload(f"{mode}-{work}",
             "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples in "
             f"{mode} mode, beside the host's CPU: {what}.",
-            _timed,
-            modes=frozenset({Mode.PLATFORM_SPEED}),
-            traits=frozenset({"matmul", "linear", "training"}),
-        )
+            _timed, modes=frozenset({Mode.PLATFORM_SPEED}), traits=frozenset({"matmul", "linear", "training"}))
         for mode in ("eager", "graph")
         for work, what in (("inference", "a forward pass"), ("training", "a training step"))
     ),
     _item("distributed-backend",
-        "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.",
-        _vectors),
+        "The device's library of collectives: an all-reduce and an all-gather of 64 numbers of each rank.", _vectors),
     _item("cpp-extension", "An operator in C++, compiled by torch.utils.cpp_extension, that computes on the device.",
         _vectors),
     _item("profiler", "Three linear layers under torch.profiler: the operators, and the device's own events.", _layers),
     _item("import-with-hardware", "A new process that imports torch, and computes on the device.", _nothing),
     _item("import-without-hardware",
-        "A new process that imports torch where the device is hidden, and computes on the CPU.",
-        _nothing),
+        "A new process that imports torch where the device is hidden, and computes on the CPU.", _nothing),
 )  # fmt: skip

@@ -243,19 +243,13 @@ BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 PROBES = {
     probe.name: probe
     for probe in (
-        Probe(
-            "zeros",
-            "Zeros: only the bias is left, and zero points of integer grids must stand for 0.",
-            _each(torch.zeros_like),
-        ),
+        Probe("zeros", "Zeros: only the bias is left, and zero points of integer grids must stand for 0.",
+            _each(torch.zeros_like)),
         Probe("ones", "Ones: wrong padding and wrong counts of terms.", _each(torch.ones_like)),
         Probe("one-hot", "Each row selects one weight: wrong indices, strides and tails.", _each(_hot)),
         Probe("one-hot-values", "Values that make the output of attention its weights.", _each(_hot, 2), repeated=True),
-        Probe(
-            "powers",
-            "Features of different magnitudes: absolute tolerances and shared scales.",
-            _each(lambda x: x * _exponents(x.shape[-1])),
-        ),
+        Probe("powers", "Features of different magnitudes: absolute tolerances and shared scales.",
+            _each(lambda x: x * _exponents(x.shape[-1]))),
         Probe("channels", "Output channels of different magnitudes: scales along the wrong axis.", _channels),
         Probe("midpoints", "Ties of half precision: truncation in place of rounding to nearest.", _each(_midpoints)),
         Probe("cancel", "One large number among ones: accumulation in half precision.", _each(_cancel)),
@@ -266,16 +260,13 @@ PROBES = {
         Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _each(_sharp, 0)),
         Probe("slice", "A part of the batch: samples that depend on each other, stale shapes.", _slice, reshapes=True),
         *(
-            Probe(
-                f"{word}[{operand}]",
-                f"One {word} in an operand: must reach exactly the results that depend on it.",
-                _special(number, operand),
-            )
+            Probe(f"{word}[{operand}]", f"One {word} in an operand: must reach exactly the results that depend on it.",
+                _special(number, operand))
             for word, number in (("nan", float("nan")), ("inf", float("inf")), ("-inf", float("-inf")))
             for operand in range(3)
         ),
     )
-}
+}  # fmt: skip
 """All probes, by name."""
 
 

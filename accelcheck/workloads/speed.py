@@ -12,7 +12,7 @@ from accelcheck.core.case import TIMED, Mode
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.cnn import ResidualCnn
-from accelcheck.workloads.draw import BATCH_NORM_NOISE, initialise, integers, normal, separated
+from accelcheck.workloads.draw import BATCH_NORM_NOISE, initialise, integers, learned, normal, separated
 from accelcheck.workloads.elementwise import Chain
 from accelcheck.workloads.mlp import Mlp
 from accelcheck.workloads.transformer import Encoder
@@ -36,14 +36,7 @@ class StemEncoder(Encoder):
 
 
 def _learned(generator: torch.Generator, module: nn.Module, x: Tensor) -> Problem:
-    return Problem(
-        module,
-        (x,),
-        target=integers(generator, 0, CLASSES, len(x)),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-        steps=1,
-    )
+    return learned(module, x, integers(generator, 0, CLASSES, len(x)), rate=0.01, steps=1)
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
