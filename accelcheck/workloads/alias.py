@@ -98,7 +98,7 @@ WORKLOADS = (
         partial(of_normal, make=DetachedBeside, shape=(24, 32)), 2, traits=_TRAITS),
     Workload("shared-layer", "A layer that is registered under two names and called twice.",
         partial(of_normal, make=Shared, shape=(24, 32)), 2, traits=_TRAITS),
-    # Compilers remove views from their graphs, which leaves no backward graph
+    # Compilers remove views from their graphs, which leaves no backward graph.
     Workload("shared-views", "Slices, transpositions and a diagonal of the input.",
         _views, 2, frozenset({Mode.FORWARD}), frozenset({"views", "scriptable"})),
     Workload("view-writes", "Writes in place through rows, columns and slices of a copy.",

@@ -129,28 +129,15 @@ WORKLOADS = (
         Workload(name, summary, make, level, traits=_TRAITS, probes=_PROBES | further)
         for name, summary, make, level, further in (
             ("attention-mask", "Attention with a boolean mask that differs between sequences.", _masked, 2, _NONE),
-            (
-                "attention-ragged",
-                "Attention over padded sequences with their lengths in a tensor, one of them 2.",
-                _ragged,
-                2,
-                _NONE,
-            ),
+            ("attention-ragged", "Attention over padded sequences with their lengths in a tensor, one of them 2.",
+                _ragged, 2, _NONE),
             ("attention-cross", "Attention with fewer queries than keys.", partial(_cross, causal=False), 2, _NONE),
-            (
-                "attention-cross-causal",
+            ("attention-cross-causal",
                 "Fewer queries than keys, causal from the top left: shows a mask aligned to the bottom right.",
-                partial(_cross, causal=True),
-                3,
-                _NONE,
-            ),
-            (
-                "attention-cross-right",
+                partial(_cross, causal=True), 3, _NONE),
+            ("attention-cross-right",
                 "Fewer queries than keys, causal from the bottom right by a mask: shows one aligned to the top left.",
-                _lower_right,
-                3,
-                {"future"},
-            ),
+                _lower_right, 3, {"future"}),
         )
     ),
     Workload("attention-empty-row", "Attention with a query that sees no key: its output and its gradient are zeros.",

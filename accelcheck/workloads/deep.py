@@ -70,14 +70,8 @@ def _deep(generator: torch.Generator, extent: int) -> Problem:
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
     problem = _deep(generator, extent)
-    return Problem(
-        problem.module,
-        problem.inputs,
-        target=integers(generator, 0, CLASSES, BATCH),
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.02),
-        steps=2,
-    )
+    target, optimizer = integers(generator, 0, CLASSES, BATCH), partial(torch.optim.SGD, lr=0.02)
+    return Problem(problem.module, problem.inputs, target, functional.cross_entropy, optimizer, steps=2)
 
 
 # Neither `matmul` nor `linear`: other workloads test autocast and quantization.

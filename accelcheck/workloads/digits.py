@@ -99,15 +99,9 @@ def _learn(
     module = make()
     initialise(module, generator)
     images, classes = digits()
-    return Problem(
-        module,
-        (images.reshape(-1, *image),),
-        target=classes,
-        loss=functional.cross_entropy,
-        # All samples are one batch: without an order of batches, seeds differ by the initial parameters alone.
-        optimizer=partial(torch.optim.AdamW, lr=rate),
-        steps=steps,
-    )
+    # All samples are one batch: without an order of batches, seeds differ by the initial parameters alone.
+    optimizer = partial(torch.optim.AdamW, lr=rate)
+    return Problem(module, (images.reshape(-1, *image),), classes, functional.cross_entropy, optimizer, steps)
 
 
 _MLP = partial(_learn, make=partial(Mlp, SIDE * SIDE), image=(SIDE * SIDE,), steps=60, rate=5e-3)
@@ -126,16 +120,8 @@ def _accuracy(name: str, summary: str, make: Maker, traits: frozenset[str]) -> T
 
 def _learning(name: str, summary: str, make: Maker, traits: frozenset[str], level: int) -> Task:
     # FP32 alone: parameters in half precision lose small updates, and no technique promises otherwise.
-    return Task(
-        name,
-        summary,
-        make,
-        level,
-        frozenset({Mode.LEARNING}),
-        traits | {"training"},
-        frozenset({"float32"}),
-        present=present,
-    )
+    modes, dtypes = frozenset({Mode.LEARNING}), frozenset({"float32"})
+    return Task(name, summary, make, level, modes, traits | {"training"}, dtypes, present=present)
 
 
 # Two workloads per model, since each has one level. A training takes 0.1 s (MLP) to 1 s (CNN, ViT) on one core; a

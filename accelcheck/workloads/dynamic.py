@@ -216,13 +216,8 @@ def _trained(
     loss: Callable[..., Tensor],
 ) -> Problem:
     problem = make(generator, extent)
-    return replace(
-        problem,
-        target=integers(generator, 0, 10, len(problem.inputs[0])),
-        loss=loss,
-        optimizer=partial(torch.optim.SGD, lr=0.001, momentum=0.9),
-        steps=4,
-    )
+    target = integers(generator, 0, 10, len(problem.inputs[0]))
+    return replace(problem, target=target, loss=loss, optimizer=partial(torch.optim.SGD, lr=0.001, momentum=0.9))
 
 
 _TRAITS = frozenset({"branching", "linear", "matmul", "resizable", "scriptable"})

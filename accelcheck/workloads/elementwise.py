@@ -119,20 +119,12 @@ class Overlap(nn.Module):
         return torch.cat([x[:, :1], x[:, 1:] + x[:, :-1]], dim=1)
 
 
-def _large(generator: torch.Generator, extent: int) -> Problem:
-    return Problem(Times(), (normal(generator, 256 + extent, 256), normal(generator, 256 + extent, 256)))
-
-
-def _bound(generator: torch.Generator, extent: int) -> Problem:
-    return Problem(Bound(), (normal(generator, 24 + extent, 32), normal(generator, 24 + extent, 32)))
+def _pair(generator: torch.Generator, extent: int, *, make: type[nn.Module], rows: int, columns: int) -> Problem:
+    return Problem(make(), tuple(normal(generator, rows + extent, columns) for _ in range(2)))
 
 
 def _broadcast(generator: torch.Generator, extent: int) -> Problem:
     return Problem(Times(), (normal(generator, 24 + extent, 32), normal(generator, 1, 32)))
-
-
-def _overlap(generator: torch.Generator, extent: int) -> Problem:
-    return Problem(Overlap(), (normal(generator, 24 + extent, 32),))
 
 
 def _problem(generator: torch.Generator, extent: int, *, length: int, scalar: bool = False) -> Problem:
@@ -157,12 +149,13 @@ WORKLOADS = (
         partial(_problem, length=5, scalar=True), 2, traits=_TRAITS | {"inplace"},
         probes=frozenset({"nan[0]", "zeros"})),
     Workload("elementwise-large", "A product of 256 x 256 elements: one row, column or tile is less than 1 % of it.",
-        _large, 3, frozenset({Mode.FORWARD}), _TRAITS),
+        partial(_pair, make=Times, rows=256, columns=256), 3, frozenset({Mode.FORWARD}), _TRAITS),
     Workload("elementwise-product", "A product alone, which shows what happens to subnormal numbers.",
         partial(of_normal, make=Weigh, shape=(24, 32)), 3, traits=_TRAITS,
         probes=_PROBES - {"nan[1]"} | {"tiny", "scaled"}),
     Workload("elementwise-broadcast", "A matrix times a row, whose gradient is a sum.", _broadcast, 2, traits=_TRAITS),
     Workload("elementwise-bound", "Maximum, clamp and ReLU, which must propagate NaN.",
-        _bound, 3, traits=_TRAITS | {"exact"}, probes=_PROBES | {"inf[1]", "-inf[1]"}),
-    Workload("elementwise-overlap", "Columns that are added to their neighbours.", _overlap, 2, traits=_TRAITS),
+        partial(_pair, make=Bound, rows=24, columns=32), 3, traits=_TRAITS | {"exact"}, probes=_PROBES | {"inf[1]", "-inf[1]"}),
+    Workload("elementwise-overlap", "Columns that are added to their neighbours.",
+        partial(of_normal, make=Overlap, shape=(24, 32)), 2, traits=_TRAITS),
 )  # fmt: skip

@@ -59,13 +59,7 @@ def _experts(generator: torch.Generator, extent: int, *, trained: bool) -> Probl
     if not trained:
         return Problem(module, inputs)
     target = normal(generator, groups, length, 16)
-    return Problem(
-        module,
-        inputs,
-        target=target,
-        loss=functional.mse_loss,
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-    )
+    return Problem(module, inputs, target, functional.mse_loss, partial(torch.optim.SGD, lr=0.01, momentum=0.9))
 
 
 _TECHNIQUES = frozenset({"eager", "expert-parallel", "expert-parallel-4", "expert-parallel-grouped"})

@@ -405,7 +405,7 @@ WORKLOADS = (
         for number, names in enumerate(_parts_of(_ROWS, 3))
     ),
     *(
-        # A compiler may add thousands of rows one after the other, which errs more
+        # A compiler may add thousands of rows one after the other, which errs more.
         family(f"sizes-columns-{number + 1}", f"Columns of each size: {', '.join(names)}.",
             partial(_rows, names=names, across=True), techniques=_EAGER)
         for number, names in enumerate(_parts_of(_ROWS, 3))

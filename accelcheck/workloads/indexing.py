@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
-from accelcheck.workloads.draw import integers, normal, orders
+from accelcheck.workloads.draw import integers, normal, of_normal, orders
 
 
 class Slicing(nn.Module):
@@ -67,10 +67,6 @@ def _far(generator: torch.Generator, extent: int) -> Problem:
     return Problem(FarElements(), (normal(generator, 2**17 - 1), rows, columns))
 
 
-def _slicing(generator: torch.Generator, extent: int) -> Problem:
-    return Problem(Slicing(), (normal(generator, 20 + extent, 30),))
-
-
 def _advanced(generator: torch.Generator, extent: int) -> Problem:
     rows, columns = 20 + extent, 30
     x = normal(generator, rows, columns)
@@ -97,14 +93,14 @@ _PROBES = frozenset({"nan[0]", "inf[0]", "-inf[0]", "one-hot", "scaled"})
 
 WORKLOADS = (
     Workload("slicing", "Basic slices with steps and negative bounds, concatenated.",
-        _slicing, 2, traits=_EXACT, probes=_PROBES),
+        partial(of_normal, make=Slicing, shape=(20, 30)), 2, traits=_EXACT, probes=_PROBES),
     Workload("advanced-indexing", "Two index tensors that broadcast; no element twice.",
         _advanced, 2, traits=_EXACT | _BRACKETS, probes=_PROBES),
     Workload("index-select", "A selection of columns, in another order.",
         _select, 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
     Workload("gather", "A selection of elements of each row; none twice.",
         partial(_gather, repeated=False), 2, traits=_EXACT | _OPERATORS, probes=_PROBES),
-    # The view's gradient would take 16 GiB
+    # The view's gradient would take 16 GiB.
     Workload("far-elements", "The last elements of a view of 2**32 elements, whose offsets do not fit into 31 bits.",
         _far, 3, frozenset({Mode.FORWARD}), frozenset({"scriptable", "exact"}) | _BRACKETS,
         features=frozenset({"strided"})),

@@ -101,13 +101,9 @@ def _vocabulary(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _training(generator: torch.Generator, extent: int) -> Problem:
-    return replace(
-        _vocabulary(generator, extent),
-        target=torch.zeros(1),
-        loss=_itself,
-        # Decay rates are exact in FP32, in which some optimizers compute 1 - rate**step.
-        optimizer=partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), eps=1e-3, weight_decay=0.1),
-    )
+    # Decay rates are exact in FP32, in which some optimizers compute 1 - rate**step.
+    optimizer = partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), eps=1e-3, weight_decay=0.1)
+    return replace(_vocabulary(generator, extent), target=torch.zeros(1), loss=_itself, optimizer=optimizer)
 
 
 def _itself(loss: Tensor, _: Tensor) -> Tensor:

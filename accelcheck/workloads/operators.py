@@ -178,13 +178,8 @@ def _optimizer(generator: torch.Generator, extent: int) -> Problem:
     # Gradients of all magnitudes around eps, on either side.
     sizes = torch.exp(torch.linspace(math.log(1e-4), 0.0, 181))
     target = sizes * normal(generator, 181).sign()
-    return Problem(
-        module,
-        (normal(generator, 1),),
-        target=target,
-        loss=inner_product,
-        optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, betas=(0.875, 0.96875), weight_decay=0.1),
-    )
+    optimizer = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, betas=(0.875, 0.96875), weight_decay=0.1)
+    return Problem(module, (normal(generator, 1),), target, inner_product, optimizer)
 
 
 def _drawn(generator: torch.Generator, extent: int) -> Problem:

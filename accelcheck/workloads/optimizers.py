@@ -38,15 +38,8 @@ def _bank(generator: torch.Generator, extent: int, *, optimizer: OptimizerMaker)
         for weight in module.weights:
             weight.copy_(1.0 + 0.3 * normal(generator, *weight.shape))
     shape = (12 + extent, sum(weight.numel() for weight in module.weights))
-    return Problem(
-        module,
-        (normal(generator, *shape),),
-        target=normal(generator, *shape),
-        # Gradients of about 1 for each element: squares do not underflow, and are large compared with eps.
-        loss=_squares,
-        optimizer=optimizer,
-        steps=4,
-    )
+    # Gradients of about 1 for each element: squares do not underflow, and are large compared with eps.
+    return Problem(module, (normal(generator, *shape),), normal(generator, *shape), _squares, optimizer)
 
 
 def _squares(out: Tensor, target: Tensor) -> Tensor:

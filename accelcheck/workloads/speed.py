@@ -54,14 +54,9 @@ def _cnn(generator: torch.Generator, extent: int) -> Problem:
 def _transformer(generator: torch.Generator, extent: int) -> Problem:
     module = StemEncoder(width=256, heads=4, depth=2)
     initialise(module, generator)
-    return Problem(
-        module,
-        (normal(generator, 4, 128 + extent, 256),),
-        target=normal(generator, 4, 128 + extent, 256),
-        loss=functional.mse_loss,
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-        steps=1,
-    )
+    x, target = (normal(generator, 4, 128 + extent, 256) for _ in range(2))
+    optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    return Problem(module, (x,), target, functional.mse_loss, optimizer, steps=1)
 
 
 def _elementwise(generator: torch.Generator, extent: int) -> Problem:

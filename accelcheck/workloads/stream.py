@@ -92,15 +92,10 @@ def _lengths(generator: torch.Generator, extent: int, *, limit: int | None) -> P
 def _tokens(generator: torch.Generator, extent: int) -> Problem:
     module = Stream(EmbeddingNormGelu(width=16))
     initialise(module, generator)
-    kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]] = (
-        (torch.int64, (4, 12)),
-        (torch.int32, (4, 12)),
-        (torch.int64, (12,)),
-        (torch.int64, (4, 15)),
-        (torch.int64, (4, 12)),
-        (torch.int32, (4, 12)),
-    )
-    return Problem(module, tuple(integers(generator, 0, 60, *shape).to(dtype) for dtype, shape in kinds))
+    shapes: Sequence[tuple[int, ...]] = ((4, 12), (4, 12), (12,), (4, 15), (4, 12), (4, 12))
+    dtypes = [torch.int32 if place in {1, 5} else torch.int64 for place in range(len(shapes))]
+    pairs = zip(shapes, dtypes, strict=True)
+    return Problem(module, tuple(integers(generator, 0, 60, *shape).to(dtype) for shape, dtype in pairs))
 
 
 def _signs(generator: torch.Generator, extent: int) -> Problem:

@@ -91,17 +91,28 @@ TRANSFORMED: Mapping[str, int] = MappingProxyType({"func-jacfwd": 3, "func-vmap-
 def alone(name: str, part: str, entry: Mapping[str, Any], family: str) -> Workload:
     """Workload of one operator's part."""
     operator = called(name, part, entry)
+    label = f"op-{name}" if part == "floating" else f"op-{name}-{part}"
+    summary = f"torch's operator {name}, with its samples of {', '.join(operator.variants or operator.dtypes)}."
+    return _workload(label, summary, (operator,), SAMPLES, family, level=4, techniques=_TESTED)
+
+
+_TESTED = frozenset({"eager", "compile-static"})
+
+
+def _workload(
+    name: str, summary: str, operators: tuple[CalledOperator, ...], most: int, family: str, **options: Any
+) -> Workload:
+    """Workload of operators of a family and a part, with `most` samples of each."""
     return Workload(
-        f"op-{name}" if part == "floating" else f"op-{name}-{part}",
-        f"torch's operator {name}, with its samples of {', '.join(operator.variants or operator.dtypes)}.",
-        partial(make, operators=(operator,), most=SAMPLES),
-        level=4,
-        modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if operator.gradients else {Mode.FORWARD}),
-        dtypes=frozenset(PARTS[part].cases),
+        name,
+        summary,
+        partial(make, operators=operators, most=most),
+        modes=frozenset({Mode.FORWARD, Mode.BACKWARD} if any(o.gradients for o in operators) else {Mode.FORWARD}),
+        dtypes=frozenset(operators[0].cases),
         traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
-        techniques=frozenset({"eager", "compile-static"}),
         divisible=True,
         given=True,
+        **options,
     )
 
 
@@ -124,41 +135,19 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
             for number in range(count):
                 operators = tuple(members[number::count])
                 kind = family if part == "floating" else f"{family}-{part}"
-                yield Workload(
-                    f"ops-{kind}-{number + 1}",
-                    f"torch's operators {', '.join(operator.name for operator in operators)}, with a few samples each.",
-                    partial(make, operators=operators, most=FEW),
-                    level=PARTS[part].level,
-                    modes=frozenset(
-                        {Mode.FORWARD, Mode.BACKWARD}
-                        if any(operator.gradients for operator in operators)
-                        else {Mode.FORWARD}
-                    ),
-                    dtypes=frozenset(PARTS[part].cases),
-                    traits=frozenset({"domain", "unsteady"} if family in UNSTEADY else {"domain"}),
-                    techniques=frozenset(TRANSLATORS if part in ALONE else KERNELS),
-                    levels=_levels(family, part),
-                    divisible=True,
-                    given=True,
-                )
+                names = ", ".join(operator.name for operator in operators)
+                summary = f"torch's operators {names}, with a few samples each."
+                techniques, levels = frozenset(TRANSLATORS if part in ALONE else KERNELS), _levels(family, part)
+                options = {"level": PARTS[part].level, "techniques": techniques, "levels": levels}
+                yield _workload(f"ops-{kind}-{number + 1}", summary, operators, FEW, family, **options)
 
 
 def common(stored: Mapping[str, Mapping[str, Any]]) -> Workload:
     """Bundle of `COMMON`, with one sample of each operator."""
     operators = tuple(called(name, "floating", stored[name]["floating"]) for name in COMMON)
-    return Workload(
-        "ops-common",
-        f"{len(COMMON)} operators of torch that most models are made of, with a sample each.",
-        partial(make, operators=operators, most=1),
-        level=1,
-        modes=frozenset({Mode.FORWARD, Mode.BACKWARD}),
-        dtypes=frozenset({"float32"}),
-        traits=frozenset({"domain"}),
-        techniques=frozenset({"eager", "compile-static"}),
-        levels={"eager": 1, "compile-static": 2},
-        divisible=True,
-        given=True,
-    )
+    summary = f"{len(COMMON)} operators of torch that most models are made of, with a sample each."
+    levels = {"eager": 1, "compile-static": 2}
+    return _workload("ops-common", summary, operators, 1, "", techniques=_TESTED, levels=levels)
 
 
 def _levels(family: str, part: str) -> Mapping[str, int]:

@@ -61,16 +61,10 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
     x = normal(generator, rows, features)
     # Classes depend mostly on the sample, so that there is something to learn.
     target = (x @ normal(generator, features, CLASSES) + normal(generator, rows, CLASSES)).argmax(1)
-    return Problem(
-        module,
-        (x,),
-        target=target,
-        loss=functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.2, momentum=0.9, weight_decay=1e-2),
-        steps=STEPS,
-        # Gradients have norms of 0.3 to 2: some are clipped, some are not.
-        recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=0.9, accumulation=2, augment=drop),
-    )
+    optimizer = partial(torch.optim.SGD, lr=0.2, momentum=0.9, weight_decay=1e-2)
+    # Gradients have norms of 0.3 to 2: some are clipped, some are not.
+    recipe = Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=0.9, accumulation=2, augment=drop)
+    return Problem(module, (x,), target, functional.cross_entropy, optimizer, STEPS, recipe)
 
 
 def _transformer(generator: torch.Generator, extent: int) -> Problem:
@@ -78,16 +72,10 @@ def _transformer(generator: torch.Generator, extent: int) -> Problem:
     initialise(module, generator)
     shape = (BATCHES * 4, 12 + extent)
     tokens = integers(generator, 0, VOCABULARY, *shape)
-    return Problem(
-        module,
-        (tokens,),
-        target=tokens.roll(1, 1) // 5,
-        loss=functional.cross_entropy,
-        # A large eps, as in train-transformer: else the rounding error of a gradient near 0 decides the sign of a step.
-        optimizer=partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1),
-        steps=STEPS,
-        recipe=Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=1.0),
-    )
+    # A large eps, as in train-transformer: else the rounding error of a gradient near 0 decides the sign of a step.
+    optimizer = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1)
+    recipe = Recipe(BATCHES, partial(CosineAnnealingLR, T_max=STEPS), clip=1.0)
+    return Problem(module, (tokens,), tokens.roll(1, 1) // 5, functional.cross_entropy, optimizer, STEPS, recipe)
 
 
 _TRAITS = frozenset({"matmul", "linear", "scriptable", "resizable", "blocks", "training"})

@@ -70,17 +70,11 @@ class Tagger(nn.Module):
 def _train(generator: torch.Generator, extent: int) -> Problem:
     module = Tagger()
     initialise(module, generator)
-    shape = (4, 16 + extent)
-    return Problem(
-        module,
-        (integers(generator, 0, VOCABULARY, *shape),),
-        target=integers(generator, 0, VOCABULARY, *shape),
-        loss=functional.cross_entropy,
-        # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near
-        # 0 would decide the sign of the step, and move the parameter by a whole lr.
-        optimizer=partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
-        steps=4,
-    )
+    tokens, target = (integers(generator, 0, VOCABULARY, 4, 16 + extent) for _ in range(2))
+    # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near 0
+    # would decide the sign of the step, and move the parameter by a whole lr.
+    optimizer = partial(torch.optim.AdamW, lr=1e-3, eps=1e-3)
+    return Problem(module, (tokens,), target, functional.cross_entropy, optimizer)
 
 
 _TRAITS = frozenset({"attention", "matmul", "linear", "scriptable", "resizable"})
