@@ -34,12 +34,8 @@ def uneven(sender: int, receiver: int) -> int:
 class Collective:
     """One call, or several at once, from the tensors of all ranks, ``(world, ROWS, WIDTH)``, to each rank's result.
 
-    Attributes:
-        kind: Name of the collective: a key of `RESULTS`.
-        op: Reduction; empty where nothing is computed.
-        dtype: Dtype to which tensors are cast before; empty for their own.
-        form: Way of the call: ``transposed``, ``uneven``, ``stacked``, ``groups``, ``asynchronous``; empty for plainly.
-        root: Rank that sends or receives alone.
+    `kind` is a key of `RESULTS`, and `op` the reduction, if any. Tensors are cast to `dtype` first, if it is given. The
+    form is ``transposed``, ``uneven``, ``stacked``, ``groups``, ``asynchronous``, or plain. `root` acts alone.
     """
 
     kind: str

@@ -33,11 +33,7 @@ BOTH = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
 
 class Functions(nn.Module):
-    """Evaluates functions of its inputs, as ``{label: result}``.
-
-    Args:
-        parts: Label, function and the places of its arguments among the inputs.
-    """
+    """Evaluates functions of its inputs, as ``{label: result}``; a part has the places of its arguments among these."""
 
     def __init__(self, parts: tuple[tuple[str, Function, tuple[int, ...]], ...]) -> None:
         super().__init__()
@@ -64,11 +60,7 @@ class KnownFunction:
     """Function whose results are known otherwise: in FP64, which the oracle computes in, the truth stands for them.
 
     The function's own rounding errors are added there, since they decide the budget. For workloads with the trait
-    ``known``.
-
-    Args:
-        function: The function under test, of tensors, at least one of them floating-point.
-        truth: Function of the same arguments that gives its results in FP64, or the integers.
+    ``known``. Of the same tensors, one of them floating-point, `truth` gives results in FP64, or the integers.
     """
 
     def __init__(self, function: Function, truth: Function) -> None:
@@ -98,11 +90,7 @@ def _erring(truth: Any, exact: Any, erring: Any) -> Any:
 
 
 class Collected:
-    """Collects parts and inputs of `Functions`.
-
-    Args:
-        generator: Generator of inputs given by shape.
-    """
+    """Collects parts and inputs of `Functions`, and draws inputs that are given by shape."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -160,6 +148,7 @@ def family(
     Runtimes run values and options at the levels of `RUNTIMES`, but not sizes, which take them minutes.
     """
     runtimes = RUNTIMES if name.startswith(("options-", "values-")) else {}
+    levels = {"eager": level, "compile-static": compiled, "compile-static/backward": backward}
     return Workload(
         name,
         summary,
@@ -169,13 +158,7 @@ def family(
         dtypes=frozenset(dtypes),
         traits=traits,
         techniques=techniques,
-        levels={
-            **TRANSLATORS,
-            **runtimes,
-            "eager": level,
-            "compile-static": compiled,
-            "compile-static/backward": backward,
-        },
+        levels={**TRANSLATORS, **runtimes, **levels},
         divisible=True,
         given=True,
     )

@@ -29,12 +29,9 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", 
 
 
 def found_traits(problem: Problem) -> Iterator[str]:
-    """Yields the visible traits: of modules, and of one forward pass in evaluation mode.
+    """Yields the visible traits: of modules, and of one forward pass in evaluation mode; may change the problem.
 
     Others have to be stated: ``activations`` and those of a test's own models.
-
-    Args:
-        problem: Problem that may be changed.
     """
     module = quieted(problem).module.eval()
     parts = list(module.modules())

@@ -85,13 +85,7 @@ def _inputs(
 
 
 def _proposed(choice: random.Random, values: Sequence[Tensor], *, inputs: int) -> program_steps.Step:
-    """Draws an operator with its arguments, possibly an illegal one.
-
-    Args:
-        choice: Source of random choices.
-        values: Inputs and results so far, on any device.
-        inputs: Number of inputs.
-    """
+    """Draws an operator on values, possibly an illegal one: the first `inputs` of them, and the results so far."""
     places = list(range(len(values)))
     place = program_steps.recent(choice, places)
     dim = choice.randrange(max(1, values[place].dim()))

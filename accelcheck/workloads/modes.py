@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -57,24 +59,14 @@ class FrozenBackbone(nn.Module):
         return out
 
 
-def _moved(module: nn.Module, generator: torch.Generator) -> None:
+def _moved(generator: torch.Generator, extent: int, *, make: type[nn.Module]) -> Problem:
     """Draws parameters, and running statistics that no batch has: a wrong choice of them changes every result."""
+    module = make()
     initialise(module, generator)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm1d):
             layer.get_buffer("running_mean").copy_(0.5 * normal(generator, layer.num_features))
             layer.get_buffer("running_var").copy_(0.5 + torch.rand(layer.num_features, generator=generator))
-
-
-def _saliency(generator: torch.Generator, extent: int) -> Problem:
-    module = Saliency()
-    _moved(module, generator)
-    return Problem(module, (normal(generator, 20 + extent, 24),))
-
-
-def _backbone(generator: torch.Generator, extent: int) -> Problem:
-    module = FrozenBackbone()
-    _moved(module, generator)
     return Problem(module, (normal(generator, 20 + extent, 24),))
 
 
@@ -82,7 +74,7 @@ _TRAITS = frozenset({"matmul", "linear", "resizable", "scriptable"})
 
 WORKLOADS = (
     Workload("saliency", "Linear layers and batch norm that stay in evaluation mode, with gradients of the input.",
-        _saliency, 1, traits=_TRAITS | {"samplewise"}, probes=frozenset({"zeros", "powers"})),
+        partial(_moved, make=Saliency), 1, traits=_TRAITS | {"samplewise"}, probes=frozenset({"zeros", "powers"})),
     Workload("frozen-backbone", "A head on frozen layers whose batch norm stays in training mode, without gradients.",
-        _backbone, 1, traits=_TRAITS, idle=frozenset({"input[0]"})),
+        partial(_moved, make=FrozenBackbone), 1, traits=_TRAITS, idle=frozenset({"input[0]"})),
 )  # fmt: skip

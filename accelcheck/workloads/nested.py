@@ -74,12 +74,7 @@ def at(value: Any, place: Place) -> Any:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Rebuilds a model's return value with other tensors.
-
-    Attributes:
-        template: Return value of the model.
-        places: Places of its tensors.
-    """
+    """Rebuilds a model's return value, the template, with other tensors at these places."""
 
     template: Any
     places: Sequence[Place]

@@ -33,17 +33,13 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True)
 class SampleCall:
-    """Call of an operator.
+    """Call of an operator, labelled by operator, dtype and number of the sample, such as ``add float32 3``.
 
     Attributes:
-        label: Operator, dtype and number of the sample, such as ``add float32 3``.
-        function: Operator to call.
-        leaves: Leaves of its arguments: `Hole`, `Mark`, and values other than tensors.
-        spec: Structure of the arguments: the input, further ones, and keywords.
+        leaves, spec: Leaves and structure of its arguments: `Hole`, `Mark`, and values other than tensors.
         process: OpInfo's function that removes freedom from the output, such as the signs of eigenvectors.
         writes: True if it writes to its arguments, which are then copied first.
-        smooth: True if it has finite gradients.
-        empty: True if its results have no elements.
+        smooth, empty: True if it has finite gradients; if its results have no elements.
         variant: Change of the sample: see `accelcheck.workloads.operator_variants`.
     """
 
@@ -122,9 +118,5 @@ class Calls(nn.Module):
 
     def readers(self, place: int) -> frozenset[str]:
         """Labels of the calls that read the input at a place; the first input has no values of its own."""
-        hole_at = place - 1
-        return frozenset(
-            call.label
-            for call in self.calls
-            if any(isinstance(leaf, Hole) and leaf.place == hole_at for leaf in call.leaves)
-        )
+        holes = {call.label: [leaf.place for leaf in call.leaves if isinstance(leaf, Hole)] for call in self.calls}
+        return frozenset(label for label, places in holes.items() if place - 1 in places)

@@ -43,6 +43,8 @@ _STRUCTURE = re.compile(r"gradcheck_wrapper_(hermitian|triangular)_input|<lambda
 """Names of OpInfo's functions that give a matrix the structure that an operator needs."""
 
 _Leaves: TypeAlias = tuple[list[Any], pytree.TreeSpec]
+_Samples: TypeAlias = list[tuple[int, SampleCall, list[Tensor]]]
+"""Numbers, calls and inputs of samples."""
 _Origin: TypeAlias = "tuple[str, torch.dtype, int]"
 """Operator, dtype and number of a sample."""
 
@@ -75,13 +77,7 @@ def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
     """First samples of an operator in OpInfo, with the values of a seed.
 
     Reference inputs, where an operator has them, add sizes, and large, small or non-finite values. Complex ones take
-    seconds to make, and bool has none.
-
-    Args:
-        name: Name in `database`.
-        dtype: Dtype of the samples.
-        seed: Seed of their values.
-        reach: Most samples.
+    seconds to make, and bool has none. `reach` is the largest number of samples.
     """
     info = database()[name]
     further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
@@ -127,14 +123,9 @@ def _real(value: Tensor) -> Tensor:
 
 
 class CalledOperator(NamedTuple):
-    """Operator as called by a workload.
+    """Operator of `database`, with dtypes of its samples and of the cases, as called by a workload.
 
-    Attributes:
-        name: Name in `database`.
-        dtypes: Dtypes of its samples.
-        gradients: True to differentiate it.
-        variants: Changes of samples, one for each; empty for OpInfo's own samples.
-        cases: Dtypes of the cases.
+    `variants` are changes of samples, one for each; empty for OpInfo's own samples.
     """
 
     name: str
@@ -146,13 +137,9 @@ class CalledOperator(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """Calls of some operators, the same in every draw.
+    """Calls of some operators, the same in every draw: places among `inputs`, the tensors of the trials.
 
-    Attributes:
-        calls: Calls with their places among `inputs`.
-        inputs: Tensors of the trials.
-        origins: Operator, dtype and number of the sample of each call.
-        left: Number of samples left out, by reason.
+    `origins` has the sample of each call; `left` the number of samples left out, by reason.
     """
 
     calls: tuple[SampleCall, ...]
@@ -163,20 +150,14 @@ class Template:
 
 @functools.lru_cache(16)
 def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
-    """Template of some operators.
+    """Template of those operators that this torch describes; raises `UnknownTorchError` if there is none.
 
-    Args:
-        operators: Operators; those that this torch does not describe are left out.
-        most: Most samples of a floating dtype; a third of it for each other dtype.
-
-    Raises:
-        UnknownTorchError: This version of torch describes none of them.
+    Each has `most` samples of a floating dtype at most, and a third as many of each other dtype.
     """
     known = [operator for operator in operators if operator.name in database()]
     if not known:
-        raise UnknownTorchError(
-            f"this torch describes no operator {', '.join(operator.name for operator in operators)}"
-        )
+        names = ", ".join(operator.name for operator in operators)
+        raise UnknownTorchError(f"this torch describes no operator {names}")
     calls, inputs, origins, left = list[SampleCall](), list[Tensor](), list[_Origin](), Counter[str]()
     for operator in known:
         for word in operator.dtypes:
@@ -187,17 +168,15 @@ def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
     return Template(tuple(calls), tuple(inputs), tuple(origins), left)
 
 
-def _chosen(
-    operator: CalledOperator, word: str, most: int, left: Counter[str]
-) -> list[tuple[int, SampleCall, list[Tensor]]]:
-    """Number, call and inputs of useful samples; at most one of them has results without elements."""
+def _chosen(operator: CalledOperator, word: str, most: int, left: Counter[str]) -> _Samples:
+    """Useful samples, at most one of which has results without elements."""
     name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
     smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     drawn = _drawn(name, dtype, stable_seed(name), _reach(most))
-    usable = list[tuple[int, SampleCall, list[Tensor]]]()
+    usable: _Samples = []
     for variant in operator.variants or ("",):
         kept = 1 if variant else most if dtype.is_floating_point else -(-most // 3)
-        chosen, empty = list[tuple[int, SampleCall, list[Tensor]]](), list[tuple[int, SampleCall, list[Tensor]]]()
+        chosen, empty = _Samples(), _Samples()
         for place in random.Random(stable_seed(name)).sample(range(len(drawn)), len(drawn)):  # noqa: S311 - no secret
             leaves, spec = _flat(drawn[place])
             if not _fits(leaves):

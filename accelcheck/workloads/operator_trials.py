@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import TorchDispatchMode, pytree
+from accelcheck.workloads import own_file
 from accelcheck.workloads.operator_variants import MIXED, RESIZED, SCALED, SPECIAL
 
 if TYPE_CHECKING:
@@ -36,18 +35,10 @@ UNROUNDED = frozenset(
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the three generators that OpInfo draws from, and restores them afterwards."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    """Seeds the three generators that OpInfo draws from, restores them afterwards, and hides warnings."""
+    with own_file.seeded(seed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        yield
 
 
 def tried(call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = ("float32",)) -> SampleCall | str:

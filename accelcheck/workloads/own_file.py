@@ -139,11 +139,7 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
 
 
 def _arguments(made: Any) -> dict[str, Any]:
-    """Arguments by name, from a tuple or a dict.
-
-    Raises:
-        OwnModelError: It is neither, or lacks the model, or has an unknown name.
-    """
+    """Arguments by name, from a tuple or a dict; raises `OwnModelError` without a model, or with an unknown name."""
     if isinstance(made, tuple) and len(made) in {2, 3}:
         made = dict(zip(("model", "inputs", "keywords"), made, strict=False))
     if not isinstance(made, Mapping):

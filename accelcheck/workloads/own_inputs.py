@@ -48,11 +48,7 @@ def found_sizes(problem: Problem, seed: int) -> OtherProblems:
     all dimensions that vary at n + 1 or n - 1; in the second one the first dimension has one element. Added rows repeat
     the first ones, and floating-point inputs are shuffled, so that no row equals another. While a dimension is tried,
     the others have one element if the model accepts that, which saves time. If they cannot all vary at once, each does
-    alone.
-
-    Args:
-        problem: Problem at the example's sizes.
-        seed: Seed of the order of the shuffled elements.
+    alone. The seed decides the order of the shuffled elements.
     """
     shapes = [value.shape for value in problem.inputs if isinstance(value, Tensor) and value.dim()]
     shared = min(map(len, shapes), default=0)
@@ -151,11 +147,7 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
 
 
 def named_sizes(problem: Problem, inputs: Iterable[tuple[Tensor, ...]]) -> OtherProblems:
-    """Makes problems of the sizes that the user gives by example inputs.
-
-    Raises:
-        OwnModelError: The model raises with some of them.
-    """
+    """Makes problems of sizes given by example inputs; raises `OwnModelError` if the model raises with some of them."""
     problems = {
         f"sizes[{number}]": _untrained(dataclasses.replace(problem, inputs=tensors))
         for number, tensors in enumerate(inputs)

@@ -127,11 +127,7 @@ def workload_of(
 
 
 def _other_inputs(sizes: Sequence[Any], first: tuple[Any, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the tensors of each of the example inputs of other sizes.
-
-    Raises:
-        OwnModelError: One is neither a tuple nor a mapping, or has other tensors than the first example.
-    """
+    """Yields the tensors of example inputs of other sizes; raises `OwnModelError` where dtypes or number differ."""
     for number, example in enumerate(sizes):
         if not isinstance(example, (tuple, Mapping)):
             raise OwnModelError(
@@ -200,13 +196,7 @@ def _check_words(name: str, traits: frozenset[str] | None) -> None:
 
 
 class Example(NamedTuple):
-    """Arguments of one call of a model, and its target.
-
-    Attributes:
-        inputs: Positional arguments.
-        keywords: Keyword arguments.
-        target: Second argument of the loss or the metric; None where there is none.
-    """
+    """Arguments of one call of a model, and its target: the second argument of the loss or the metric, if any."""
 
     inputs: tuple[Any, ...]
     keywords: Mapping[str, Any]
@@ -233,11 +223,7 @@ def _problem(
 
 
 def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
-    """Lists the batches, at most `most`.
-
-    Raises:
-        OwnModelError: There is none, or one is neither a pair nor a mapping.
-    """
+    """Lists at most `most` batches; raises `OwnModelError` without any, or if one is neither a pair nor a mapping."""
     if isinstance(given, (str, bytes, Tensor, Mapping)) or not isinstance(given, Iterable):
         raise OwnModelError(
             f"batches: expected pairs of input and target, such as [(x, y)], got {type(given).__name__}"
@@ -263,11 +249,7 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
 
 
 def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: Tensor | None) -> Batch:
-    """Returns the tensors of a further batch.
-
-    Raises:
-        OwnModelError: Their dtypes or shapes differ from those of the first batch.
-    """
+    """Returns a further batch's tensors; raises `OwnModelError` if dtypes or shapes are not those of the first one."""
     inputs, keywords, target = example
     tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
     own = [*tensors, *([] if target is None else [target])]
@@ -287,13 +269,7 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A loss of what a model itself returns, given the tensors of it.
-
-    Attributes:
-        loss: ``loss(output, target)``.
-        rebuilt: Makes the output; None where the program's is the model's.
-        targeted: Whether there is a target; the loss gets None otherwise.
-    """
+    """User's loss of a model's own output, which `rebuilt` makes of its tensors; the target is None unless `targeted`."""
 
     loss: Callable[..., Tensor]
     rebuilt: Rebuilt | None
@@ -308,12 +284,9 @@ class OwnLoss:
 
 @dataclass(frozen=True)
 class Redrawn:
-    """Makes the problems of a user-owned model, by draw.
+    """Makes copies of a user-owned model's problem by draw, with other numbers unless the seed is that of draw 0.
 
-    Attributes:
-        problem: Problem of the caller, which is copied.
-        seed: Seed of draw 0.
-        growing: Dimensions that grow by the extent.
+    The dimensions `growing` grow by the extent.
     """
 
     problem: Problem
@@ -337,10 +310,8 @@ class Redrawn:
 class Adapted(nn.Module):
     """A model as a module of tensors alone: takes the tensors of its arguments in order, gives those of its result.
 
-    Args:
-        model: A module or a function.
-        arguments: Its positional and keyword arguments; what is no tensor in them stays as it is.
-        places: Where the tensors are in its result: see `accelcheck.workloads.nested.tensors_of`.
+    Other values among the positional and keyword arguments stay as they are. `places` are those of the tensors in the
+    result: see `accelcheck.workloads.nested.tensors_of`.
     """
 
     def __init__(
@@ -369,8 +340,7 @@ def _adapted(
 ) -> tuple[nn.Module, tuple[Any, ...], Rebuilt | None, frozenset[int]]:
     """Returns a module of the model, its flat inputs, the function to model outputs, and indices of written inputs.
 
-    The module is the model itself if that takes tensors by position and returns tensors, unless `always`; else an
-    `Adapted` one.
+    The module is the model itself if it takes tensors by position and returns tensors, unless `always`; else `Adapted`.
     """
     if not callable(model):
         raise OwnModelError(f"model: expected a module or a function, got {type(model).__name__}")
@@ -402,11 +372,7 @@ def _adapted(
 def _check_padding(
     model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], out: Sequence[Tensor]
 ) -> None:
-    """Checks that the fast path of encoder layers agrees with their training mode, which compilers capture.
-
-    Raises:
-        OwnModelError: The fast path fills padded positions with zeros.
-    """
+    """Raises `OwnModelError` if the fast path of encoder layers fills padding with zeros, unlike their training mode."""
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
     nested = [
         name or "model" for name, part in parts if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor

@@ -63,12 +63,8 @@ class Draw:
     def problem(self, workload: Workload, seed: int, dtype: str) -> Problem:
         """Problem of this draw: on the CPU, in FP32, bitwise the same in every process and on every machine.
 
-        Its random modules drop nothing: see `quieted`.
-
-        Args:
-            workload: Workload of the case.
-            seed: Seed of the case.
-            dtype: Storage dtype of the case, such as ``bfloat16``, which decides which numbers are subnormal.
+        Its random modules drop nothing: see `quieted`. Seed and storage dtype, such as ``bfloat16``, are those of the
+        case; the dtype decides which numbers are subnormal.
         """
         problem = quieted(workload.problem(self.seed(seed)))
         if self.probe:
@@ -102,13 +98,8 @@ class Probe:
 def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> list[Draw]:
     """Lists all draws of a case: draw 0, the further random draws, then the probes applied to draw 0.
 
-    Args:
-        workload: Workload with the names of its probes.
-        mode: Mode of the case; probes of other modes are left out.
-        admitted: Predicate of usable probes, such as `Technique.admits`.
-
-    Raises:
-        UnknownNameError: The workload names a probe that does not exist.
+    Only probes of the mode that are `admitted`, as by `Technique.admits`, are among them. A workload's name of an
+    unknown probe raises `UnknownNameError`.
     """
     for name in workload.probes - PROBES.keys():
         raise unknown("probe", name, sorted(PROBES))
@@ -122,11 +113,7 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
-    """Problem with other floating-point inputs: all, or those at the positions `only`. Strides stay the same.
-
-    Raises:
-        ValueError: No floating-point input is at one of these positions.
-    """
+    """Problem with other floating-point inputs: all, or those at `only`, else `ValueError`. Strides stay the same."""
     floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
     if not set(only) <= floating:
         raise ValueError(
@@ -205,21 +192,11 @@ def _huge(x: Tensor) -> Tensor:
     return 8e3 * torch.where(x < 0, -1.0, 1.0) + 1e3 * x / x.abs().max()
 
 
-def _scaled(x: Tensor) -> Tensor:
-    """Inputs times 1024, and so the outputs of a homogeneous workload exactly: every rounding is the same."""
-    return 1024 * x
-
-
 def _future(x: Tensor) -> Tensor:
     """A last key or value much larger than all others: a query that wrongly sees it has a wrong output."""
     x = x.clone()
     x[..., -1, :] *= 16.0
     return x
-
-
-def _sharp(x: Tensor) -> Tensor:
-    """Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most."""
-    return 8 * x
 
 
 def _slice(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -255,9 +232,11 @@ PROBES = {
         Probe("cancel", "One large number among ones: accumulation in half precision.", _each(_cancel)),
         Probe("tiny", "Subnormal numbers, forward and backward: flushing to zero.", _tiny, BOTH),
         Probe("huge", "Inputs near 1e4: squares that overflow.", _each(_huge)),
-        Probe("scaled", "1024 times the inputs: saturation, clipping.", _each(_scaled)),
+        # The outputs of a homogeneous workload are scaled exactly: every rounding is the same.
+        Probe("scaled", "1024 times the inputs: saturation, clipping.", _each(lambda x: 1024 * x)),
         Probe("future", "A large last key and value, which earlier queries must not see.", _each(_future, 1, 2)),
-        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _each(_sharp, 0)),
+        # Queries scaled by 8: attention weights near 0 and 1, where an error of the scores matters most.
+        Probe("sharp", "Attention to few keys: a wrong scale of the scores.", _each(lambda x: 8 * x, 0)),
         Probe("slice", "A part of the batch: samples that depend on each other, stale shapes.", _slice, reshapes=True),
         *(
             Probe(f"{word}[{operand}]", f"One {word} in an operand: must reach exactly the results that depend on it.",

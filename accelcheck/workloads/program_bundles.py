@@ -51,16 +51,13 @@ class Family:
     """Family of programs.
 
     Attributes:
-        summary: Sentence about its programs.
         template: Text of a program, with places for entries of tables.
         pool: Name of the function of `POOLS` that makes the inputs.
-        bundles: Number of bundles.
         programs: Most programs in a bundle; equal ones count once.
         own: Names of the inputs that each program has for itself, so that its writes or gradients show alone.
         backward: True for programs with gradients, which write to no input.
         levels: Levels of techniques beside `LEVELS`.
         only: Techniques that run it; all if empty.
-        traits: Traits of the workloads.
         early: Techniques that run the first bundle at level 2.
     """
 

@@ -33,13 +33,9 @@ RECENT = 0.7
 
 @dataclass(frozen=True)
 class Step:
-    """Operator of a program.
+    """Operator of a program, on the values at `places` among the inputs and the results of the steps before it.
 
-    Attributes:
-        label: Name of the operator with its options.
-        function: Operator on the values at `places`.
-        places: Positions of its arguments among the inputs and the results of the steps before it.
-        writes: True if it writes to its first argument, which is then an input of the program.
+    If `writes` is True, it writes to its first argument, which is then an input of the program.
     """
 
     label: str
@@ -107,13 +103,8 @@ def grown(
     """Draws a program: proposes operators one after the other, and keeps sound ones that are legal at all extents.
 
     Its results include the last value, and the last one that is no view of an input: returning a view computes nothing.
-
-    Args:
-        choice: Source of random choices.
-        inputs: Makes the inputs at an extent.
-        proposed: Draws an operator on values without memory, possibly an illegal one.
-        suits: Predicate of values that the program may go on with.
-        sound: Predicate of steps whose last one may stay, which runs them with the inputs.
+    `inputs` makes the inputs at an extent; `proposed` draws an operator on values without memory, possibly an illegal
+    one; `suits` admits values to go on with; `sound` runs steps with the inputs, and admits the last one.
     """
     meta = [[value.to("meta") for value in inputs(extent)] for extent in EXTENTS]
     steps, computed = list[Step](), list[int]()

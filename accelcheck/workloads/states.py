@@ -16,12 +16,8 @@ _VALUES = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 def pack(state: Mapping[str, Any]) -> bytes:
     """Moves a state to the CPU and writes it by ``torch.save``.
 
-    Args:
-        state: Tensors of any device, numbers, text, and dicts, lists and tuples of them.
-
-    Raises:
-        TypeError: It contains another type, which ``torch.load`` could not read with ``weights_only=True``. The message
-            names its path.
+    It may contain tensors of any device, numbers, text, and dicts, lists and tuples of them. Any other type raises
+    `TypeError` with its path, since ``torch.load`` could not read it with ``weights_only=True``.
     """
     file = io.BytesIO()
     torch.save(_plain(state, "state"), file)
@@ -29,11 +25,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Reads a state that `pack` wrote, with all tensors on the CPU, without executing code in it.
-
-    Raises:
-        RuntimeError, pickle.UnpicklingError, EOFError: `content` was not written by `pack`.
-    """
+    """Reads a state that `pack` wrote, with all tensors on the CPU, without executing code in it."""
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 

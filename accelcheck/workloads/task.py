@@ -24,14 +24,9 @@ def _present() -> Capability:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Training set and held-out samples of one fold.
+    """Untrained problem with the samples outside a fold, ``(m, ...)`` FP32, and their classes, ``(m,)`` int64.
 
-    Attributes:
-        training: Untrained problem with all samples outside the fold.
-        samples: Training samples, ``(m, ...)`` FP32 on the CPU.
-        classes: Classes of the training samples, ``(m,)`` int64.
-        inputs: Held-out samples of the fold, ``(n, ...)`` FP32 on the CPU.
-        target: Classes of the held-out samples, ``(n,)`` int64.
+    Inputs ``(n, ...)`` and target ``(n,)`` are the held-out samples of the fold and their classes. All are on the CPU.
     """
 
     training: Problem

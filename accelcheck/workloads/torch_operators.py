@@ -39,11 +39,8 @@ class SamplePart:
         declared: Dtypes that OpInfo declares, at least one of them for an operator.
         dtypes: Dtypes of the samples; empty for all declared ones that the operator has.
         cases: Dtypes of the cases, which all operators have.
-        variants: Changes of samples.
         level: Level under eager; one more in half precision.
-        compiled: Level of the forward mode under compile-static in families of `STANDARD`; one more in others, and in
-            half precision.
-        gradients: True to differentiate operators.
+        compiled: Level of forward mode under compile-static in `STANDARD` families; one more in others and half precision.
     """
 
     declared: tuple[str, ...]

@@ -102,11 +102,7 @@ class Loader:
 class Parts:
     """State of a training besides the program, made by `Trainer.parts`, saved and restored with it.
 
-    Attributes:
-        optimizer: The optimizer of the module's parameters.
-        schedule: The learning-rate schedule of `optimizer`.
-        loader: Draws the mini-batches.
-        generator: State of torch's CPU generator when the parts were made, or after the last run with them.
+    `generator` is the state of torch's CPU generator when the parts were made, or after the last run with them.
     """
 
     optimizer: torch.optim.Optimizer
