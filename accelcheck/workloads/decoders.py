@@ -117,7 +117,7 @@ class SwiGlu(nn.Module):
         return out
 
 
-class Experts(nn.Module):
+class SwiGluExperts(nn.Module):
     """Mixture of `SwiGlu` networks: a router chooses `CHOSEN` for each token, and their softmax weights the sum."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = (nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(2))
         self.attention = GroupedAttention(options, layer)
-        self.network = Experts() if options.experts else SwiGlu()
+        self.network = SwiGluExperts() if options.experts else SwiGlu()
 
     def forward(self, x: Tensor, positions: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = x + self.attention(self.norm1(x), positions, cache)

@@ -215,7 +215,7 @@ def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
 
 
 def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:
-    with pytest.raises(Unsupported, match=r"the module has no accelcheck\.workloads\.large_models\.Experts"):
+    with pytest.raises(Unsupported, match=r"the module has no accelcheck\.workloads\.large_models\.GroupedExperts"):
         run(kernels.TECHNIQUES[0], mlp())
 
 
