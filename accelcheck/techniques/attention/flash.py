@@ -93,11 +93,7 @@ class FlashAttention(Technique):
         jagged: bool = False,
         excludes: frozenset[str] = frozenset(),
     ) -> None:
-        self.name = name
-        self.package = package
-        self.promise = promise
-        self.jagged = jagged
-        self.excludes = excludes
+        self.name, self.package, self.promise, self.jagged, self.excludes = name, package, promise, jagged, excludes
         self.packages = MappingProxyType(dict.fromkeys(filter(None, (package.module, package.needs)), package.install))
         self.modes = frozenset(Mode) - (frozenset() if package.dropout else {Mode.RANDOM})
 
@@ -108,9 +104,8 @@ class FlashAttention(Technique):
             return unsupported(Code.NO_BACKEND, f"{package.distribution} has kernels for {makers} only")
         if torch.version.hip is None and torch.cuda.get_device_capability() < package.capability:
             wanted, actual = (".".join(map(str, c)) for c in (package.capability, torch.cuda.get_device_capability()))
-            return unsupported(
-                Code.NO_FEATURE, f"{package.distribution} needs compute capability {wanted}, the GPU has {actual}"
-            )
+            reason = f"{package.distribution} needs compute capability {wanted}, the GPU has {actual}"
+            return unsupported(Code.NO_FEATURE, reason)
         present = version(package.distribution)
         if present and release(present) < _LOWER_RIGHT:
             reason = f"{package.distribution} {present} aligns causal masks to the top left"

@@ -53,8 +53,7 @@ class _Intercept(TorchFunctionMode):
 
     def __init__(self, attend: Callable[[Call], Tensor], program: Program) -> None:
         super().__init__()
-        self._attend = attend
-        self._program = program
+        self._attend, self._program = attend, program
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

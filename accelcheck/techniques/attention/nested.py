@@ -42,18 +42,16 @@ class NestedAttention(Technique):
     def capability(self, device: Device) -> Capability:
         if not device.has("strided"):
             fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * device.has("torch-xla")
-            return unsupported(
-                Code.NO_FEATURE, f"jagged tensors need strides, which {device.name} does not declare{fact}"
-            )
+            reason = f"jagged tensors need strides, which {device.name} does not declare{fact}"
+            return unsupported(Code.NO_FEATURE, reason)
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         causal = isinstance(program.module, Packed) and program.module.causal
         # Flash and memory-efficient attention take jagged tensors on CUDA only; elsewhere the math path is left.
         if causal and not device.has("torch-cuda"):
-            raise Unsupported(
-                unsupported(Code.NO_FEATURE, f"attention of jagged tensors has no causal mask on {device.name}")
-            )
+            reason = f"attention of jagged tensors has no causal mask on {device.name}"
+            raise Unsupported(unsupported(Code.NO_FEATURE, reason))
 
         def call(qkv: Tensor, lengths: Tensor | None = None) -> Tensor:
             every = torch.full((qkv.size(0),), qkv.size(1), device=qkv.device)
@@ -82,9 +80,8 @@ class NestedAttention(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         layout, attended, tokens = program.extras.get(_SEEN, (torch.strided, 0, -1))
         yield Evidence("layout of the attention's result is jagged", str(layout), engaged=layout is torch.jagged)
-        yield Evidence(
-            f"tokens in the attention's result = {tokens}, without padding", attended, engaged=attended == tokens
-        )
+        claim = f"tokens in the attention's result = {tokens}, without padding"
+        yield Evidence(claim, attended, engaged=attended == tokens)
 
 
 TECHNIQUES: tuple[Technique, ...] = (NestedAttention(),)

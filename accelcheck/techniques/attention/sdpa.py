@@ -48,10 +48,7 @@ class ForcedAttention(Technique):
 
     def __init__(self, name: str, backend: SDPBackend, operators: Mapping[str, str], promise: str) -> None:
         """Takes in `operators` the pattern of the backend's operator for each device feature; ``*`` is any device."""
-        self.name = name
-        self.backend = backend
-        self.operators = operators
-        self.promise = promise
+        self.name, self.backend, self.operators, self.promise = name, backend, operators, promise
 
     def capability(self, device: Device) -> Capability:
         """Tells whether this build of torch has a kernel of the backend for the device type.

@@ -73,9 +73,8 @@ class Collectives(ModelParallel):
         worst = self.worst(program, answers)
         if worst is not None:
             share = f"{worst:.2g} of the bound"
-            yield Evidence(
-                f"errors of sums <= {self.world - 1} roundings of the sum of magnitudes", share, worst <= 1.0
-            )
+            claim = f"errors of sums <= {self.world - 1} roundings of the sum of magnitudes"
+            yield Evidence(claim, share, worst <= 1.0)
 
     def worst(self, program: Program, answers: Sequence[RankReport]) -> float | None:
         """Returns the largest error of a sum, as a share of its bound for any order; None without floating sums.

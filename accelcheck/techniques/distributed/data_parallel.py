@@ -37,12 +37,10 @@ STRATEGY = "strategy"
 """Key in `Program.extras` of the ranks' strategy; it may be replaced after `prepare`."""
 ANSWERS = "answers"
 """Key in `Program.extras` of the ranks' last reports, by rank."""
-
 DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 FSDP = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 SMALL_BUCKET = 256 / 2**20
 """MiB at which a bucket is full: small enough for several buckets in models of a few KB."""
-
 Size = Callable[[Sequence[torch.Size], int], int]
 """``size(shapes, step)``: bytes that a rank sends by collectives in a step, from the shapes of the parameters."""
 
@@ -67,11 +65,7 @@ class RankedTraining(Technique):
     def __init__(
         self, name: str, world: int, strategy: Callable[[], Strategy], promise: str, source: str = DDP
     ) -> None:
-        self.name = name
-        self.world = world
-        self.strategy = strategy
-        self.promise = promise
-        self.source = source
+        self.name, self.world, self.strategy, self.promise, self.source = name, world, strategy, promise, source
 
     @property
     def parts(self) -> int:
@@ -122,11 +116,8 @@ class RankedTraining(Technique):
         unlike = [
             name for name, digest in answers[0].digests.items() if any(a.digests[name] != digest for a in answers)
         ]
-        yield Evidence(
-            "parameters that differ between ranks = 0",
-            ", ".join(unlike) or 0,
-            engaged=not unlike and bool(answers[0].digests),
-        )
+        claim = "parameters that differ between ranks = 0"
+        yield Evidence(claim, ", ".join(unlike) or 0, engaged=not unlike and bool(answers[0].digests))
         yield from self.exchanged(program, answers)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
@@ -183,11 +174,8 @@ class BucketViews(DataParallel):
         yield from super().exchanged(program, answers)
         count, first = len(trained(program)), answers[0]
         buckets, storages = [sum(calls.values()) for calls in first.calls], first.facts["storages"]
-        yield Evidence(
-            f"storages of the {count} gradients, by step, = buckets: {listed(buckets)}",
-            listed(storages),
-            engaged=storages == buckets and max(storages) < count,
-        )
+        claim = f"storages of the {count} gradients, by step, = buckets: {listed(buckets)}"
+        yield Evidence(claim, listed(storages), engaged=storages == buckets and max(storages) < count)
 
 
 class Accumulated(DataParallel):
@@ -201,11 +189,8 @@ class Accumulated(DataParallel):
         yield from super().exchanged(program, answers)
         passes: list[int] = [number for answer in answers for number in answer.facts["passes"]]
         first, second = passes[::2], passes[1::2]
-        yield Evidence(
-            "all-reduces of each first pass = 0, of each second one >= 1",
-            f"{max(first)} at most, {min(second)} at least",
-            engaged=not any(first) and all(second),
-        )
+        claim = "all-reduces of each first pass = 0, of each second one >= 1"
+        yield Evidence(claim, f"{max(first)} at most, {min(second)} at least", engaged=not any(first) and all(second))
 
 
 class Sharded(RankedTraining):
@@ -216,11 +201,8 @@ class Sharded(RankedTraining):
         yield exactly("sharded parameters", min(answer.facts["sharded"] for answer in answers), len(parameters))
         total = sum(parameter.nbytes for parameter in parameters)
         held = [answer.facts["bytes held"] for answer in answers]
-        yield Evidence(
-            f"bytes of parameters that ranks hold, {total} together, each < {total}",
-            listed(held),
-            engaged=sum(held) == total and max(held) < total,
-        )
+        claim = f"bytes of parameters that ranks hold, {total} together, each < {total}"
+        yield Evidence(claim, listed(held), engaged=sum(held) == total and max(held) < total)
         for name in ("_allgather_base_", "_reduce_scatter_base_"):
             least = min(calls.get(name, 0) for answer in answers for calls in answer.calls)
             yield at_least(f"{name.strip('_')} of each step", least)
@@ -263,9 +245,8 @@ def library(device: Device) -> Capability:
     except ValueError:
         return unsupported(Code.NO_BACKEND, f"torch.distributed has no backend for devices of type {device.type}")
     if not distributed.is_backend_available(backend):
-        return unavailable(
-            Code.WRONG_BUILD, f"torch {torch.__version__} is built without {backend}", "install a build that has it"
-        )
+        reason = f"torch {torch.__version__} is built without {backend}"
+        return unavailable(Code.WRONG_BUILD, reason, "install a build that has it")
     return SUPPORTED
 
 
@@ -282,11 +263,8 @@ def _enough(device: Device, world: int) -> Capability:
     count = world if device.has("host") else devices_of_ranks(device)
     if count >= world:
         return SUPPORTED
-    return unavailable(
-        Code.NO_HARDWARE,
-        f"{world} ranks need {world} devices, {device.name} shows {count}",
-        "run it where as many are visible, without a mask that hides them",
-    )
+    reason = f"{world} ranks need {world} devices, {device.name} shows {count}"
+    return unavailable(Code.NO_HARDWARE, reason, "run it where as many are visible, without a mask that hides them")
 
 
 _EQUAL = "{} ranks that average their gradients train as one process on the joined batch does{}."

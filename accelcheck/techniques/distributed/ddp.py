@@ -80,9 +80,7 @@ class Replicated(Strategy):
     def __init__(
         self, *, bucket_mb: float | None = None, views: bool = False, exchange: Exchange | None = None
     ) -> None:
-        self.bucket_mb = bucket_mb
-        self.views = views
-        self.exchange = exchange
+        self.bucket_mb, self.views, self.exchange = bucket_mb, views, exchange
         self.storages: list[int] = []
 
     def prepare(self, program: Program) -> None:

@@ -67,9 +67,8 @@ class Hooked(DataParallel):
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         calls = [answer.facts["hook calls"] for answer in answers]
-        yield Evidence(
-            f"hook calls of each rank >= {program.steps}", listed(calls), engaged=min(calls) >= program.steps
-        )
+        claim = f"hook calls of each rank >= {program.steps}"
+        yield Evidence(claim, listed(calls), engaged=min(calls) >= program.steps)
 
 
 class Asynchronous(Hooked):
@@ -78,9 +77,8 @@ class Asynchronous(Hooked):
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         calls, averaged = ([answer.facts[fact] for answer in answers] for fact in ("hook calls", "averaged"))
-        yield Evidence(
-            f"buckets averaged in a future = hook calls: {listed(calls)}", listed(averaged), engaged=averaged == calls
-        )
+        claim = f"buckets averaged in a future = hook calls: {listed(calls)}"
+        yield Evidence(claim, listed(averaged), engaged=averaged == calls)
 
 
 class Lossless(Hooked):
@@ -94,11 +92,8 @@ class Lossless(Hooked):
             for name, count in a.facts["lost"].items()
         ]
         accounts = {answer.facts["accounts"] for answer in answers}
-        yield Evidence(
-            "elements whose sum sent and residual are not the sum of their gradients = 0",
-            ", ".join(lost) or 0,
-            engaged=not lost and accounts == {len(trained(program))},
-        )
+        claim = "elements whose sum sent and residual are not the sum of their gradients = 0"
+        yield Evidence(claim, ", ".join(lost) or 0, engaged=not lost and accounts == {len(trained(program))})
 
 
 class Compressed(Hooked):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PARALLEL = "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
 PIPELINES = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
 CONTEXT = "https://docs.pytorch.org/tutorials/unstable/context_parallel.html"
-
 ALL_REDUCE = "allreduce_"
 GATHER = "allgather_into_tensor_coalesced_|_allgather_base_"
 SCATTER = "reduce_scatter_tensor_coalesced_|_reduce_scatter_base_"
@@ -68,8 +67,7 @@ class ModelParallel(RankedTraining):
         super().__init__(name, world, strategy, promise, source)
         self.workloads = frozenset(workloads)
         self.calls = dict(calls)
-        self.modes = modes
-        self.level = level
+        self.modes, self.level = modes, level
 
     def refusal(self, workload: Workload) -> str:
         if workload.name not in builtin():

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 120.0
 """Seconds that a job may take, and that a rank waits for the others. A training takes less than one."""
-
 _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
 """Pattern of torchrun's report: a failed rank and its exit code, which is negative for a signal."""
 

@@ -68,16 +68,14 @@ class Reshard(RankedTraining):
         loads: Sequence[Loaded] = answers[0].facts["loads"]
         files = ", ".join(str(load.files) for load in loads)
         wanted = ", ".join(map(str, RANKS))
-        yield Evidence(
-            f"files of the checkpoints, one by each rank that saved: {wanted}", files, engaged=files == wanted
-        )
+        claim = f"files of the checkpoints, one by each rank that saved: {wanted}"
+        yield Evidence(claim, files, engaged=files == wanted)
         names = [name for name, _ in program.module.named_parameters()]
         for ranks, load in zip(RANKS, loads, strict=True):
             shard = f"split by dimension 0 over {ranks}" if ranks > 1 else "whole"
             count = load.shards.count(shard)
-            yield Evidence(
-                f"parameters saved as {shard} = {len(names)}", count, engaged=count == len(load.shards) == len(names)
-            )
+            claim = f"parameters saved as {shard} = {len(names)}"
+            yield Evidence(claim, count, engaged=count == len(load.shards) == len(names))
         for number, (load, ranks) in enumerate(zip(loads, (*RANKS[1:], RANKS[0]), strict=True)):
             # Every parameter, and at least one tensor that the optimizer remembers of each.
             least = 2 * len(names)

@@ -126,8 +126,7 @@ class TensorParallel(Division):
     """
 
     def __init__(self, *, sequence: bool = False, data: int = 1) -> None:
-        self.sequence = sequence
-        self.data = data
+        self.sequence, self.data = sequence, data
 
     def prepare(self, program: Program) -> None:
         from torch.distributed.tensor.parallel import parallelize_module
@@ -212,8 +211,7 @@ class Pipelined(Division):
     """True if gradients are divided by the number of micro-batches."""
 
     def __init__(self, schedule: str, stages: int = 1) -> None:
-        self.schedule = schedule
-        self.stages = stages
+        self.schedule, self.stages = schedule, stages
         self.orders: dict[int, str] = {}
         self.owners: dict[str, int] = {}
 

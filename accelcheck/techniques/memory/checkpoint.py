@@ -63,9 +63,7 @@ class Checkpoint(Technique):
     differentiates_twice = False  # reentrant checkpoints refuse torch.autograd.grad
 
     def __init__(self, name: str, source: str, promise: str) -> None:
-        self.name = name
-        self.source = source
-        self.promise = promise
+        self.name, self.source, self.promise = name, source, promise
 
     def checkpointing(self) -> Callable[..., Any]:
         """Returns the variant's checkpoint function: ``checkpoint(function, *args)``."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 SEGMENTS = 4
 """Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite)."""
-
 _FORWARDS = "forwards of each block"
 _PLAIN = "peak of the plain run"
 
@@ -43,9 +42,7 @@ class Segments(Technique):
     early = frozenset({"deep-blocks"})
 
     def __init__(self, name: str, source: str, promise: str) -> None:
-        self.name = name
-        self.source = source
-        self.promise = promise
+        self.name, self.source, self.promise = name, source, promise
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         """Computes the output for `x` of all blocks in a row, run in segments."""

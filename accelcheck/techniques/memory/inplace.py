@@ -65,11 +65,8 @@ class Inplace(Technique):
         for name, count in sorted(gained.items()):
             yield at_least(f"{name} dispatched", seen[name], count * passes)
         calls: Counter[bool] = program.extras[_OVERWRITTEN]
-        yield Evidence(
-            "calls of toggled modules that gave back the very tensor they were given = all",
-            f"{calls[True]} of {calls.total()}",
-            engaged=calls[True] >= 1 and not calls[False],
-        )
+        claim = "calls of toggled modules that gave back the very tensor they were given = all"
+        yield Evidence(claim, f"{calls[True]} of {calls.total()}", engaged=calls[True] >= 1 and not calls[False])
 
 
 def _inplace_operators(program: Program, device: Device) -> Counter[str]:

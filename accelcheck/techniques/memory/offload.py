@@ -101,9 +101,7 @@ class Offload(Technique):
     early = frozenset({"deep-blocks"})
 
     def __init__(self, name: str, promise: str, *, pinned: bool) -> None:
-        self.name = name
-        self.promise = promise
-        self.pinned = pinned
+        self.name, self.promise, self.pinned = name, promise, pinned
 
     def saving(self, tally: Tally, device: Device) -> AbstractContextManager[Any]:
         """Makes the context for a forward pass."""
@@ -123,11 +121,8 @@ class Offload(Technique):
         plain: Peak | None = program.extras.get(_PLAIN)
         unknown = f" (no peak: {plain.reason})" if plain is not None and plain.bytes is None else ""
         yield Evidence(f"bytes saved in host memory >= 1{unknown}", seen.bytes, engaged=seen.bytes >= 1)
-        yield Evidence(
-            f"tensors returned for the backward pass = {seen.packed}, all that were saved",
-            seen.unpacked,
-            engaged=seen.unpacked == seen.packed,
-        )
+        claim = f"tensors returned for the backward pass = {seen.packed}, all that were saved"
+        yield Evidence(claim, seen.unpacked, engaged=seen.unpacked == seen.packed)
         yield exactly("tensors not saved on the CPU", seen.elsewhere, 0)
         yield exactly("tensors saved or returned with another dtype, shape or device", seen.altered, 0)
         copied = 0 if device.has("host") and not self.pinned else seen.packed

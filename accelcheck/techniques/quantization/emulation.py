@@ -29,25 +29,19 @@ if TYPE_CHECKING:
 
 EPSILON = torch.finfo(torch.float32).eps
 """Smallest scale of torch.ao's observers and of torchao's Int8Tensor."""
-
 SMALL_SCALE = 6.1e-5
 """Smallest scale of a dynamic activation: the smallest normal FP16 number (ATen/native/quantized/cpu/QuantUtils.h)."""
-
 RELATIVE = 2.0**-20
 """Relative error that is allowed for FP32 activations and their ranges: 2**4 unit roundoffs of 2**-24, for values that
 have passed a few layers."""
-
 REACH = 2.0**7 * RELATIVE
 """Distance to a tie, in quanta, within which correct implementations may round either way; for positions up to 2**7."""
-
 SCALE_ERROR = 4 * UNIT_ROUNDOFF["float32"]
 """Relative distance of two correct scales. One rounds up to three times: the reciprocal of the largest magnitude, its
 product with the largest integer, and the reciprocal of that; the emulation divides once."""
-
 POSITION_ERROR = 7 * UNIT_ROUNDOFF["float32"]
 """Relative distance of two correct positions of an exact weight. One has a scale that is rounded twice, then its
 reciprocal and the product with the weight; the emulation a scale, its reciprocal and the product."""
-
 Scale = tuple[Tensor, int]
 """FP32 scale, broadcastable to the quantized tensor, and zero point."""
 
@@ -216,9 +210,7 @@ class Quantizer(nn.Module):
 
     def __init__(self, rule: Callable[[Tensor], Scale], low: int, high: int) -> None:
         super().__init__()
-        self.rule = rule
-        self.low = low
-        self.high = high
+        self.rule, self.low, self.high = rule, low, high
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:

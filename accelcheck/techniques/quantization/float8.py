@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 
 TILE = 16
 """Matrix units need multiples of this number in both dimensions of a float8 weight; others are padded with zeros."""
-
 NEEDED = (8, 9)
 """Lowest CUDA compute capability with float8 matrix units (https://docs.nvidia.com/cuda/cuda-c-programming-guide)."""
-
 _NO_CAST = re.compile(
     r"not implemented for '?Float8|Float8\w* (?:is )?not supported"
     r"|convert Float8\w* to the \w+ backend|Could not run 'aten::"
@@ -63,7 +61,6 @@ _REFUSALS = re.compile(
     rf"|{_NO_CAST.pattern}"
 )
 """Pattern of torch's errors where a device, its library or this torch has no such product; others are errors."""
-
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with inputs of several dimensions, sizes that are no multiples of `TILE`, and several layers."""
 

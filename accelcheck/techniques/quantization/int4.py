@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 
 LEVELS = 15
 """Number of steps from the smallest 4-bit integer to the largest."""
-
 MIDDLE = 8
 """Integer that the kernel subtracts from each integer of 0 to `LEVELS`."""
-
 GROUP = 32
 """Number of weights that share a scale: the smallest group that the kernel supports."""
-
 SMALLEST = 1e-6
 """Smallest scale, as in torchao's rule for this kernel."""
-
 TILE = 16
 """Divisor of the kernel's numbers of output channels; other weights are padded with zeros."""
-
 WORKLOADS = frozenset({"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"})
 """Workloads with widths that are and are not multiples of a group, inputs of several dimensions, and several layers."""
 

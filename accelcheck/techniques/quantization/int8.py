@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
 """Int8 engines of torch. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
-
 CALIBRATED_STEPS = 127
 """``quant_max`` of torch.ao's default activation observer: 7 bits, with which no engine saturates."""
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 STEPS = 255
 """Default ``quant_max`` of the quantizer for activations."""
-
 _CONVERTED = "converted graph"
 _PT2E = "torchao.quantization.pt2e"
 

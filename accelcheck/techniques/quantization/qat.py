@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 LOW, HIGH = -128, 127
-
 UNIT = 2.0**-24
 """Unit roundoff of FP32."""
-
 _WORKLOADS = frozenset({"mlp-blocks", "transformer-block", "train-mlp", "train-transformer", "digits-mlp-training"})
 _LAYERS = "linear layers"
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 GROUP = 16
 """Number of weights that share a scale in int4: a divisor of every width in the suite."""
-
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
