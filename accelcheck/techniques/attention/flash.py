@@ -39,16 +39,10 @@ _LOWER_RIGHT = (2, 1)
 class FlashGeneration:
     """Differences between the generations of FlashAttention.
 
-    Attributes:
-        module: Import name of the module with its functions.
-        distribution: Name of the distribution, for its version.
-        install: Command that installs it.
-        capability: Lowest CUDA compute capability that it has kernels for.
-        rocm: True if it has kernels for AMD GPUs.
-        dropout: True if its functions take ``dropout_p``.
-        unbounded: Value in ``window_size`` that stands for no limit on that side.
-        packed: Names of its functions that take query, key and value in one tensor, padded or jagged.
-        needs: Module that is installed together with it; None if `module` alone shows whether it is installed.
+    `module` is the import name of its functions, `distribution` the one whose version counts, and `needs` a module that
+    is installed with it, if `module` alone does not show that. `capability` is the lowest CUDA compute capability of
+    its kernels; `rocm` tells of kernels for AMD GPUs, `dropout` of an argument ``dropout_p``. `unbounded` stands for no
+    limit on a side of ``window_size``; `packed` names the functions that take query, key and value in one tensor.
     """
 
     module: str
@@ -71,9 +65,7 @@ class FlashGeneration:
 class FlashAttention(Technique):
     """Replaces each call of torch's attention by the package's, or the whole module of a workload with packed tensors.
 
-    Args:
-        package: Generation of FlashAttention.
-        jagged: True to use the functions for jagged sequences also where all have the same length.
+    With `jagged`, the functions for jagged sequences are used also where all have the same length.
     """
 
     family = "attention"
@@ -164,8 +156,7 @@ class FlashAttention(Technique):
     def attend(self, call: Call) -> Tensor:
         """Computes attention for a call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
 
-        Raises:
-            Unsupported: The call has a mask that is not causal, or dropout, which the package lacks.
+        Raises `Unsupported` for a mask that is not causal, or dropout that the package lacks.
         """
         options = self._options(call)
         # Aligned to the top left, no query sees keys beyond the last query; without them, both alignments are the same.
@@ -178,12 +169,10 @@ class FlashAttention(Technique):
             for part in (call.query, call.key[:, :, :keys], call.value[:, :, :keys])
         )
         options["softmax_scale"] = depth**-0.5 if call.scale is None else call.scale
-        out = (
-            self._jagged(q, k, v, options) if self.jagged else self.package.call("flash_attn_func", q, k, v, **options)
-        )
-        return out[..., :width].transpose(1, 2)
+        attend = self._jagged if self.jagged else partial(self.package.call, "flash_attn_func")
+        return attend(q, k, v, **options)[..., :width].transpose(1, 2)
 
-    def _jagged(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    def _jagged(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         batch, queries, keys = q.size(0), q.size(1), k.size(1)
         offsets = partial(torch.arange, batch + 1, dtype=torch.int32, device=q.device)
         out = self.package.call(

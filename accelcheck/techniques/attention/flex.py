@@ -119,8 +119,7 @@ _INFERENCE = frozenset({Mode.FORWARD, Mode.ACCURACY})
 def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
     """Computes the attention of one call by `flex`: `flex_attention`, compiled or not.
 
-    Raises:
-        Unsupported: The call has dropout, which `flex_attention` lacks, or torch refuses the device or the backward.
+    Raises `Unsupported` for dropout, which `flex_attention` lacks, or if torch refuses the device or the backward pass.
     """
     if call.dropout_p:
         raise Unsupported(unsupported(Code.NO_FEATURE, "flex_attention has no dropout"))

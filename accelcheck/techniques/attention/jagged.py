@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Jagged:
-    """Sequences without their padding.
+    """Sequences without their padding: the tokens of all in `rows`, one after the other, ``(tokens, ...)``.
 
-    Attributes:
-        rows: Tokens of all sequences, one after the other: ``(tokens, ...)``.
-        offsets: Index in `rows` at which each sequence begins, and the end of the last one: ``(B + 1,)``, int64.
-        within: Positions of the padded batch that hold a token: bool ``(B, S)``.
+    Sequences begin at `offsets`, with the end of the last one, ``(B + 1,)``, int64; `within`, bool ``(B, S)``, marks
+    the positions of the padded batch that hold a token.
     """
 
     rows: Tensor

@@ -77,11 +77,10 @@ class ForcedAttention(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         own = self._operator(device) or self.backend.name
         hits = log.count(own)
-        others = {
-            name: count
-            for name, count in log.names().items()
-            if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
-        }
+        names = (
+            name for name in log.names() if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
+        )
+        others = {name: log.names()[name] for name in names}
         return at_least(f"{own} dispatched", hits), none_of("other attention backends dispatched", counted(others))
 
     def _operator(self, device: Device) -> str | None:
@@ -116,30 +115,21 @@ class ForcedAttention(Technique):
         return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}", tried=True)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    ForcedAttention(
-        "sdpa-math",
-        SDPBackend.MATH,
-        {"*": _MATH},
-        "Attention as matmul, softmax, matmul: the reference for the other backends.",
-    ),
-    ForcedAttention(
-        "sdpa-flash",
-        SDPBackend.FLASH_ATTENTION,
-        {"host": _CPU_FLASH, "torch-cuda": r"aten::_scaled_dot_product_flash_attention"},
-        "FlashAttention computes exact attention in tiles, without storing the score matrix.",
-    ),
-    ForcedAttention(
-        "sdpa-efficient",
-        SDPBackend.EFFICIENT_ATTENTION,
-        {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"},
-        "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in "
-        "FP32.",
-    ),
-    ForcedAttention(
-        "sdpa-cudnn",
-        SDPBackend.CUDNN_ATTENTION,
-        {"torch-cuda": r"aten::_scaled_dot_product_cudnn_attention"},
-        "cuDNN's fused attention computes exact attention.",
-    ),
+_FLASH = {"host": _CPU_FLASH, "torch-cuda": r"aten::_scaled_dot_product_flash_attention"}
+_EFFICIENT = {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"}
+_CUDNN = {"torch-cuda": r"aten::_scaled_dot_product_cudnn_attention"}
+_PLAIN = "Attention as matmul, softmax, matmul: the reference for the other backends."
+_TILES = "FlashAttention computes exact attention in tiles, without storing the score matrix."
+_LEAN = (
+    "Memory-efficient attention computes exact attention without storing the score matrix, also with masks and in FP32."
+)
+
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    ForcedAttention(f"sdpa-{name}", backend, operators, promise)
+    for name, backend, operators, promise in (
+        ("math", SDPBackend.MATH, {"*": _MATH}, _PLAIN),
+        ("flash", SDPBackend.FLASH_ATTENTION, _FLASH, _TILES),
+        ("efficient", SDPBackend.EFFICIENT_ATTENTION, _EFFICIENT, _LEAN),
+        ("cudnn", SDPBackend.CUDNN_ATTENTION, _CUDNN, "cuDNN's fused attention computes exact attention."),
+    )
 )

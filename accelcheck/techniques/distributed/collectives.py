@@ -47,11 +47,7 @@ class Collectives(ModelParallel):
         return Calling(job.problem, program.inputs[0].dtype, job.seed, job.strategy)
 
     def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
-        """Returns all ranks' results.
-
-        Raises:
-            RuntimeError: Torch refused a call.
-        """
+        """Returns all ranks' results; raises a RuntimeError if torch refused a call."""
         for label, words in answers[0].facts["refused"].items():
             raise RuntimeError(f"{label}: {words}")
         device = program.inputs[0].device

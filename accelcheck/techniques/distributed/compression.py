@@ -65,8 +65,7 @@ class Account:
 class Books:
     """`Account` of each parameter.
 
-    Args:
-        rounding: True if the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
+    With `rounding`, the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
     """
 
     def __init__(self, *, rounding: bool = False) -> None:
@@ -108,11 +107,7 @@ class Codec(Protocol):
 
 
 class TopK:
-    """Codec of the largest elements with their indices, 8 bytes each; the other elements become 0.
-
-    Args:
-        share: Part of the elements that is sent, at least one.
-    """
+    """Codec of the largest elements, a `share` of all, with their indices, 8 bytes each; the others become 0."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -182,10 +177,8 @@ class ErrorFeedback(Exchange):
 class PowerSgd(Exchange):
     """PowerSGD of torch: a product of two thin matrices approximates each gradient that is large enough.
 
-    Args:
-        rank: Rank of the product.
-        rate: Ratio of a matrix's elements to those of the two thin ones, above which it is compressed.
-        feedback: True to add the error of the product to the next gradient.
+    A matrix is compressed if it has more than `rate` times the elements of the two thin ones of `rank` columns. With
+    `feedback`, the error of the product is added to the next gradient.
     """
 
     def __init__(self, rank: int, rate: float, *, feedback: bool = True) -> None:

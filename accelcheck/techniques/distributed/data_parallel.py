@@ -46,12 +46,7 @@ Size = Callable[[Sequence[torch.Size], int], int]
 
 
 class RankedTraining(Technique):
-    """Training by several processes.
-
-    Args:
-        world: Number of ranks.
-        strategy: Function that makes the ranks' strategy.
-    """
+    """Training by `world` processes, whose strategy the function `strategy` makes."""
 
     family = "distributed"
     timed = False
@@ -100,11 +95,7 @@ class RankedTraining(Technique):
         return _taken(program, answers[0].result)
 
     def check_batches(self, program: Program) -> None:
-        """Checks, before processes start, that every batch can be divided.
-
-        Raises:
-            Unsupported: A batch cannot.
-        """
+        """Raises `Unsupported`, before processes start, if a batch cannot be divided."""
         for batch in ((program.inputs, program.target), *program.further):
             shards(*batch, self.parts)
 
@@ -113,11 +104,10 @@ class RankedTraining(Technique):
         yield exactly("processes that trained", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
         if not answers:
             return
-        unlike = [
-            name for name, digest in answers[0].digests.items() if any(a.digests[name] != digest for a in answers)
-        ]
+        digests = answers[0].digests
+        unlike = [name for name in digests if len({answer.digests[name] for answer in answers}) > 1]
         claim = "parameters that differ between ranks = 0"
-        yield Evidence(claim, ", ".join(unlike) or 0, engaged=not unlike and bool(answers[0].digests))
+        yield Evidence(claim, ", ".join(unlike) or 0, engaged=not unlike and bool(digests))
         yield from self.exchanged(program, answers)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
@@ -131,11 +121,9 @@ def whole(width: int) -> Size:
 
 
 class DataParallel(RankedTraining):
-    """Training with DistributedDataParallel.
+    """Training with DistributedDataParallel, in several buckets a step if `buckets`.
 
-    Args:
-        size: Bytes that each rank has to send; None for all its gradients in FP32.
-        buckets: True if a step must use several buckets.
+    `size` gives the bytes that each rank has to send; None for all its gradients in FP32.
     """
 
     def __init__(
@@ -268,39 +256,17 @@ def _enough(device: Device, world: int) -> Capability:
 
 
 _EQUAL = "{} ranks that average their gradients train as one process on the joined batch does{}."
+_PARTS = "{} ranks that each hold a part of every parameter train as one process on the joined batch does."
+_VIEWS = "Gradients that are views into their buckets are those that ranks average, without a copy."
+_ONCE = "Gradients accumulated without exchange and exchanged once are those of the joined batch."
+_SMALL = partial(Replicated, bucket_mb=SMALL_BUCKET)
 
 TECHNIQUES: tuple[Technique, ...] = (
     *(
-        DataParallel(
-            f"ddp-{world}",
-            world,
-            partial(Replicated, bucket_mb=SMALL_BUCKET),
-            _EQUAL.format(world, ", in several buckets"),
-            buckets=True,
-        )
+        DataParallel(f"ddp-{world}", world, _SMALL, _EQUAL.format(world, ", in several buckets"), buckets=True)
         for world in (2, 3)
     ),
-    BucketViews(
-        "ddp-bucket-view",
-        2,
-        partial(Replicated, bucket_mb=SMALL_BUCKET, views=True),
-        "Gradients that are views into their buckets are those that ranks average, without a copy.",
-        buckets=True,
-    ),
-    Accumulated(
-        "ddp-no-sync",
-        2,
-        Accumulating,
-        "Gradients accumulated without exchange and exchanged once are those of the joined batch.",
-    ),
-    *(
-        Sharded(
-            name,
-            world,
-            FullySharded,
-            f"{world} ranks that each hold a part of every parameter train as one process on the joined batch does.",
-            FSDP,
-        )
-        for name, world in (("fsdp2", 2), ("fsdp2-3", 3))
-    ),
+    BucketViews("ddp-bucket-view", 2, partial(_SMALL, views=True), _VIEWS, buckets=True),
+    Accumulated("ddp-no-sync", 2, Accumulating, _ONCE),
+    *(Sharded(name, world, FullySharded, _PARTS.format(world), FSDP) for name, world in (("fsdp2", 2), ("fsdp2-3", 3))),
 )

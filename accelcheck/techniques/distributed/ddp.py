@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class Exchange:
     """Communication hook with its state, called in place of DistributedDataParallel's all-reduce.
 
-    Attributes:
-        calls: Number of buckets that it has received.
+    `calls` counts the buckets that it has received.
     """
 
     calls = 0
@@ -43,8 +42,7 @@ class Exchange:
 class HookedAveraging(Exchange):
     """User's hook: it starts an all-reduce, and divides the sum when the all-reduce is done.
 
-    Attributes:
-        averaged: Number of buckets that were divided.
+    `averaged` counts the buckets that were divided.
     """
 
     averaged = 0
@@ -69,10 +67,8 @@ class HookedAveraging(Exchange):
 class Replicated(Strategy):
     """Strategy of ranks with the whole module each, whose gradients DistributedDataParallel averages.
 
-    Args:
-        bucket_mb: Size at which a bucket is full, in MiB; None for torch's default.
-        views: True if gradients are views into their buckets.
-        exchange: Communication hook; None for the all-reduce in C++.
+    A bucket is full at `bucket_mb` MiB; None for torch's default. With `views`, gradients are views into their buckets.
+    An `exchange` of None is the all-reduce in C++.
     """
 
     ddp: DistributedDataParallel

@@ -32,8 +32,7 @@ ALIGNED = 8
 class ExpertParallel(Division):
     """Strategy of ranks that have groups of tokens and some of the experts each.
 
-    Args:
-        grouped: True for one product of all experts of a rank, False for a loop over them.
+    A rank loops over its experts or, if `grouped`, computes one product of all.
     """
 
     def __init__(self, *, grouped: bool = False) -> None:

@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.distributed.compression import (
-    LEVELS,
-    PLAIN_STEPS,
-    first_basis,
-    largest,
-    matrix,
-    split,
-    worthwhile,
-)
+from accelcheck.techniques.distributed import compression
 from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.quantization.emulation import RELATIVE
 
@@ -42,8 +34,7 @@ earlier decisions have changed the parameters."""
 class Scheme:
     """Exchange that computes the gradient of all ranks from each rank's own.
 
-    Attributes:
-        flips: True if close decisions may go either way.
+    With `flips`, close decisions may go either way.
     """
 
     flips = False
@@ -58,11 +49,7 @@ class Scheme:
         self._noise = torch.Generator().manual_seed(self._run // 2)
 
     def __call__(self, ranks: Sequence[Gradients]) -> Gradients:
-        """Computes the gradients by parameter.
-
-        Args:
-            ranks: Gradients of the mean loss by rank and parameter, FP64, from batches of equal size.
-        """
+        """Computes the gradients by parameter, from those of each rank's mean loss: FP64, of batches of equal size."""
         raise NotImplementedError(f"{type(self).__name__}: give the mean of what the ranks send")
 
     def near(self, x: Tensor) -> Tensor:
@@ -108,7 +95,7 @@ class ErrorFeedbackOracle(Scheme):
             sent.append(self.coded(wanted))
             self._residuals[rank] = wanted - sent[-1]
         mean = torch.stack(sent).mean(0)
-        pieces = split(mean, ranks[0])
+        pieces = compression.split(mean, ranks[0])
         return [piece.view_as(gradient) for piece, gradient in zip(pieces, ranks[0], strict=True)]
 
     def coded(self, wanted: Tensor) -> Tensor:
@@ -124,7 +111,7 @@ class Largest(ErrorFeedbackOracle):
         self.share = share
 
     def coded(self, wanted: Tensor) -> Tensor:
-        places = self.near(wanted.abs()).topk(largest(self.share, wanted.numel())).indices
+        places = self.near(wanted.abs()).topk(compression.largest(self.share, wanted.numel())).indices
         return torch.zeros_like(wanted).index_put((places,), wanted[places])
 
 
@@ -133,8 +120,8 @@ class Integers(ErrorFeedbackOracle):
 
     def coded(self, wanted: Tensor) -> Tensor:
         near = self.near(wanted)
-        scale = near.abs().amax() / LEVELS
-        return (near / scale).round().clamp(-LEVELS, LEVELS) * scale
+        scale = near.abs().amax() / compression.LEVELS
+        return (near / scale).round().clamp(-compression.LEVELS, compression.LEVELS) * scale
 
 
 class LowRank(Scheme):
@@ -160,28 +147,26 @@ class LowRank(Scheme):
     def _mean(self, index: int, gradients: Gradients) -> Tensor:
         wanted = [gradient + self._residuals.get((rank, index), 0.0) for rank, gradient in enumerate(gradients)]
         mean = torch.stack(wanted).mean(0)
-        if self._steps <= PLAIN_STEPS:
+        if self._steps <= compression.PLAIN_STEPS:
             return mean
-        if worthwhile(mean.shape, self.rank, self.rate):
-            mean = self._product(index, mean.view(matrix(mean.shape))).view_as(mean)
+        if compression.worthwhile(mean.shape, self.rank, self.rate):
+            mean = self._product(index, mean.view(compression.matrix(mean.shape))).view_as(mean)
         self._residuals |= {(rank, index): own - mean for rank, own in enumerate(wanted)}
         return mean
 
     def _product(self, index: int, mean: Tensor) -> Tensor:
         if index not in self._bases:
-            self._bases[index] = first_basis(mean.shape, self.rank).double()
+            self._bases[index] = compression.first_basis(mean.shape, self.rank).double()
         left: Tensor = torch.linalg.qr(mean @ self._bases[index]).Q
         self._bases[index] = mean.T @ left
         return left @ self._bases[index].T
 
 
 def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
-    """Copies the module to one with exchanged gradients: it divides its batch among ranks, and joins the outputs.
+    """Copies the FP64 module to one with exchanged gradients: it divides its batch among ranks, and joins the outputs.
 
-    Args:
-        module: FP64 module. Inputs and outputs have the batch in their first dimension.
-        world: Number of ranks.
-        scheme: Scheme of the exchange. It is reset when the module's state is loaded.
+    Inputs and outputs have the batch in their first dimension. The scheme begins anew when the module's state is
+    loaded.
     """
     inner = copy.deepcopy(module)
     outer = copy.copy(inner)  # of the same parameters, under the same names

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.core.case import Evidence
-from accelcheck.techniques.distributed.compression import (
-    PLAIN_STEPS,
-    ErrorFeedback,
-    HalfPrecision,
-    Int8,
-    PowerSgd,
-    TopK,
-    largest,
-    worthwhile,
-)
+from accelcheck.techniques.distributed import compression
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, listed, trained, whole
 from accelcheck.techniques.distributed.ddp import Exchange, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
@@ -86,22 +77,15 @@ class Lossless(Hooked):
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
-        lost = [
-            f"{name} x{count} of rank {rank}"
-            for rank, a in enumerate(answers)
-            for name, count in a.facts["lost"].items()
-        ]
+        counts = [(rank, *item) for rank, answer in enumerate(answers) for item in answer.facts["lost"].items()]
+        lost = [f"{name} x{count} of rank {rank}" for rank, name, count in counts]
         accounts = {answer.facts["accounts"] for answer in answers}
         claim = "elements whose sum sent and residual are not the sum of their gradients = 0"
         yield Evidence(claim, ", ".join(lost) or 0, engaged=not lost and accounts == {len(trained(program))})
 
 
 class Compressed(Hooked):
-    """Hook that rounds or drops, and an FP64 oracle that does the same.
-
-    Args:
-        scheme: Function that makes the oracle's exchange.
-    """
+    """Hook that rounds or drops, and an FP64 oracle whose exchange, made by `scheme`, does the same."""
 
     level = 3  # each has an oracle of its own, which computes every rank's part
     early = frozenset({"train-mlp", "train-bags"})
@@ -137,7 +121,7 @@ class FedBack(Lossless, Compressed):
 
 def top_k(shapes: Sequence[torch.Size], step: int) -> int:
     """Returns the bytes of a top-k step: 4 for an element, and 4 for its index."""
-    return 8 * largest(SHARE, sum(shape.numel() for shape in shapes))
+    return 8 * compression.largest(SHARE, sum(shape.numel() for shape in shapes))
 
 
 def eight_bits(shapes: Sequence[torch.Size], step: int) -> int:
@@ -149,58 +133,50 @@ def low_rank(rank: int, rate: float) -> Size:
     """Makes the `Size` of PowerSGD's steps."""
 
     def size(shapes: Sequence[torch.Size], step: int) -> int:
-        thin = [0 if step < PLAIN_STEPS else worthwhile(shape, rank, rate) for shape in shapes]
+        thin = [0 if step < compression.PLAIN_STEPS else compression.worthwhile(shape, rank, rate) for shape in shapes]
         return 4 * sum(count or shape.numel() for count, shape in zip(thin, shapes, strict=True))
 
     return size
 
 
+_ASYNC = (
+    "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel does."
+)
+_HALF = "Gradients are rounded to {}, divided, and added up in it: half the bytes."
+_THIN = "A product of thin matrices is the mean gradient seen through one column space; what it misses is sent later."
+_FULL = "With as high a rank as a matrix can have, PowerSGD is plain averaging."
+_TOP_K = f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost."
+_INT8 = "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later."
+_POWER, _FED_BACK = compression.PowerSgd, compression.ErrorFeedback
+
 TECHNIQUES: tuple[Technique, ...] = (
-    Asynchronous(
-        "ddp-async",
-        HookedAveraging,
-        whole(4),
-        "A hook that sums asynchronously and divides in the future's callback averages as DistributedDataParallel "
-        "does.",
-        bucket_mb=SMALL_BUCKET,
-    ),
+    Asynchronous("ddp-async", HookedAveraging, whole(4), _ASYNC, bucket_mb=SMALL_BUCKET),
     *(
         Compressed(
             f"ddp-{word}-hook",
-            partial(HalfPrecision, dtype),
+            partial(compression.HalfPrecision, dtype),
             partial(Halves, dtype),
             whole(2),
-            f"Gradients are rounded to {name}, divided, and added up in it: half the bytes.",
+            _HALF.format(name),
         )
         for word, name, dtype in (("fp16", "float16", torch.float16), ("bf16", "bfloat16", torch.bfloat16))
     ),
-    FedBack(
-        "ddp-powersgd",
-        partial(PowerSgd, THIN, RATE),
-        partial(LowRank, THIN, RATE),
-        low_rank(THIN, RATE),
-        "A product of thin matrices is the mean gradient seen through one column space; what it misses is sent later.",
-    ),
-    Lossless(
-        "ddp-powersgd-full",
-        partial(PowerSgd, 2**20, 0.0),
-        low_rank(2**20, 0.0),
-        "With as high a rank as a matrix can have, PowerSGD is plain averaging.",
-    ),
+    FedBack("ddp-powersgd", partial(_POWER, THIN, RATE), partial(LowRank, THIN, RATE), low_rank(THIN, RATE), _THIN),
+    Lossless("ddp-powersgd-full", partial(_POWER, 2**20, 0.0), low_rank(2**20, 0.0), _FULL),
     FedBack(
         "ddp-topk",
-        partial(ErrorFeedback, TopK(SHARE)),
+        partial(_FED_BACK, compression.TopK(SHARE)),
         partial(Largest, SHARE),
         top_k,
-        f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost.",
+        _TOP_K,
         "https://arxiv.org/abs/1809.07599",
     ),
     FedBack(
         "ddp-int8",
-        partial(ErrorFeedback, Int8()),
+        partial(_FED_BACK, compression.Int8()),
         Integers,
         eight_bits,
-        "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later.",
+        _INT8,
         "https://arxiv.org/abs/1901.09847",
     ),
 )

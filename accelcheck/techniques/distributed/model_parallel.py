@@ -11,16 +11,8 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import inductor_capability
+from accelcheck.techniques.distributed import sharing
 from accelcheck.techniques.distributed.data_parallel import FSDP, STRATEGY, RankedTraining, listed
-from accelcheck.techniques.distributed.sharing import (
-    MICRO_BATCHES,
-    CompiledShards,
-    ContextParallel,
-    Pipelined,
-    SharedJob,
-    TensorParallel,
-    in_flight,
-)
 from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import builtin
 
@@ -78,7 +70,7 @@ class ModelParallel(RankedTraining):
         return
 
     def share(self, program: Program, mode: Mode) -> TrainingJob:
-        return SharedJob.made(program, program.extras[STRATEGY], mode)
+        return sharing.SharedJob.made(program, program.extras[STRATEGY], mode)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         for names, least in self.calls.items():
@@ -127,10 +119,10 @@ class Pipeline(ModelParallel):
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         orders = dict(sorted(item for answer in answers for item in answer.facts["orders"].items()))
-        passes = program.steps * MICRO_BATCHES
+        passes = program.steps * sharing.MICRO_BATCHES
         complete = [order for order in orders.values() if order.count("F") == order.count("B") == passes]
         yield exactly(f"stages that ran {passes} micro-batches forward and backward", len(complete), len(self.most))
-        most = listed(in_flight(order) for order in orders.values())
+        most = listed(sharing.in_flight(order) for order in orders.values())
         wanted = listed(self.most)
         yield Evidence(f"most micro-batches in flight, by stage: {wanted}", most, engaged=most == wanted)
         owners = answers[0].facts["owners"]
@@ -141,7 +133,7 @@ class Context(ModelParallel):
     """Attention over a sequence that ranks have in parts."""
 
     def __init__(self, rotation: str, promise: str, calls: Mapping[str, int], early: Iterable[str] = ()) -> None:
-        name, divide = f"context-parallel-{rotation}", partial(ContextParallel, rotation)
+        name, divide = f"context-parallel-{rotation}", partial(sharing.ContextParallel, rotation)
         modes = frozenset({Mode.BACKWARD})
         super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), calls, modes=modes)
         self.rotation, self.early = rotation, frozenset(early)
@@ -168,82 +160,42 @@ class Context(ModelParallel):
 _MLP, _TRANSFORMER = ("train-mlp", "train-transformer"), ("train-transformer",)
 _BLOCKS = ("mlp-blocks", "transformer-block")
 _TRAIN = frozenset({Mode.TRAIN})
+_SHARDED, _SUMMED = {GATHER: 1, SCATTER: 1}, {ALL_REDUCE: 1}
+_COLUMNS = "Linear layers by columns and rows on {} ranks compute what whole ones do."
+_SEQUENCE = (
+    "Norms and residuals of a part of the sequence on each rank, between divided layers, compute what whole ones do."
+)
+_GROUPS = (
+    "Two groups of two ranks, with half of the batch each, train divided layers as one process does the whole batch."
+)
+_COMPILED = "FSDP2 in a compiled module trains as one process on the joined batch does."
+_GATHERED = "Attention over gathered keys and values of all ranks is that over the whole sequence."
+_AROUND = "Attention over keys and values that go around the ranks is that over the whole sequence."
 _STAGED = "{} of micro-batches through stages on {} ranks gives the training of one process on the whole batch."
 
 
 def _pipeline(name: str, schedule: str, world: int, stages: int, most: Sequence[int], level: int = 2) -> Pipeline:
-    return Pipeline(
-        name,
-        world,
-        partial(Pipelined, schedule, stages),
-        _STAGED.format(schedule.removeprefix("Schedule"), world),
-        PIPELINES,
-        _MLP if stages == 1 and world == 2 else _TRANSFORMER,
-        {"send": 4 * MICRO_BATCHES, "recv_": 4 * MICRO_BATCHES},
-        modes=_TRAIN,
-        level=level,
-        most=most,
-    )
+    promise, divide = _STAGED.format(schedule, world), partial(sharing.Pipelined, f"Schedule{schedule}", stages)
+    workloads = _MLP if stages == 1 and world == 2 else _TRANSFORMER
+    calls = dict.fromkeys(("send", "recv_"), 4 * sharing.MICRO_BATCHES)
+    return Pipeline(name, world, divide, promise, PIPELINES, workloads, calls, modes=_TRAIN, level=level, most=most)
 
+
+_ALL, _PARTS = (*_BLOCKS, *_MLP), sharing.TensorParallel
+_NORMS = "https://arxiv.org/abs/2205.05198"
 
 TECHNIQUES: tuple[Technique, ...] = (
-    *(
-        Divided(
-            f"tensor-parallel{suffix}",
-            world,
-            TensorParallel,
-            f"Linear layers by columns and rows on {world} ranks compute what whole ones do.",
-            PARALLEL,
-            (*_BLOCKS, *_MLP),
-            {ALL_REDUCE: 1},
-            level=level,
-        )
-        for suffix, world, level in (("", 2, 2), ("-4", 4, 3))
-    ),
+    Divided("tensor-parallel", 2, _PARTS, _COLUMNS.format(2), PARALLEL, _ALL, _SUMMED),
+    Divided("tensor-parallel-4", 4, _PARTS, _COLUMNS.format(4), PARALLEL, _ALL, _SUMMED, level=3),
     Divided(
-        "sequence-parallel",
-        2,
-        partial(TensorParallel, sequence=True),
-        "Norms and residuals of a part of the sequence on each rank, between divided layers, compute what whole ones do.",
-        "https://arxiv.org/abs/2205.05198",
-        (*_BLOCKS, *_TRANSFORMER),
-        {GATHER: 1, SCATTER: 1},
+        "sequence-parallel", 2, partial(_PARTS, sequence=True), _SEQUENCE, _NORMS, (*_BLOCKS, *_TRANSFORMER), _SHARDED
     ),
-    Divided(
-        "tp-fsdp2",
-        4,
-        partial(TensorParallel, data=2),
-        "Two groups of two ranks, with half of the batch each, train divided layers as one process does the whole batch.",
-        PARALLEL,
-        _MLP,
-        {ALL_REDUCE: 1, GATHER: 1, SCATTER: 1},
-        modes=_TRAIN,
-        level=3,
-    ),
-    CompiledLayers(
-        "compiled-fsdp2",
-        2,
-        CompiledShards,
-        "FSDP2 in a compiled module trains as one process on the joined batch does.",
-        FSDP,
-        _MLP,
-        {GATHER: 1, SCATTER: 1},
-        modes=_TRAIN,
-        level=3,
-    ),
-    _pipeline("pipeline-gpipe", "ScheduleGPipe", 2, 1, (4, 4)),
-    _pipeline("pipeline-1f1b", "Schedule1F1B", 2, 1, (2, 1)),
-    _pipeline("pipeline-interleaved", "ScheduleInterleaved1F1B", 2, 2, (4, 3, 2, 1), level=1),
-    _pipeline("pipeline-1f1b-4", "Schedule1F1B", 4, 1, (4, 3, 2, 1)),
-    Context(
-        "allgather",
-        "Attention over gathered keys and values of all ranks is that over the whole sequence.",
-        {GATHER: 1},
-        ("attention",),
-    ),
-    Context(
-        "alltoall",
-        "Attention over keys and values that go around the ranks is that over the whole sequence.",
-        {"alltoall_base_": 1},
-    ),
+    Divided("tp-fsdp2", 4, partial(_PARTS, data=2), _GROUPS, PARALLEL, _MLP, _SUMMED | _SHARDED, modes=_TRAIN, level=3),
+    CompiledLayers("compiled-fsdp2", 2, sharing.CompiledShards, _COMPILED, FSDP, _MLP, _SHARDED, modes=_TRAIN, level=3),
+    _pipeline("pipeline-gpipe", "GPipe", 2, 1, (4, 4)),
+    _pipeline("pipeline-1f1b", "1F1B", 2, 1, (2, 1)),
+    _pipeline("pipeline-interleaved", "Interleaved1F1B", 2, 2, (4, 3, 2, 1), level=1),
+    _pipeline("pipeline-1f1b-4", "1F1B", 4, 1, (4, 3, 2, 1)),
+    Context("allgather", _GATHERED, {GATHER: 1}, ("attention",)),
+    Context("alltoall", _AROUND, {"alltoall_base_": 1}),
 )

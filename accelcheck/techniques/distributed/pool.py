@@ -27,17 +27,9 @@ _FAILURE = re.compile(r"^\s*rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)", re.
 
 
 class RankPool:
-    """Ranks on this machine, each with a device of its own; on the CPU they share it.
+    """Ranks on this machine, each with a device of its own; on the CPU they share it. The device is sent as a pickle.
 
-    Args:
-        device: Device on which they compute; sent to them as a pickle.
-        world: Number of ranks.
-
-    Attributes:
-        pids: Process id of each rank.
-
-    Raises:
-        ChildError: They did not start; the message has their output.
+    `pids` has the process id of each rank. Raises `ChildError`, with their output, if they do not start.
     """
 
     def __init__(self, device: Device, world: int) -> None:
@@ -61,11 +53,9 @@ class RankPool:
         return self._torchrun.running
 
     def train(self, job: TrainingJob) -> list[RankReport]:
-        """Runs a job and returns the reports, by rank.
+        """Runs a job, which is sent as a pickle, and returns the reports, by rank.
 
-        Raises:
-            ChildError: A rank raised, ended or was too slow; the message says which. The pool is closed then.
-            TypeError: The job cannot be pickled.
+        Raises `ChildError`, and closes the pool, if a rank raised, ended or was too slow; the message says which.
         """
         names = [f"answer-{self._jobs}-{rank}" for rank in range(self.world)]
         self._mailbox.put(f"job-{self._jobs}", job)
@@ -83,11 +73,7 @@ class RankPool:
         self._held.close()
 
     def _awaited(self, names: Sequence[str]) -> list[Any]:
-        """Waits for the values that ranks put under these names.
-
-        Raises:
-            ChildError: A rank ended or raised, or the time is over.
-        """
+        """Waits for the values that ranks put under these names; raises `ChildError` if one ended or raised."""
         box = self._mailbox
         values = box.wait(names, PATIENCE, lambda: not self.running or bool(box.errors()))
         if values is not None:
@@ -123,11 +109,7 @@ _pools: dict[tuple[str, int], RankPool] = {}
 
 
 def rank_pool(device: Device, world: int) -> RankPool:
-    """Returns this process's rank pool for a device: started at first use, restarted after a failure, ended at exit.
-
-    Raises:
-        ChildError: The ranks did not start.
-    """
+    """Returns this process's pool for a device: started at first use, restarted after a failure, ended at exit."""
     key = device.name, world
     if key not in _pools or not _pools[key].running:
         _pools[key] = RankPool(device, world)

@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Joins the other ranks, then does one job after the other, until the process is ended.
+    """Joins the other ranks, then does one job after the other from the mailbox of a folder, until the process ends.
 
     An exception is reported, and ends the process: the other ranks cannot go on without this one.
-
-    Args:
-        arguments: Folder of the mailbox.
     """
     mailbox = Mailbox(Path(arguments[0]))
     rank = int(os.environ["RANK"])

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.techniques.distributed.shards import shards
+from accelcheck.techniques.distributed.ddp import FullySharded
+from accelcheck.techniques.distributed.sharing import divide_batch
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.processes.evidence import program_on, unlike
 
@@ -38,11 +39,9 @@ RANKS = (2, 3, 1)
 class Loaded:
     """Observations when a checkpoint was loaded.
 
-    Attributes:
-        files: Number of files with shards in the checkpoint.
-        shards: Placement of each parameter on the ranks that saved it.
-        tensors: Number of tensors of module and optimizer that were loaded.
-        differing: Names of loaded tensors that, joined from all shards, are not bitwise equal to the saved ones.
+    `files` counts its files with shards, and `shards` has the placement of each parameter on the ranks that saved it.
+    `tensors` counts the loaded tensors of module and optimizer; `differing` names those that, joined from all shards,
+    are not bitwise equal to the saved ones.
     """
 
     files: int
@@ -52,33 +51,16 @@ class Loaded:
 
 
 class Phase:
-    """Training that is sharded over some of the ranks.
-
-    Args:
-        program: Program with the whole module and the whole batch.
-        mesh: Mesh of these ranks.
-    """
+    """Training of a whole program, sharded over the ranks of a mesh."""
 
     def __init__(self, program: Program, mesh: DeviceMesh) -> None:
         self.program, self.mesh = program, mesh
-        rank, world = mesh.get_local_rank(), mesh.size()
-        parts = shards(program.inputs, program.target, world)
-        program.inputs, program.target = parts[rank]
-        self.weight = world * len(parts[rank][1]) / sum(len(target) for _, target in parts)
-        if world > 1:
+        divide_batch(program, mesh.get_group())
+        if mesh.size() > 1:
             from torch.distributed.fsdp import fully_shard
 
             fully_shard(program.module, mesh=mesh)
-        program.backpropagate = self._backpropagate
         self.optimizer = program.begin()
-
-    def _backpropagate(self, step: int) -> Tensor:
-        # With the weight, the mean over ranks is the mean over the joined batch, also for uneven parts.
-        loss = self.program.training_loss(self.program.inputs, self.program.target) * self.weight
-        loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
-        mean = loss.detach()
-        distributed.all_reduce(mean, group=self.mesh.get_group())
-        return mean / self.mesh.size()
 
     def state(self) -> dict[str, Any]:
         """Returns the state of module and optimizer for a checkpoint: this rank's shard of each tensor."""
@@ -101,15 +83,16 @@ class Phase:
         state = self.state()
         load(state, checkpoint_id=folder, process_group=self.mesh.get_group())
         set_state_dict(
-            self.program.module,
-            self.optimizer,
-            model_state_dict=state["module"],
-            optim_state_dict=state["optimizer"],
+            self.program.module, self.optimizer, model_state_dict=state["module"], optim_state_dict=state["optimizer"]
         )
 
     def whole(self) -> dict[str, Tensor]:
         """Gathers all tensors of the state, unsharded, on the CPU; called by all ranks of the mesh."""
-        return {path: _whole(value).cpu() for path, value in _leaves(self.state()) if isinstance(value, Tensor)}
+        return {
+            path: FullySharded().whole(value).cpu()
+            for path, value in _leaves(self.state())
+            if isinstance(value, Tensor)
+        }
 
     def shards(self) -> tuple[str, ...]:
         """Returns the placement of each parameter on the ranks."""
@@ -120,8 +103,7 @@ class Phase:
 class Resharded(TrainingJob):
     """Phases with different numbers of ranks, each from the checkpoint of the previous one; the last one only loads.
 
-    Attributes:
-        folder: Folder for the checkpoints; empty at the beginning.
+    The folder for the checkpoints is empty at the beginning.
     """
 
     folder: Path = Path()
@@ -199,12 +181,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _placed(parameter: nn.Parameter) -> str:

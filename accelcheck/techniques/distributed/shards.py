@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Any]]:
     """Divides the first dimension of every tensor into nearly equal parts: inputs and target (or None) of each rank.
 
-    Raises:
-        Unsupported: There are fewer samples than ranks, or tensors of different first dimensions.
+    Raises `Unsupported` if there are fewer samples than ranks, or tensors of different first dimensions.
     """
     sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
     if len(sizes) != 1 or min(sizes) < world:

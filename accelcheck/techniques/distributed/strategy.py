@@ -28,14 +28,10 @@ HANDED = {"allreduce_": 0, "allgather_": 1, "_allgather_base_": 1, "_reduce_scat
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
-    """Counts the collectives that Python and DistributedDataParallel's C++ call while the context is active.
+    """Counts the collectives that Python and DistributedDataParallel's C++ call, by name, and the bytes that they send.
 
     Callbacks of hooks may run in threads of the process group, without a dispatch mode: calls of
     `torch.distributed.all_reduce` are counted there.
-
-    Attributes:
-        calls: Numbers of calls, by name.
-        sent: Bytes that this rank sent by them.
     """
 
     def __init__(self) -> None:
@@ -74,16 +70,11 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 @dataclass(frozen=True)
 class RankReport:
-    """Report of one rank on a training.
+    """Report of one rank on a training: process id, and backend of its collectives in torch.distributed's spelling.
 
-    Attributes:
-        pid: Process id.
-        backend: Backend of its collectives, in torch.distributed's spelling.
-        result: Whole result of the training, on the CPU, from rank 0; empty from the other ranks.
-        digests: Digests of each parameter's bytes after the training.
-        calls: Numbers of collectives of each step, by name.
-        sent: Bytes that it sent by collectives, by step.
-        facts: Facts of the strategy.
+    Rank 0 has the whole `result`, on the CPU, others an empty one. `digests` are those of each parameter's bytes after
+    the training; `calls` has the numbers of collectives of each step, by name, `sent` the bytes of each step, and
+    `facts` those of the strategy.
     """
 
     pid: int
@@ -108,9 +99,7 @@ class Strategy:
     def backpropagate(self, program: Program, weight: float) -> Tensor:
         """Runs the backward pass of a step; returns the loss of the rank's part of the batch, times `weight`.
 
-        Args:
-            program: Program of the rank.
-            weight: Factor with which the mean over ranks is the mean over the joined batch, also for uneven parts.
+        With this factor, the mean over ranks is the mean over the joined batch, also for uneven parts.
         """
         loss = program.training_loss(program.inputs, program.target) * weight
         loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
@@ -127,14 +116,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Training for all ranks.
-
-    Attributes:
-        problem: Problem on the CPU, in the storage dtype, with the whole batch.
-        dtype: Storage dtype.
-        seed: Seed of the generators of each rank.
-        strategy: Strategy by which the ranks share it.
-    """
+    """Training for all ranks: problem on the CPU in the storage dtype, with the whole batch, and each rank's seed."""
 
     problem: Problem
     dtype: torch.dtype
@@ -158,11 +140,7 @@ class TrainingJob:
         return cls(problem, dtype, program.seed, strategy)
 
     def run(self, device: Device) -> RankReport:
-        """Does this rank's part.
-
-        Raises:
-            ValueError: The batch cannot be divided: see `accelcheck.techniques.distributed.shards.shards`.
-        """
+        """Does this rank's part; raises `Unsupported` if the batch cannot be divided."""
         rank, world = distributed.get_rank(), distributed.get_world_size()
         parts = shards(self.problem.inputs, self.problem.target, world)
         inputs, target = parts[rank]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
+XLA_SOURCE = "https://docs.pytorch.org/xla/release/r2.9/index.html"
 _COUNTS = "block calls and forwards"
 PLAIN = "contractions and block calls of one plain pass"
 """Key in `Program.extras` of both numbers."""
@@ -166,20 +167,10 @@ def _plain_pass(program: Program, blocks: nn.ModuleList | nn.Sequential, mode: M
     return log.count(CONTRACTION), calls["block"]
 
 
+_SAME = "Recomputing activations {} gives the same gradients as storing them."
+
 TECHNIQUES: tuple[Technique, ...] = (
-    TorchCheckpoint(
-        "checkpoint-reentrant",
-        "Recomputing activations in the backward pass gives the same gradients as storing them.",
-        reentrant=True,
-    ),
-    TorchCheckpoint(
-        "checkpoint-non-reentrant",
-        "Recomputing activations in saved-tensor hooks gives the same gradients as storing them.",
-        reentrant=False,
-    ),
-    XlaCheckpoint(
-        "checkpoint-xla",
-        "https://docs.pytorch.org/xla/release/r2.9/index.html",
-        "Recomputing activations behind optimization barriers gives the same gradients as storing them.",
-    ),
+    TorchCheckpoint("checkpoint-reentrant", _SAME.format("in the backward pass"), reentrant=True),
+    TorchCheckpoint("checkpoint-non-reentrant", _SAME.format("in saved-tensor hooks"), reentrant=False),
+    XlaCheckpoint("checkpoint-xla", XLA_SOURCE, _SAME.format("behind optimization barriers")),
 )

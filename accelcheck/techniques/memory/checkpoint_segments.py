@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.memory.checkpoint import recomputable, xla_recomputable
+from accelcheck.techniques.memory.checkpoint import XLA_SOURCE, recomputable, xla_recomputable
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Segments(Technique):
         # module calls its blocks as before: the first one now runs all of them, and the others return their input.
         blocks[0].forward = lambda x: self.chain(plain, x)
         for block in blocks[1:]:
-            block.forward = _passed_on
+            block.forward = lambda x: x
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         counts: Counter[int] = program.extras[_FORWARDS]
@@ -69,11 +69,9 @@ class Segments(Technique):
         passes = program.steps if mode is Mode.TRAIN else 1
         again = (SEGMENTS - 1) * (len(blocks) // SEGMENTS)
         bytes_ = f" (no peak: {plain.reason})" if plain.bytes is None else ""
-        yield Evidence(
-            f"forwards of the first {again} blocks = {2 * passes} each, of the rest {passes}{bytes_}",
-            " ".join(map(str, forwards)),
-            engaged=forwards == [2 * passes] * again + [passes] * (len(blocks) - again),
-        )
+        claim = f"forwards of the first {again} blocks = {2 * passes} each, of the rest {passes}{bytes_}"
+        wanted = [2 * passes] * again + [passes] * (len(blocks) - again)
+        yield Evidence(claim, " ".join(map(str, forwards)), engaged=forwards == wanted)
         if plain.bytes is not None:
             yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 
@@ -115,10 +113,6 @@ def _in_turn(blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
     return functools.reduce(lambda value, block: block(value), blocks, x)
 
 
-def _passed_on(x: Tensor) -> Tensor:
-    return x
-
-
 def _counted(forward: Callable[..., Any], counts: Counter[int], number: int) -> Callable[[Tensor], Any]:
     def counted(x: Tensor) -> Any:
         counts[number] += 1
@@ -127,15 +121,13 @@ def _counted(forward: Callable[..., Any], counts: Counter[int], number: int) -> 
     return counted
 
 
+_SOURCE = "https://docs.pytorch.org/docs/stable/checkpoint.html#torch.utils.checkpoint.checkpoint_sequential"
+_LOWERS = "Recomputing segments of blocks lowers peak memory and gives the same gradients as storing activations."
+_BARRIERS = (
+    "Recomputing segments of blocks behind optimization barriers gives the same gradients as storing activations."
+)
+
 TECHNIQUES: tuple[Technique, ...] = (
-    TorchSegments(
-        "checkpoint-segments",
-        "https://docs.pytorch.org/docs/stable/checkpoint.html#torch.utils.checkpoint.checkpoint_sequential",
-        "Recomputing segments of blocks lowers peak memory and gives the same gradients as storing activations.",
-    ),
-    XlaSegments(
-        "checkpoint-segments-xla",
-        "https://docs.pytorch.org/xla/release/r2.9/index.html",
-        "Recomputing segments of blocks behind optimization barriers gives the same gradients as storing activations.",
-    ),
+    TorchSegments("checkpoint-segments", _SOURCE, _LOWERS),
+    XlaSegments("checkpoint-segments-xla", XLA_SOURCE, _BARRIERS),
 )

@@ -107,7 +107,7 @@ class InplaceMemory(Inplace):
         own = peak_of_run(program, mode, device)
         if plain.bytes is None or own.bytes is None:
             raise ValueError(
-                f"expected two measured peaks on a device that `capability` accepted, got {plain} and {own}"
+                f"expected two measured peaks, since `capability` accepted the device; got {plain} and {own}"
             )
         yield at_least(f"bytes saved of the plain run's peak of {plain.bytes}", plain.bytes - own.bytes)
 

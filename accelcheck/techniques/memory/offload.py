@@ -31,16 +31,10 @@ _PLAIN = "peak of the plain run"
 
 @dataclass
 class Tally:
-    """Counts of tensors that were moved to the host and back.
+    """Counts of tensors that autograd saved (`packed`, of some bytes) and that a backward pass asked for (`unpacked`).
 
-    Attributes:
-        packed: Number of tensors that autograd saved.
-        unpacked: Number of tensors that the backward pass asked for.
-        bytes: Total bytes of the packed tensors.
-        elsewhere: Number of tensors that were not packed on the CPU.
-        altered: Number packed or unpacked with another dtype or shape, or unpacked to another device.
-        copied: Number packed in memory of their own.
-        pinned: Number packed in page-locked memory.
+    `elsewhere` were not packed on the CPU, `copied` were packed in memory of their own, `pinned` in page-locked memory;
+    `altered` were packed or unpacked with another dtype or shape, or unpacked to another device.
     """
 
     packed: int = 0
@@ -133,15 +127,10 @@ class Offload(Technique):
             yield evidence_of_lower_peak(peak_of_run(program, mode, device), plain)
 
 
+_HOST = "Activations that are stored on the host give the same gradients as those that stay on the device."
+_PINNED = "Activations copied to the host, page-locked where the device can use that, give the same gradients."
+
 TECHNIQUES: tuple[Technique, ...] = (
-    Offload(
-        "offload-cpu",
-        "Activations that are stored on the host give the same gradients as those that stay on the device.",
-        pinned=False,
-    ),
-    Offload(
-        "offload-cpu-pinned",
-        "Activations copied to the host, page-locked where the device can use that, give the same gradients.",
-        pinned=True,
-    ),
+    Offload("offload-cpu", _HOST, pinned=False),
+    Offload("offload-cpu-pinned", _PINNED, pinned=True),
 )

@@ -43,11 +43,7 @@ def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
 
 
 def evidence_of_lower_peak(own: Peak, plain: Peak) -> Evidence:
-    """Makes evidence that the technique's own peak is below the plain run's.
-
-    Raises:
-        ValueError: One of the peaks was not measured.
-    """
+    """Makes evidence that the own peak is below the plain run's; raises a ValueError if one was not measured."""
     if own.bytes is None or plain.bytes is None:
         raise ValueError(f"expected two measured peaks to compare, got {plain} and {own}")
     claim = f"peak memory of a run, in bytes, < {plain.bytes}, the plain run's"

@@ -48,11 +48,7 @@ def unlike(one: Any, other: Any, path: str = "") -> list[str]:
 def repeated(claim: str, state: Any, straight: Callable[[], Any], device: Device) -> Evidence:
     """Makes evidence that a disturbed training ended in bitwise the same state as an undisturbed one.
 
-    Args:
-        claim: Text of the evidence.
-        state: State at the end of the disturbed training.
-        straight: Undisturbed training that returns the state; called twice where the device may not be deterministic.
-        device: Device under test.
+    `straight` does an undisturbed training and returns its state: twice where the device may not be deterministic.
     """
     undisturbed = straight()
     differing = unlike(undisturbed, state)

@@ -27,13 +27,8 @@ def torchrun(
 ) -> Child:
     """Starts torchrun under this Python. It and its ranks end with this process, and its ranks end with it.
 
+    Each rank calls ``package.module:name`` with a list of texts; `environ` adds variables to those of this process.
     Ranks see the devices that the caller of this run sees, even if this process is a worker with one of them.
-
-    Args:
-        options: Options of torchrun: ``--nproc-per-node=2``, ``--standalone``.
-        function: Function that each rank calls, ``package.module:name``, with a list of texts.
-        arguments: Arguments of the function.
-        environ: Variables besides those of this process.
     """
     words = [*options, *calling(function, *arguments)]
     settings = {"OMP_NUM_THREADS": "1", **callers(os.environ), **(environ or {})}

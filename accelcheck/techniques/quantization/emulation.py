@@ -47,28 +47,21 @@ Scale = tuple[Tensor, int]
 
 
 def symmetric_scale(x: Tensor, dim: int | None = -1) -> Tensor:
-    """Computes the scale of a symmetric int8 range: max|x| / 127.5, FP32.
+    """Computes the FP32 scale of a symmetric int8 range, max|x| / 127.5 over `dim`, which becomes 1; over all for None.
 
     The rule of torch.ao's MinMaxObserver and PerChannelMinMaxObserver (``per_tensor_symmetric``,
     ``per_channel_symmetric``, qint8) and of torchao's ``choose_qparams_affine`` (``MappingType.SYMMETRIC``, int8).
-
-    Args:
-        x: FP32 tensor of any shape.
-        dim: Dimension over which the maximum is taken, and which becomes 1; None for a single scale.
     """
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return (largest / 127.5).clamp(min=EPSILON)
 
 
 class RoundedSides:
-    """Sides to which a run rounds values that correct implementations may round to either.
+    """Sides to which a run rounds values that correct implementations may round to either; no errors without `flips`.
 
     Scales all err to one side, since an implementation computes them in one way, and elements to one side each. Runs
     come in antithetic pairs, of generators whose seeds differ in the last bit: where one goes up, the other goes down.
     So every pair moves each movable element, and the n-th runs of all draws have the errors of scales on the same side.
-
-    Args:
-        flips: Generator of the run; None for the scheme itself, without errors.
     """
 
     def __init__(self, flips: torch.Generator | None) -> None:
@@ -93,12 +86,8 @@ class RoundedSides:
 def rounded(position: Tensor, value: Tensor, flips: torch.Generator | None, reach: float = REACH) -> Tensor:
     """Rounds positions to the nearest integers, ties to even; with `flips`, as some correct implementation rounds them.
 
-    Args:
-        position: Tensor of any shape.
-        value: Values at these positions, of the same shape. Equal values are rounded to the same side.
-        flips: CPU generator. If given, every element closer than `reach` quanta to a tie is rounded to either side with
-            probability 1/2.
-        reach: Distance in quanta.
+    A CPU generator `flips` rounds every element closer than `reach` quanta to a tie to either side with probability
+    1/2; elements with equal `value`, of the shape of `position`, go to the same side.
     """
     integer = torch.round(position)
     if flips is None:
@@ -147,8 +136,8 @@ def per_token(x: Tensor) -> Scale:
 class DynamicRange:
     """Rule of ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's range.
 
-    Attributes:
-        steps: Largest integer: 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two 7 by 8-bit products fit 16).
+    `steps` is the largest integer: 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two 7 by 8-bit products fit
+    16).
     """
 
     steps: int
@@ -171,10 +160,7 @@ class DynamicRange:
 class FixedRange:
     """Rule of torch.ao's MinMaxObserver (``per_tensor_affine``, quint8): one affine scale from a calibrated range.
 
-    Args:
-        low: Smallest value in the calibration.
-        high: Largest value in the calibration; less than `low` if there was none.
-        steps: Largest integer, ``quant_max``; the smallest is 0.
+    The range is from `low` to `high`, with `low` > `high` if nothing was seen; integers go from 0 to `steps`.
     """
 
     def __init__(self, low: float, high: float, steps: int) -> None:
@@ -200,12 +186,7 @@ class Quantizer(nn.Module):
     values this is one in 1 / (2 REACH) = 4096. With a symmetric range that has as many steps as integers, it includes
     the largest value of each row, whose position is 127.5 by construction. Every two runs move each such element, see
     `RoundedSides`. The scale, a common factor, changes by up to `RELATIVE`, as the values do, and by `SCALE_ERROR` to
-    one side.
-
-    Args:
-        rule: Function of an FP32 tensor that returns scale and zero point.
-        low: Smallest integer.
-        high: Largest integer.
+    one side. `rule` returns scale and zero point of an FP32 tensor; integers go from `low` to `high`.
     """
 
     def __init__(self, rule: Callable[[Tensor], Scale], low: int, high: int) -> None:
@@ -226,16 +207,11 @@ class Quantizer(nn.Module):
 
 
 class Dequantized(nn.Module):
-    """Linear layer in FP64 with a dequantized weight.
+    """Linear layer in FP64 with a dequantized weight: ``held(weight, side)`` of the FP32 one ``(N, K)``.
 
     The attribute `flips`, None or a CPU generator, makes a run one of those that a correct implementation may produce:
-    scales and positions of weights, which are exact, err as far as they can, see `RoundedSides`.
-
-    Args:
-        linear: FP64 original, whose weight and bias are copied.
-        held: Function that quantizes and dequantizes an FP32 weight ``(N, K)`` to the sides of a run.
-        before: Module that quantizes and dequantizes the input; None for no quantization.
-        after: Module that quantizes and dequantizes the output; None for no quantization.
+    scales and positions of weights, which are exact, err as far as they can, see `RoundedSides`. The modules `before`
+    and `after` quantize and dequantize input and output.
     """
 
     original: Tensor
@@ -303,10 +279,9 @@ def _exponent(x: Tensor) -> Tensor:
 class EmulatedLinear(Dequantized):
     """FP64 emulation of a linear layer with an int8 weight: see `Dequantized`.
 
-    Args:
-        dim: Dimension of `symmetric_scale` of the weight: -1 for one scale per output channel, None for a single one.
-        integer_bias: True to round the bias to int32, with the product of the two scales as its scale. The scale of
-            `before` must then not depend on its input.
+    The weight has one scale per output channel for a `dim` of -1, a single one for None. With `integer_bias` the bias
+    is rounded to int32, with the product of the two scales as its scale; that of `before` must then not depend on its
+    input.
     """
 
     def __init__(

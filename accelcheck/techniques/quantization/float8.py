@@ -16,16 +16,7 @@ from accelcheck.core.case import Evidence
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.quantization.emulation import (
-    EPSILON,
-    RELATIVE,
-    Dequantized,
-    RoundedSides,
-    eval_copy,
-    nearest,
-    replaced,
-    summed,
-)
+from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.int8 import Replacing
 from accelcheck.verify.precision import FLOAT8_UNITS, UNIT_ROUNDOFF
 
@@ -70,7 +61,7 @@ def scale_of(x: Tensor, dtype: torch.dtype, *, rows: bool) -> Tensor:
     sizes = x.float().abs()
     # `max`: in torch_xla 2.9, `amax` over all dimensions returns the tensor itself.
     largest = sizes.amax(-1, keepdim=True) if rows else sizes.max()
-    return (largest / torch.finfo(dtype).max).clamp(min=EPSILON)
+    return (largest / torch.finfo(dtype).max).clamp(min=emulation.EPSILON)
 
 
 def quantize(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
@@ -81,12 +72,9 @@ def quantize(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tens
 
 
 class Float8Linear(nn.Module):
-    """Linear layer that multiplies float8 operands; its output has the dtype of the input.
+    """Linear layer that multiplies float8 operands; its output has the dtype of the input. The bias is the original's.
 
-    Args:
-        original: Original layer, whose bias is shared.
-        dtype: Float8 dtype of both operands.
-        rows: True for one scale per token and per output channel, False for one scale per operand.
+    With `rows` it has one scale per token and per output channel, otherwise one scale per operand.
     """
 
     weight: Tensor
@@ -137,15 +125,14 @@ class WidenedLinear(nn.Module):
 class Float8Grid(nn.Module):
     """Casts activations to float8: FP64 in, FP64 out. `flips` works as in `Quantizer`, `rows` as in `Float8Linear`.
 
-    Args:
-        unit: Matrix unit whose sums the activations come from; None for sums in FP32.
+    The activations come from sums of a matrix `unit`; None for sums in FP32.
     """
 
     def __init__(self, dtype: torch.dtype, *, rows: bool, unit: MatrixUnit | None = None) -> None:
         super().__init__()
         self.dtype, self.rows, self.unit = dtype, rows, unit
         # The error of a sum that is cut off; like `RELATIVE`, it decides which values may be rounded to either side.
-        self.relative = RELATIVE if unit is None else max(RELATIVE, 2.0**-unit.kept)
+        self.relative = emulation.RELATIVE if unit is None else max(emulation.RELATIVE, 2.0**-unit.kept)
         self.flips: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,29 +144,27 @@ class Float8Grid(nn.Module):
             if self.flips is not None:
                 chance = 2 * torch.rand((), generator=self.flips) - 1
                 scale = scale * (1 + self.relative * chance)
-            elements = nearest(single / scale, self.dtype, self.flips, self.relative).double()
-            scale = RoundedSides(self.flips).scale(scale)
+            elements = emulation.nearest(single / scale, self.dtype, self.flips, self.relative).double()
+            scale = emulation.RoundedSides(self.flips).scale(scale)
             return elements, scale, elements * scale
 
 
-def on_grid(weight: Tensor, dtype: torch.dtype, side: RoundedSides, *, rows: bool) -> tuple[Tensor, Tensor]:
+def on_grid(weight: Tensor, dtype: torch.dtype, side: emulation.RoundedSides, *, rows: bool) -> tuple[Tensor, Tensor]:
     """Quantizes an FP32 weight like `quantize`, in FP64, to a run's sides."""
     scale = scale_of(weight, dtype, rows=rows)
-    return nearest(side.position(weight / scale, weight), dtype), side.scale(scale)
+    return emulation.nearest(side.position(weight / scale, weight), dtype), side.scale(scale)
 
 
-def dequantized(weight: Tensor, side: RoundedSides, *, dtype: torch.dtype, rows: bool) -> Tensor:
+def dequantized(weight: Tensor, side: emulation.RoundedSides, *, dtype: torch.dtype, rows: bool) -> Tensor:
     """Multiplies the elements of `on_grid` by their scale."""
     elements, scale = on_grid(weight, dtype, side, rows=rows)
     return elements * scale
 
 
-class EmulatedProduct(Dequantized):
-    """FP64 emulation of a `Float8Linear`. With `flips`, as in `Quantizer`, its sums are those of a matrix unit.
+class EmulatedProduct(emulation.Dequantized):
+    """FP64 emulation of a `Float8Linear`. With `flips`, as in `Quantizer`, its sums are those of the unit of `grid`.
 
-    Args:
-        layer: FP64 original.
-        grid: Cast of the input. Its unit is None for sums in FP32, whose rounding errors the oracle simulates itself.
+    That unit is None for sums in FP32, whose rounding errors the oracle simulates itself.
     """
 
     def __init__(self, layer: nn.Linear, grid: Float8Grid) -> None:
@@ -192,11 +177,11 @@ class EmulatedProduct(Dequantized):
         if self.grid.unit is None or self.flips is None:
             return out
         with torch.no_grad(), disable_current_modes():
-            held, own = on_grid(self.original, self.grid.dtype, RoundedSides(self.flips), rows=self.grid.rows)
+            held, own = on_grid(self.original, self.grid.dtype, emulation.RoundedSides(self.flips), rows=self.grid.rows)
             # The kernel chooses the products that meet in one step.
             order = torch.randperm(x.shape[-1], generator=self.flips)
             rows, columns = elements.reshape(-1, x.shape[-1])[:, order], held.t()[order]
-            wrong = (summed(rows, columns, self.grid.unit) - rows @ columns).reshape(out.shape)
+            wrong = (emulation.summed(rows, columns, self.grid.unit) - rows @ columns).reshape(out.shape)
             out += wrong * scale * (own.t() if self.grid.rows else own)
         return out
 
@@ -205,13 +190,8 @@ class EmulatedProduct(Dequantized):
 class Float8Scheme:
     """Makes the FP64 emulation of a module whose linear layers multiply float8 operands: see `Technique.emulate`.
 
-    A plain value, which can be pickled for the process that computes oracles.
-
-    Attributes:
-        dtype: Float8 dtype of both operands.
-        rows: Argument of `Float8Linear`.
-        unit: Matrix unit of the device; None for sums in FP32.
-        whole_tiles: True to leave layers alone whose sizes are no multiples of `TILE`.
+    A plain value, which can be pickled for the process that computes oracles. `rows` is that of `Float8Linear`, `unit`
+    None for sums in FP32; `whole_tiles` leaves layers alone whose sizes are no multiples of `TILE`.
     """
 
     dtype: torch.dtype
@@ -220,7 +200,7 @@ class Float8Scheme:
     whole_tiles: bool = False
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return replaced(eval_copy(module), self.layer)
+        return emulation.replaced(emulation.eval_copy(module), self.layer)
 
     def layer(self, original: nn.Linear) -> nn.Module:
         """Makes the emulation of one layer."""
@@ -238,9 +218,9 @@ class Float8Scheme:
         return "-".join(words)
 
 
-def widened(layer: nn.Linear, dtype: torch.dtype) -> Dequantized:
+def widened(layer: nn.Linear, dtype: torch.dtype) -> emulation.Dequantized:
     """Makes the FP64 emulation of a `WidenedLinear`."""
-    return Dequantized(layer, partial(dequantized, dtype=dtype, rows=True))
+    return emulation.Dequantized(layer, partial(dequantized, dtype=dtype, rows=True))
 
 
 def unit_of(device: Device) -> MatrixUnit | None:
@@ -259,8 +239,7 @@ def sums(unit: MatrixUnit | None) -> Evidence:
 def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -> Capability:
     """Tells whether the open device multiplies a float8 dtype to dtype `out`, tried with a product of ones.
 
-    Raises:
-        RuntimeError: The product is wrong, or raised something that is not one of `_REFUSALS`.
+    Raises a RuntimeError if the product is wrong, and any error of torch that is not one of `_REFUSALS`.
     """
     layer = nn.Linear(TILE, TILE, bias=False)
     nn.init.ones_(layer.weight)
@@ -376,9 +355,8 @@ class WeightOnly(Replacing):
         if strays := device.fallbacks():
             return _left(device, strays)
         if not torch.equal(back, held):
-            raise RuntimeError(
-                f"{device.name}: to {self.stored} and back: expected {held.tolist()}, got {back.tolist()}"
-            )
+            change = f"expected {held.tolist()}, got {back.tolist()}"
+            raise RuntimeError(f"{device.name}: to {self.stored} and back: {change}")
         return SUPPORTED
 
     def make(self, linear: nn.Linear) -> nn.Module:

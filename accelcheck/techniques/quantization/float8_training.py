@@ -59,10 +59,8 @@ class _Product(torch.autograd.Function):
 class Float8Trained(nn.Module):
     """Linear layer with float8 operands in FP64, forward and backward, with the parameters of the original.
 
-    `flips` works as in `accelcheck.techniques.quantization.emulation.Quantizer`.
-
-    Args:
-        rows: True for one scale per row or column of an operand, a power of two; False for one scale per operand.
+    With `rows`, each row or column of an operand has a scale, a power of two; otherwise the operand has one. `flips`
+    works as in `accelcheck.techniques.quantization.emulation.Quantizer`.
     """
 
     def __init__(self, linear: nn.Linear, *, rows: bool) -> None:
@@ -88,11 +86,7 @@ class Float8Trained(nn.Module):
 
 
 class Float8Training(Technique):
-    """Layers of ``convert_to_float8_training`` with ``emulate=True``: rounded operands, multiplied in FP32.
-
-    Args:
-        recipe: Name of torchao's recipe.
-    """
+    """Layers of ``convert_to_float8_training`` with ``emulate=True``: rounded operands, multiplied in FP32."""
 
     family = "quantization"
     source = "https://docs.pytorch.org/ao/stable/workflows/training.html"

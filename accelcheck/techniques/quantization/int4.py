@@ -74,11 +74,7 @@ def unpacked(original: nn.Linear, group: int) -> Dequantized:
 
 
 class KernelLinear(nn.Module):
-    """Linear layer with four bits per weight, multiplied by torch's kernel for the CPU.
-
-    Args:
-        original: FP32 layer on the CPU, whose bias is shared.
-    """
+    """Linear layer with four bits per weight, multiplied by torch's kernel for the CPU in FP32; it shares the bias."""
 
     weight: Tensor
     scale: Tensor
@@ -102,11 +98,7 @@ class KernelLinear(nn.Module):
 
 
 class NibbleLinear(nn.Module):
-    """Linear layer with four bits per weight for every device: two weights in a byte, unpacked for every product.
-
-    Args:
-        original: FP32 layer, whose bias is shared.
-    """
+    """Linear layer with four bits per weight for every device: two weights in a byte, unpacked for every product."""
 
     weight: Tensor
     scale: Tensor
@@ -128,12 +120,7 @@ class NibbleLinear(nn.Module):
 
 
 class Int4(Replacing):
-    """Replaces every linear layer by one with packed weights.
-
-    Args:
-        layer: `KernelLinear` or `NibbleLinear`.
-        operator: Name of the operator that takes the packed weight; dispatched once per layer.
-    """
+    """Replaces every linear layer by one with packed weights, each taken by one call of `operator`."""
 
     promise = (
         f"Linear layers store 4-bit weights (one scale and zero point per group of {GROUP}); activations stay float32."

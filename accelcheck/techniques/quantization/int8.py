@@ -90,12 +90,9 @@ class Quantized(Technique):
 
 
 class Replacing(Quantized):
-    """Base class of techniques that replace linear layers by their own, which hold a quantized ``weight``.
+    """Base class of techniques that replace linear layers by their own `layer`, with a ``weight`` of dtype `stored`.
 
-    Attributes:
-        layer: Class of the layers.
-        stored: Dtype of their weights.
-        action: Operation that a run does once with each weight, in words for evidence.
+    `action` is the operation that a run does once with each weight, in words for evidence.
     """
 
     layer: type[nn.Module]
@@ -224,8 +221,8 @@ class DynamicInt8(Engine):
 class StaticInt8(Engine):
     """Weights, activations and outputs with fixed scales, calibrated on the inputs of the judged run.
 
-    Each linear layer is wrapped separately, so that every module can be quantized. Calibration uses the judged inputs
-    because the oracle has no others, and must find the same ranges.
+    Each linear layer is wrapped separately, so that every module can be quantized. The oracle has no other inputs, and
+    must find the same ranges.
     """
 
     scheme = "int8-static"
@@ -302,11 +299,7 @@ def deprecations_silenced() -> Iterator[None]:
 
 
 def as_module(call: Any) -> nn.Module:
-    """Checks that a `Program.call` is a module, and returns it.
-
-    Raises:
-        TypeError: It is no module.
-    """
+    """Returns a `Program.call` that is a module; raises a TypeError for any other."""
     if not isinstance(call, nn.Module):
         raise TypeError(f"expected the quantized module as the program's call, got {type(call).__name__}")
     return call
@@ -326,13 +319,9 @@ def stored_as(wanted: str, dtypes: Iterable[torch.dtype]) -> Evidence:
 def sizes(
     plain: nn.Module, quantized: nn.Module, after: int, converted: Callable[[nn.Module], bool] = is_linear
 ) -> Iterator[Evidence]:
-    """Yields evidence that the weights take less memory than in FP32, and the model a smaller file.
+    """Yields evidence that the weights take less memory than in FP32, `after` bytes, and the model a smaller file.
 
-    Args:
-        plain: Original module.
-        quantized: Quantized module.
-        after: Bytes of the quantized weights in memory.
-        converted: Predicate of the layers of `plain` that are quantized.
+    `converted` tells which layers of `plain` are quantized.
     """
     parts = plain.named_modules(remove_duplicate=False)
     before = sum(4 * part.weight.numel() for _, part in parts if isinstance(part, nn.Linear) and converted(part))
@@ -363,15 +352,8 @@ def smaller_file(plain: nn.Module, quantized: nn.Module, weights: int) -> Eviden
     """Makes evidence that elements take at least a third of the FP32 weights' bytes less in the quantized model's file.
 
     int8 saves three quarters of these bytes. torch.ao adds 16 bytes per channel, a quarter for channels with 16 inputs.
-    Only elements are compared, because everything else in the file of a small model is as large as its weights.
-
-    Args:
-        plain: Original model; counted as if it were FP32.
-        quantized: Quantized model.
-        weights: Bytes of the quantized layers' weights in FP32.
-
-    Returns:
-        The evidence; `Evidence.unseen` where torch.save cannot write tensors of the model's device.
+    Only elements are compared, because everything else in the file of a small model is as large as its weights. Unseen
+    where torch.save cannot write tensors of the model's device.
     """
     full = {name: value.float() if value.is_floating_point() else value for name, value in plain.state_dict().items()}
     for name in _tied(plain):

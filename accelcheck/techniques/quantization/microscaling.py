@@ -16,14 +16,7 @@ from torch.nn.functional import linear, pad
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unavailable, unsupported
 from accelcheck.core.quiet import torchao_imported
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.quantization.emulation import (
-    POSITION_ERROR,
-    RELATIVE,
-    Dequantized,
-    Limits,
-    RoundedSides,
-    nearest,
-)
+from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.float8 import WORKLOADS
 from accelcheck.techniques.quantization.int8 import Replacing
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
@@ -33,7 +26,7 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Operator
 
-FLOAT4 = Limits(smallest_normal=1.0, eps=0.5, max=6.0)
+FLOAT4 = emulation.Limits(smallest_normal=1.0, eps=0.5, max=6.0)
 """E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
 _MX, _NV = ("torchao.prototype.mx_formats." + module for module in ("mx_tensor", "nvfp4_tensor"))
 
@@ -42,13 +35,11 @@ _MX, _NV = ("torchao.prototype.mx_formats." + module for module in ("mx_tensor",
 class BlockScheme:
     """Format of both operands; a plain value, which can be pickled for the process that computes oracles.
 
-    Attributes:
-        limits: Format of the elements: a dtype, or `FLOAT4`.
-        block: Number of neighbours along a row that share a scale.
-        two: True for scales in float8 with one FP32 scale per tensor (NVFP4), False for powers of two (MX).
+    `block` neighbours along a row share a scale: a power of two (MX) or, with `two`, a float8 number besides one FP32
+    scale per tensor (NVFP4).
     """
 
-    limits: torch.dtype | Limits
+    limits: torch.dtype | emulation.Limits
     block: int
     two: bool = False
 
@@ -65,7 +56,7 @@ class BlockScheme:
         elements = self.limits if isinstance(self.limits, torch.dtype) else torch.float4_e2m1fn_x2
         return tools.MXTensor.to_mx(x, elements, self.block, tools.ScaleCalculationMode.RCEIL)
 
-    def grid(self, x: Tensor, side: RoundedSides, relative: float) -> Tensor:
+    def grid(self, x: Tensor, side: emulation.RoundedSides, relative: float) -> Tensor:
         """Quantizes and dequantizes FP32 rows in FP64, to the sides of a run: values err by `relative` before."""
         blocks = self.pad(x).reshape(*x.shape[:-1], -1, self.block)
         most = blocks.abs().amax(-1, keepdim=True)
@@ -73,16 +64,16 @@ class BlockScheme:
         if self.two:
             whole = most.max().double().clamp(min=2.0**-100) / (448.0 * largest)
             scale = side.position(most / largest / whole, most, relative).clamp(min=2.0**-6)
-            scale = nearest(scale, torch.float8_e4m3fn) * whole
+            scale = emulation.nearest(scale, torch.float8_e4m3fn) * whole
         else:
             share = side.position(most / largest, most, relative)
             scale = torch.exp2(torch.log2(share).ceil().clamp(min=-126.0))
-        elements = nearest(side.position(blocks / scale, blocks, relative), self.limits)
+        elements = emulation.nearest(side.position(blocks / scale, blocks, relative), self.limits)
         return (elements * scale).flatten(-2)[..., : x.shape[-1]]
 
-    def held(self, weight: Tensor, side: RoundedSides) -> Tensor:
+    def held(self, weight: Tensor, side: emulation.RoundedSides) -> Tensor:
         """Quantizes and dequantizes an FP32 weight: see `Dequantized`."""
-        return self.grid(weight, side, POSITION_ERROR)
+        return self.grid(weight, side, emulation.POSITION_ERROR)
 
 
 class BlockGrid(nn.Module):
@@ -95,7 +86,7 @@ class BlockGrid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad(), disable_current_modes():
-            return self.scheme.grid(x.float(), RoundedSides(self.flips), RELATIVE)
+            return self.scheme.grid(x.float(), emulation.RoundedSides(self.flips), emulation.RELATIVE)
 
 
 class BlockScaledLinear(nn.Module):
@@ -152,26 +143,20 @@ class BlockScaled(Replacing):
         return self.layer(linear, self.scheme)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        return Dequantized(linear, self.scheme.held, BlockGrid(self.scheme))
+        return emulation.Dequantized(linear, self.scheme.held, BlockGrid(self.scheme))
 
     def is_action(self, operator: Operator) -> bool:
         return operator.name == "aten::_to_copy" and operator.takes(self.stored)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    BlockScaled(
-        "mxfp8",
-        "float8 with a power of two per 32 neighbours",
-        BlockScheme(torch.float8_e4m3fn, 32),
-        torch.float8_e4m3fn,
-        level=1,
-    ),
-    BlockScaled("mxfp4", "float4 with a power of two per 32 neighbours", BlockScheme(FLOAT4, 32), torch.uint8, level=2),
-    BlockScaled(
-        "nvfp4",
-        "float4 with a float8 scale per 16 neighbours and an FP32 scale per tensor",
-        BlockScheme(FLOAT4, 16, two=True),
-        torch.uint8,
-        level=2,
-    ),
+_POWER = "with a power of two per 32 neighbours"
+_TWO = "with a float8 scale per 16 neighbours and an FP32 scale per tensor"
+
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    BlockScaled(name, text, BlockScheme(limits, block, two), stored, level=level)
+    for name, text, limits, block, two, stored, level in (
+        ("mxfp8", f"float8 {_POWER}", torch.float8_e4m3fn, 32, False, torch.float8_e4m3fn, 1),
+        ("mxfp4", f"float4 {_POWER}", FLOAT4, 32, False, torch.uint8, 2),
+        ("nvfp4", f"float4 {_TWO}", FLOAT4, 16, True, torch.uint8, 2),
+    )
 )

@@ -15,15 +15,8 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
 from accelcheck.techniques.observe import ProfilerLog, at_least, operators
-from accelcheck.techniques.quantization.emulation import (
-    EmulatedLinear,
-    FixedRange,
-    Quantizer,
-    calibrate,
-    eval_copy,
-    is_linear,
-    replaced,
-)
+from accelcheck.techniques.quantization import emulation
+from accelcheck.techniques.quantization.float8 import WORKLOADS
 from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, sizes
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE, torchao_capability
 
@@ -53,9 +46,7 @@ class ExportedInt8(Quantized):
     oracle = "int8-static-input-per-channel"
     level = 2
     early = frozenset({"multi-head-attention", "digits-mlp"})
-    workloads = frozenset(
-        {"mlp", "mlp-blocks", "multi-head-attention", "transformer-block", "digits-mlp", "digits-vit"}
-    )
+    workloads = WORKLOADS
 
     def admits(self, probe: Probe) -> bool:
         """Refuses probes with other shapes: the graph is exported for one."""
@@ -73,21 +64,21 @@ class ExportedInt8(Quantized):
         return _pruned(tools.convert_pt2e(prepared))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        copied = eval_copy(module)
-        seen = calibrate(copied, inputs)
+        copied = emulation.eval_copy(module)
+        seen = emulation.calibrate(copied, inputs)
 
         def make(linear: nn.Linear) -> nn.Module:
-            ranges = FixedRange(seen[linear].low_in, seen[linear].high_in, STEPS)
-            return EmulatedLinear(linear, before=Quantizer(ranges, 0, STEPS))
+            ranges = emulation.FixedRange(seen[linear].low_in, seen[linear].high_in, STEPS)
+            return emulation.EmulatedLinear(linear, before=emulation.Quantizer(ranges, 0, STEPS))
 
-        return replaced(copied, make)
+        return emulation.replaced(copied, make)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
         program.extras[_CONVERTED] = program.call
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        wanted = count(program.module, is_linear)
+        wanted = count(program.module, emulation.is_linear)
         graph = as_module(program.extras[_CONVERTED])
         yield from self.ran(log, wanted)
         weights = [value for value in graph.state_dict().values() if value.dtype == torch.int8]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from abc import abstractmethod
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,7 @@ from accelcheck.core.quiet import torchao_imported
 from accelcheck.measure.memory import in_memory
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import OperatorLog, operators
-from accelcheck.techniques.quantization import float8, int4
-from accelcheck.techniques.quantization.emulation import (
-    EmulatedLinear,
-    Quantizer,
-    eval_copy,
-    is_linear,
-    per_token,
-    replaced,
-)
+from accelcheck.techniques.quantization import emulation, float8, int4
 from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, modules, sizes, stored_as
 
 if TYPE_CHECKING:
@@ -59,7 +50,7 @@ class TorchAO(Quantized):
 
     def converts(self, layer: nn.Module) -> bool:
         """Returns whether a layer is to be quantized; by default, every linear layer is."""
-        return is_linear(layer)
+        return emulation.is_linear(layer)
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         """Makes the arguments of the configuration; `torchao` is the module ``torchao.quantization``."""
@@ -85,9 +76,11 @@ class TorchAO(Quantized):
         yield from sizes(program.module, as_module(program.call), after, self.converts)
         yield self.ran(log, wanted)
 
-    @abstractmethod
     def ran(self, log: Log, wanted: int) -> Evidence:
-        """Makes evidence from the log that `wanted` layers computed with their stored weights."""
+        """Makes evidence from the log that `wanted` layers used their stored weights: by default, widened them."""
+        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.stored))
+        claim = f"{self.name.partition('-')[0]} weights widened for a product >= {wanted}"
+        return Evidence(claim, runs, engaged=runs >= wanted >= 1)
 
 
 class TorchAODynamic(TorchAO):
@@ -108,11 +101,7 @@ class TorchAODynamic(TorchAO):
         super().prepare(program, mode, device)
 
     def _try(self, device: Device) -> None:
-        """Tries whether the device multiplies integers.
-
-        Raises:
-            Unsupported: torchao widens the int8 values first.
-        """
+        """Raises `Unsupported` if torchao widens the int8 values before it multiplies them."""
         layer = nn.Sequential(nn.Linear(16, 16)).to(device.torch_device()).eval()
         tried = self.quantized(layer, ())
         with torch.no_grad(), OperatorLog(device.type) as log:
@@ -124,9 +113,10 @@ class TorchAODynamic(TorchAO):
             raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return replaced(
-            eval_copy(module), lambda linear: EmulatedLinear(linear, before=Quantizer(per_token, -128, 127))
-        )
+        def make(linear: nn.Linear) -> nn.Module:
+            return emulation.EmulatedLinear(linear, before=emulation.Quantizer(emulation.per_token, -128, 127))
+
+        return emulation.replaced(emulation.eval_copy(module), make)
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_int_mm" and op.takes(torch.int8))
@@ -142,11 +132,7 @@ class TorchAOWeightOnly(TorchAO):
     oracle = "int8-weight-channel"
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return replaced(eval_copy(module), EmulatedLinear)
-
-    def ran(self, log: Log, wanted: int) -> Evidence:
-        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
-        return Evidence(f"int8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+        return emulation.replaced(emulation.eval_copy(module), emulation.EmulatedLinear)
 
 
 def torchao_quantization() -> Any:
@@ -190,11 +176,7 @@ class Float8WeightOnly(TorchAO):
         return super().settings(torchao) | {"weight_dtype": self.stored}
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return replaced(eval_copy(module), lambda linear: float8.widened(linear, self.stored))
-
-    def ran(self, log: Log, wanted: int) -> Evidence:
-        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(self.stored))
-        return Evidence(f"float8 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+        return emulation.replaced(emulation.eval_copy(module), lambda linear: float8.widened(linear, self.stored))
 
 
 class Float8Dynamic(Float8WeightOnly):
@@ -221,7 +203,7 @@ class Float8Dynamic(Float8WeightOnly):
 
     def converts(self, layer: nn.Module) -> bool:
         whole = isinstance(layer, nn.Linear) and not any(size % float8.TILE for size in layer.weight.shape)
-        return whole and is_linear(layer)
+        return whole and emulation.is_linear(layer)
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         # With the fast one, sums on Hopper GPUs keep 14 bits to the end.
@@ -271,7 +253,7 @@ class Int4WeightOnly(TorchAO):
     workloads = int4.WORKLOADS
 
     def converts(self, layer: nn.Module) -> bool:
-        return isinstance(layer, nn.Linear) and is_linear(layer) and not layer.in_features % GROUP
+        return isinstance(layer, nn.Linear) and emulation.is_linear(layer) and not layer.in_features % GROUP
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         # The default, symmetric integers from -8 to 7, clips the largest weight of a group.
@@ -284,17 +266,9 @@ class Int4WeightOnly(TorchAO):
         def make(linear: nn.Linear) -> nn.Module:
             return int4.unpacked(linear, GROUP) if self.converts(linear) else linear
 
-        return replaced(eval_copy(module), make)
-
-    def ran(self, log: Log, wanted: int) -> Evidence:
-        runs = operators(log).having(lambda op: op.name == "aten::_to_copy" and op.takes(torch.int8))
-        return Evidence(f"int4 weights widened for a product >= {wanted}", runs, engaged=runs >= wanted >= 1)
+        return emulation.replaced(emulation.eval_copy(module), make)
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    TorchAODynamic(),
-    TorchAOWeightOnly(),
-    Float8WeightOnly(),
-    Float8Dynamic(),
-    Int4WeightOnly(),
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    kind() for kind in (TorchAODynamic, TorchAOWeightOnly, Float8WeightOnly, Float8Dynamic, Int4WeightOnly)
 )
