@@ -233,19 +233,12 @@ FLASH_4 = FlashGeneration(
     needs="cutlass",  # flash-attn 2 contains the same folder, but does not install this dependency
 )
 
+_TILES = "Exact attention in tiles, for separate and packed tensors, with dropout inside the kernel."
+_JAGGED = "Exact attention for sequences of different lengths in one call: each result is that of the sequence alone."
+
 TECHNIQUES: tuple[Technique, ...] = (
-    FlashAttention(
-        "flash-attn-2",
-        FLASH_2,
-        "Exact attention in tiles, for separate and packed tensors, with dropout inside the kernel.",
-        excludes=frozenset({"variable-length"}),
-    ),
-    FlashAttention(
-        "flash-attn-2-varlen",
-        FLASH_2,
-        "Exact attention for sequences of different lengths in one call: each result is that of the sequence alone.",
-        jagged=True,
-    ),
+    FlashAttention("flash-attn-2", FLASH_2, _TILES, excludes=frozenset({"variable-length"})),
+    FlashAttention("flash-attn-2-varlen", FLASH_2, _JAGGED, jagged=True),
     FlashAttention("flash-attn-3", FLASH_3, "Exact attention with Hopper's asynchronous matrix units and copies."),
     FlashAttention("flash-attn-4", FLASH_4, "Exact attention with kernels in CuTe DSL for Hopper and Blackwell."),
 )

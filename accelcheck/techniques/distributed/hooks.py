@@ -148,35 +148,21 @@ _FULL = "With as high a rank as a matrix can have, PowerSGD is plain averaging."
 _TOP_K = f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost."
 _INT8 = "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later."
 _POWER, _FED_BACK = compression.PowerSgd, compression.ErrorFeedback
+_MEMORY, _BYTES = "https://arxiv.org/abs/1809.07599", "https://arxiv.org/abs/1901.09847"
 
 TECHNIQUES: tuple[Technique, ...] = (
     Asynchronous("ddp-async", HookedAveraging, whole(4), _ASYNC, bucket_mb=SMALL_BUCKET),
     *(
         Compressed(
-            f"ddp-{word}-hook",
-            partial(compression.HalfPrecision, dtype),
-            partial(Halves, dtype),
-            whole(2),
-            _HALF.format(name),
+            name, partial(compression.HalfPrecision, dtype), partial(Halves, dtype), whole(2), _HALF.format(word)
         )
-        for word, name, dtype in (("fp16", "float16", torch.float16), ("bf16", "bfloat16", torch.bfloat16))
+        for name, word, dtype in (
+            ("ddp-fp16-hook", "float16", torch.float16),
+            ("ddp-bf16-hook", "bfloat16", torch.bfloat16),
+        )
     ),
     FedBack("ddp-powersgd", partial(_POWER, THIN, RATE), partial(LowRank, THIN, RATE), low_rank(THIN, RATE), _THIN),
     Lossless("ddp-powersgd-full", partial(_POWER, 2**20, 0.0), low_rank(2**20, 0.0), _FULL),
-    FedBack(
-        "ddp-topk",
-        partial(_FED_BACK, compression.TopK(SHARE)),
-        partial(Largest, SHARE),
-        top_k,
-        _TOP_K,
-        "https://arxiv.org/abs/1809.07599",
-    ),
-    FedBack(
-        "ddp-int8",
-        partial(_FED_BACK, compression.Int8()),
-        Integers,
-        eight_bits,
-        _INT8,
-        "https://arxiv.org/abs/1901.09847",
-    ),
+    FedBack("ddp-topk", partial(_FED_BACK, compression.TopK(SHARE)), partial(Largest, SHARE), top_k, _TOP_K, _MEMORY),
+    FedBack("ddp-int8", partial(_FED_BACK, compression.Int8()), Integers, eight_bits, _INT8, _BYTES),
 )

@@ -31,13 +31,10 @@ JUNK, KEPT, VLLM = 8.0, "serving", "https://docs.vllm.ai/en/latest"
 
 
 class Serving(Technique):
-    """Base of techniques that serve the models of `accelcheck.workloads.decoders`.
+    """Base of techniques that serve the models of `accelcheck.workloads.decoders`, whose names `workloads` has.
 
-    Args:
-        serve: ``serve(program, *inputs)`` computes the result.
-        seen: ``seen(program, log)`` yields evidence.
-        workloads: Names of the workloads, which run one level earlier.
-        more: Other attributes, such as `kind`, the class of the modules.
+    ``serve(program, *inputs)`` computes the result, ``seen(program, log)`` yields evidence. Workloads run one level
+    earlier. `more` has other attributes, such as `kind`, the class of the modules.
     """
 
     family = "kv-cache"
@@ -254,7 +251,9 @@ def fork(cache: KeyValueCache, batch: int) -> None:
         cache.stored[layer] = keys.expand(batch, -1, -1, -1), values.expand(batch, -1, -1, -1), positions
 
 
-_FLOAT8 = partial(float8.quantize, dtype=torch.float8_e4m3fn, rows=True)
+_COMPILED, _PACKED = CompiledDecoding, QuantizedDecoding
+_INT8 = partial(QuantizedCache, int8)
+_FLOAT8 = partial(QuantizedCache, partial(float8.quantize, dtype=torch.float8_e4m3fn, rows=True))
 _SAME, _SCHEME = "gives the logits of one pass over all tokens", "gives the logits of its scheme"
 _ONE, _TWO, _ALL = "decoder-window", "decoder decoder-window", "decoder decoder-window decoder-experts"
 _WHOLE = {"grid": int8_grid}
@@ -269,33 +268,9 @@ TECHNIQUES: tuple[Technique, ...] = (
             (Serving, "decode-dynamic", f"Single tokens and a growing cache {_SAME}", KeyValueCache, 1, _ALL, {}),
             (Serving, "decode-static", f"A cache of fixed size, written in place, {_SAME}", FixedCache, 1, _ALL, {}),
             (Serving, "decode-sliding", f"A cache of the window alone {_SAME}", SlidingCache, 1, _ONE, {}),
-            (
-                CompiledDecoding,
-                "decode-static-compiled",
-                f"One graph for all steps {_SAME}",
-                FixedCache,
-                1,
-                "decoder",
-                {},
-            ),
-            (
-                QuantizedDecoding,
-                "decode-int8-cache",
-                f"An int8 cache {_SCHEME}",
-                partial(QuantizedCache, int8),
-                1,
-                _TWO,
-                _WHOLE,
-            ),
-            (
-                QuantizedDecoding,
-                "decode-float8-cache",
-                f"A float8 cache {_SCHEME}",
-                partial(QuantizedCache, _FLOAT8),
-                1,
-                _TWO,
-                _NARROW,
-            ),
+            (_COMPILED, "decode-static-compiled", f"One graph for all steps {_SAME}", FixedCache, 1, "decoder", {}),
+            (_PACKED, "decode-int8-cache", f"An int8 cache {_SCHEME}", _INT8, 1, _TWO, _WHOLE),
+            (_PACKED, "decode-float8-cache", f"A float8 cache {_SCHEME}", _FLOAT8, 1, _TWO, _NARROW),
             (Serving, "prefill-chunked", f"A prompt in chunks {_SAME}", KeyValueCache, CHUNK, _TWO, _CHUNKS),
             (Serving, "paged-attention", f"Pages found by block tables {_SAME}", PagedCache, 1, _TWO, _PAGES),
         )
