@@ -18,16 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _AGREED, _FED, _PAGE = speculative.agreed, decoding.fed, decoding.PAGE
-_RIGHT: dict[Any, Any] = {
-    kind: kind.update
-    for kind in (
-        decoding.FixedCache,
-        decoding.PagedCache,
-        decoding.QuantizedCache,
-        decoding.SlidingCache,
-        KeyValueCache,
-    )
-}
+_CACHES = (decoding.FixedCache, decoding.PagedCache, decoding.QuantizedCache, decoding.SlidingCache, KeyValueCache)
+_RIGHT: dict[Any, Any] = {kind: kind.update for kind in _CACHES}
 
 
 def _patched(owner: Any, place: str, wrong: Any, strength: float) -> Any:

@@ -77,15 +77,10 @@ class FlashAttention(Technique):
     watch = ProfilerLog
 
     def __init__(
-        self,
-        name: str,
-        package: FlashGeneration,
-        promise: str,
-        *,
-        jagged: bool = False,
-        excludes: frozenset[str] = frozenset(),
+        self, name: str, package: FlashGeneration, promise: str, *, jagged: bool = False, excludes: Iterable[str] = ()
     ) -> None:
-        self.name, self.package, self.promise, self.jagged, self.excludes = name, package, promise, jagged, excludes
+        self.name, self.package, self.promise, self.jagged = name, package, promise, jagged
+        self.excludes = frozenset(excludes)
         self.packages = MappingProxyType(dict.fromkeys(filter(None, (package.module, package.needs)), package.install))
         self.modes = frozenset(Mode) - (frozenset() if package.dropout else {Mode.RANDOM})
 
@@ -237,7 +232,7 @@ _TILES = "Exact attention in tiles, for separate and packed tensors, with dropou
 _JAGGED = "Exact attention for sequences of different lengths in one call: each result is that of the sequence alone."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    FlashAttention("flash-attn-2", FLASH_2, _TILES, excludes=frozenset({"variable-length"})),
+    FlashAttention("flash-attn-2", FLASH_2, _TILES, excludes=("variable-length",)),
     FlashAttention("flash-attn-2-varlen", FLASH_2, _JAGGED, jagged=True),
     FlashAttention("flash-attn-3", FLASH_3, "Exact attention with Hopper's asynchronous matrix units and copies."),
     FlashAttention("flash-attn-4", FLASH_4, "Exact attention with kernels in CuTe DSL for Hopper and Blackwell."),

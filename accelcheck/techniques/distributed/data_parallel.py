@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -126,18 +126,8 @@ class DataParallel(RankedTraining):
     `size` gives the bytes that each rank has to send; None for all its gradients in FP32.
     """
 
-    def __init__(
-        self,
-        name: str,
-        world: int,
-        strategy: Callable[[], Strategy],
-        promise: str,
-        source: str = DDP,
-        *,
-        size: Size | None = None,
-        buckets: bool = False,
-    ) -> None:
-        super().__init__(name, world, strategy, promise, source)
+    def __init__(self, *arguments: Any, size: Size | None = None, buckets: bool = False) -> None:
+        super().__init__(*arguments)
         self.size = whole(4) if size is None else size
         self.buckets = buckets
 

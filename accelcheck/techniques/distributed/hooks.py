@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from accelcheck.techniques.distributed.strategy import RankReport
     from accelcheck.workloads.base import Program
 
+    Hook = Callable[[], Exchange]
+
 HOOKS = "https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html"
 SHARE = 1 / 8
 """Part of the gradient that top-k sends."""
@@ -41,14 +43,7 @@ class Hooked(DataParallel):
     """Communication hook that is called in place of the all-reduce."""
 
     def __init__(
-        self,
-        name: str,
-        hook: Callable[[], Exchange],
-        size: Size,
-        promise: str,
-        source: str = HOOKS,
-        *,
-        bucket_mb: float | None = None,
+        self, name: str, hook: Hook, size: Size, promise: str, source: str = HOOKS, *, bucket_mb: float | None = None
     ) -> None:
         def strategy() -> Replicated:
             return Replicated(bucket_mb=bucket_mb, exchange=hook())
@@ -91,13 +86,7 @@ class Compressed(Hooked):
     early = frozenset({"train-mlp", "train-bags"})
 
     def __init__(
-        self,
-        name: str,
-        hook: Callable[[], Exchange],
-        scheme: Callable[[], Scheme],
-        size: Size,
-        promise: str,
-        source: str = HOOKS,
+        self, name: str, hook: Hook, scheme: Callable[[], Scheme], size: Size, promise: str, source: str = HOOKS
     ) -> None:
         super().__init__(name, hook, size, promise, source)
         self.scheme = scheme

@@ -38,13 +38,9 @@ class Reshard(RankedTraining):
     job = Resharded
 
     def __init__(self) -> None:
-        super().__init__(
-            "dcp-reshard",
-            WORLD,
-            Strategy,
-            "A checkpoint that ranks wrote in shards is read by more ranks or fewer, and no bit of it changes.",
-            "https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
-        )
+        promise = "A checkpoint that ranks wrote in shards is read by more ranks or fewer, and no bit of it changes."
+        source = "https://docs.pytorch.org/docs/stable/distributed.checkpoint.html"
+        super().__init__("dcp-reshard", WORLD, Strategy, promise, source)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         self.check_batches(program)
@@ -79,11 +75,9 @@ class Reshard(RankedTraining):
         for number, (load, ranks) in enumerate(zip(loads, (*RANKS[1:], RANKS[0]), strict=True)):
             # Every parameter, and at least one tensor that the optimizer remembers of each.
             least = 2 * len(names)
-            yield Evidence(
-                f"tensors saved by {RANKS[number]} and loaded by {ranks} >= {least}, none of them changed",
-                f"{load.tensors}, changed: {', '.join(load.differing) or 'none'}",
-                engaged=load.tensors >= least and not load.differing,
-            )
+            claim = f"tensors saved by {RANKS[number]} and loaded by {ranks} >= {least}, none of them changed"
+            seen = f"{load.tensors}, changed: {', '.join(load.differing) or 'none'}"
+            yield Evidence(claim, seen, engaged=load.tensors >= least and not load.differing)
 
 
 TECHNIQUES: tuple[Technique, ...] = (Reshard(),)

@@ -43,13 +43,9 @@ class Division(FullySharded):
         """Returns this rank's number of elements of each parameter that it holds in part."""
         from torch.distributed.tensor import DTensor
 
-        return {
-            "elements": {
-                name: parameter.to_local().numel()
-                for name, parameter in program.module.named_parameters()
-                if isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
-            }
-        }
+        parts = {name: part for name, part in program.module.named_parameters() if isinstance(part, DTensor)}
+        divided = {name: part for name, part in parts.items() if any(place.is_shard() for place in part.placements)}
+        return {"elements": {name: part.to_local().numel() for name, part in divided.items()}}
 
 
 @dataclass(frozen=True)
@@ -146,34 +142,28 @@ class TensorParallel(Division):
 
     def plan(self, module: nn.Module, dimension: int) -> dict[str, Any]:
         """Returns the style of each layer by its name; activations have the sequence in a `dimension`."""
-        from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel,
-            PrepareModuleInputOutput,
-            RowwiseParallel,
-            SequenceParallel,
-        )
+        from torch.distributed.tensor import Replicate, Shard, parallel
 
         whole, part = Replicate(), Shard(dimension)
         styles: dict[str, Any] = {}
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Linear):
-                styles[name] = ColwiseParallel(output_layouts=whole)
+                styles[name] = parallel.ColwiseParallel(output_layouts=whole)
             elif isinstance(layer, nn.Embedding):
-                styles[name] = RowwiseParallel(input_layouts=whole)
+                styles[name] = parallel.RowwiseParallel(input_layouts=whole)
         for name, block in module.named_modules():
             inside, norms = name + "." * bool(name), [key for key, _ in block.named_children() if "norm" in key]
             if not hasattr(block, "fc2"):
                 continue
             between = part if self.sequence and norms else whole
-            styles[f"{inside}fc1"] = ColwiseParallel(input_layouts=between)
-            styles[f"{inside}fc2"] = RowwiseParallel(output_layouts=between)
+            styles[f"{inside}fc1"] = parallel.ColwiseParallel(input_layouts=between)
+            styles[f"{inside}fc2"] = parallel.RowwiseParallel(output_layouts=between)
             if hasattr(block, "attention"):  # heads are packed as (3, heads, depth): no rank's part has whole heads
-                styles[f"{inside}attention.qkv"] = ColwiseParallel(input_layouts=between, output_layouts=whole)
-                styles[f"{inside}attention.out"] = RowwiseParallel(input_layouts=whole, output_layouts=between)
+                styles[f"{inside}attention.qkv"] = parallel.ColwiseParallel(input_layouts=between, output_layouts=whole)
+                styles[f"{inside}attention.out"] = parallel.RowwiseParallel(input_layouts=whole, output_layouts=between)
             if between is part:
-                styles |= {f"{inside}{norm}": SequenceParallel(sequence_dim=dimension) for norm in norms}
-                styles[name] = PrepareModuleInputOutput(
+                styles |= {f"{inside}{norm}": parallel.SequenceParallel(sequence_dim=dimension) for norm in norms}
+                styles[name] = parallel.PrepareModuleInputOutput(
                     input_layouts=(whole,),
                     desired_input_layouts=(part,),
                     use_local_input=True,

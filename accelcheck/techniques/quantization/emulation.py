@@ -77,7 +77,7 @@ class RoundedSides:
         return scale.double() * (1 + self._to * SCALE_ERROR)
 
     def position(self, position: Tensor, value: Tensor, relative: float = POSITION_ERROR) -> Tensor:
-        """Moves FP32 positions of values of the same shape, exact ones by default, to this run's sides; returns FP64."""
+        """Moves FP32 positions of values of the same shape, by default exact ones, to a run's sides; returns FP64."""
         if not self._to:
             return position.double()
         return position.double() * (1 + relative * torch.where(self.up(value), 1.0, -1.0))
@@ -106,11 +106,6 @@ class Limits:
     eps: float
     max: float
 
-    @property
-    def min(self) -> float:
-        """Smallest number."""
-        return -self.max
-
 
 def nearest(
     x: Tensor, dtype: torch.dtype | Limits, flips: torch.Generator | None = None, relative: float = RELATIVE
@@ -124,7 +119,7 @@ def nearest(
     # Neighbours are eps 2**(exponent - 1) apart, but not closer than subnormal numbers are.
     unit = torch.ldexp(torch.ones_like(x), exponent - 1).clamp(min=limits.smallest_normal) * limits.eps
     reach = relative / limits.eps * 2  # positions are up to 2 / eps
-    return (rounded(x / unit, x, flips, reach) * unit).clamp(limits.min, limits.max)
+    return (rounded(x / unit, x, flips, reach) * unit).clamp(-limits.max, limits.max)
 
 
 def per_token(x: Tensor) -> Scale:
@@ -136,8 +131,7 @@ def per_token(x: Tensor) -> Scale:
 class DynamicRange:
     """Rule of ATen's ``ChooseQuantizationParams`` for a quint8 activation: one affine scale from the tensor's range.
 
-    `steps` is the largest integer: 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN: two 7 by 8-bit products fit
-    16).
+    `steps`, the largest integer, is 255, or 127 with ``reduce_range`` (fbgemm, x86, oneDNN): two products fit 16 bits.
     """
 
     steps: int
@@ -280,8 +274,7 @@ class EmulatedLinear(Dequantized):
     """FP64 emulation of a linear layer with an int8 weight: see `Dequantized`.
 
     The weight has one scale per output channel for a `dim` of -1, a single one for None. With `integer_bias` the bias
-    is rounded to int32, with the product of the two scales as its scale; that of `before` must then not depend on its
-    input.
+    is rounded to int32, with the product of both scales as its scale: `before` must then have a fixed one.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _LAYERS = "linear layers"
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies ``x`` (..., K) by the transpose of ``weight`` (N, K); `cast` rounds the operands of all three products.
+    """Multiplies ``x`` (..., K) by the transpose of ``weight`` (N, K); `cast` rounds operands of all three products.
 
     ``cast(operand, dim, gradient=False)``, where `dim` is the one that the product sums over.
     """

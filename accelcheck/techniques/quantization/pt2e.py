@@ -152,23 +152,10 @@ def _quantizer() -> Any:
     """
     tools, quantizers = importlib.import_module(_PT2E), importlib.import_module(f"{_PT2E}.quantizer")
     x86 = importlib.import_module(f"{_PT2E}.quantizer.x86_inductor_quantizer")
-    inputs = quantizers.QuantizationSpec(
-        dtype=torch.uint8,
-        quant_min=0,
-        quant_max=STEPS,
-        qscheme=torch.per_tensor_affine,
-        is_dynamic=False,
-        observer_or_fake_quant_ctr=tools.MinMaxObserver,
-    )
-    weights = quantizers.QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-128,
-        quant_max=127,
-        qscheme=torch.per_channel_symmetric,
-        ch_axis=0,
-        is_dynamic=False,
-        observer_or_fake_quant_ctr=tools.PerChannelMinMaxObserver,
-    )
+    tensors = {"qscheme": torch.per_tensor_affine, "observer_or_fake_quant_ctr": tools.MinMaxObserver}
+    inputs = quantizers.QuantizationSpec(dtype=torch.uint8, quant_min=0, quant_max=STEPS, **tensors)
+    rows = {"qscheme": torch.per_channel_symmetric, "observer_or_fake_quant_ctr": tools.PerChannelMinMaxObserver}
+    weights = quantizers.QuantizationSpec(dtype=torch.int8, quant_min=-128, quant_max=127, ch_axis=0, **rows)
     config = quantizers.QuantizationConfig(inputs, inputs, weights, None)
     return x86.X86InductorQuantizer().set_module_type_qconfig(nn.Linear, config)
 

@@ -207,13 +207,9 @@ class Float8Dynamic(Float8WeightOnly):
 
     def settings(self, torchao: Any) -> dict[str, Any]:
         # With the fast one, sums on Hopper GPUs keep 14 bits to the end.
-        exactly = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
+        exact = importlib.import_module("torchao.float8.inference").Float8MMConfig(use_fast_accum=False)
         scales = torchao.PerTensor()
-        return super().settings(torchao) | {
-            "activation_dtype": self.stored,
-            "granularity": scales,
-            "mm_config": exactly,
-        }
+        return super().settings(torchao) | {"activation_dtype": self.stored, "granularity": scales, "mm_config": exact}
 
     @property
     def oracle(self) -> str:  # type: ignore[override]  # the weight-only variant's is the same on every device

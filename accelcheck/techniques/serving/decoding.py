@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values: growing, fixed, sliding, quantized or paged; in steps, chunks, one graph."""
+"""Decoding with a cache of keys and values: growing, fixed, sliding, quantized, paged; in steps, chunks, one graph."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def decoded(
 
 
 def steps(program: Program, log: Log) -> Iterable[Evidence]:
-    """Yields evidence that each pass took the cache further, and that this holds every position, or every visible one."""
+    """Yields evidence that each pass took the cache further, and that it holds every position, or every visible one."""
     (sizes, cache), length = program.extras[KEPT], program.inputs[0].size(1)
     yield exactly("tokens taken by all passes", cache.length, length)
     if isinstance(log, OperatorLog):
