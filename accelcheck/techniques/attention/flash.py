@@ -138,15 +138,7 @@ class FlashAttention(Technique):
             return self.package.call(
                 "flash_attn_varlen_qkvpacked_func", jagged.rows, cu_seqlens=offsets, max_seqlen=longest, causal=causal
             )
-        return self.package.call(
-            "flash_attn_varlen_func",
-            *jagged.rows.unbind(1),
-            cu_seqlens_q=offsets,
-            cu_seqlens_k=offsets,
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-            causal=causal,
-        )
+        return self._varlen(jagged.rows.unbind(1), offsets, offsets, longest, longest, causal=causal)
 
     def attend(self, call: Call) -> Tensor:
         """Computes attention for a call of torch's function, ``(B, H, S, D)``; the package uses ``(B, S, H, D)``.
@@ -169,17 +161,15 @@ class FlashAttention(Technique):
 
     def _jagged(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         batch, queries, keys = q.size(0), q.size(1), k.size(1)
-        offsets = partial(torch.arange, batch + 1, dtype=torch.int32, device=q.device)
-        out = self.package.call(
-            "flash_attn_varlen_func",
-            *(part.flatten(0, 1) for part in (q, k, v)),
-            cu_seqlens_q=offsets() * queries,
-            cu_seqlens_k=offsets() * keys,
-            max_seqlen_q=queries,
-            max_seqlen_k=keys,
-            **options,
-        )
+        offsets = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+        parts = [part.flatten(0, 1) for part in (q, k, v)]
+        out = self._varlen(parts, offsets * queries, offsets * keys, queries, keys, **options)
         return out.view(batch, queries, *out.shape[1:])
+
+    def _varlen(self, parts: Iterable[Tensor], *limits: Any, **options: Any) -> Tensor:
+        """Calls the function for jagged tensors; limits are offsets and longest sequences, of queries and of keys."""
+        names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        return self.package.call("flash_attn_varlen_func", *parts, **dict(zip(names, limits, strict=True)), **options)
 
     def _options(self, call: Call) -> dict[str, Any]:
         """Makes the package's keyword arguments for the call's mask and dropout."""

@@ -165,8 +165,7 @@ class LowRank(Scheme):
 def shared_out(module: nn.Module, world: int, scheme: Scheme) -> nn.Module:
     """Copies the FP64 module to one with exchanged gradients: it divides its batch among ranks, and joins the outputs.
 
-    Inputs and outputs have the batch in their first dimension. The scheme begins anew when the module's state is
-    loaded.
+    Inputs and outputs have the batch in their first dimension. The scheme begins anew when a state is loaded.
     """
     inner = copy.deepcopy(module)
     outer = copy.copy(inner)  # of the same parameters, under the same names
