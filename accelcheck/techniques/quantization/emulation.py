@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from accelcheck.workloads.draw import by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
 
     from accelcheck.verify.precision import MatrixUnit
 
@@ -319,13 +318,10 @@ def is_linear(module: nn.Module) -> bool:
 def calibrate(module: nn.Module, inputs: tuple[Any, ...]) -> dict[nn.Module, Ranges]:
     """Runs the module once without quantization; returns the ranges of each linear layer's inputs and outputs."""
     seen = {layer: Ranges() for layer in module.modules() if is_linear(layer)}
-    hooks: list[RemovableHandle] = [layer.register_forward_hook(watcher) for layer, watcher in seen.items()]
-    try:
-        with torch.no_grad():
-            module(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for layer, watcher in seen.items():
+            hooks.enter_context(layer.register_forward_hook(watcher))
+        module(*inputs)
     return seen
 
 
