@@ -365,9 +365,6 @@ class WeightOnly(Replacing):
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return widened(linear, self.stored)
 
-    def is_action(self, operator: Operator) -> bool:
-        return operator.name == "aten::_to_copy" and operator.takes(self.stored)
-
 
 def _padded(x: Tensor, dim: int, value: float = 0.0) -> Tensor:
     """Appends `value` to a matrix along a dimension, up to a multiple of `TILE`."""

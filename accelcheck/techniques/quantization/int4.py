@@ -15,7 +15,6 @@ from accelcheck.techniques.quantization.int8 import Replacing
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Operator
 
 LEVELS = 15
 """Number of steps from the smallest 4-bit integer to the largest."""
@@ -140,14 +139,8 @@ class Int4(Replacing):
             return unsupported(Code.NO_FEATURE, reason, "use int4-weight-only")
         return SUPPORTED
 
-    def make(self, linear: nn.Linear) -> nn.Module:
-        return self.layer(linear)
-
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return packed(linear)
-
-    def is_action(self, operator: Operator) -> bool:
-        return operator.name == self.operator and operator.takes(self.stored)
 
 
 def _padded(matrix: Tensor, multiple: int) -> Tensor:

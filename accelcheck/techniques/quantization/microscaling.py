@@ -24,7 +24,6 @@ from accelcheck.techniques.quantization.torchao import AO_PACKAGE
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Operator
 
 FLOAT4 = emulation.Limits(smallest_normal=1.0, eps=0.5, max=6.0)
 """E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
@@ -144,9 +143,6 @@ class BlockScaled(Replacing):
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
         return emulation.Dequantized(linear, self.scheme.held, BlockGrid(self.scheme))
-
-    def is_action(self, operator: Operator) -> bool:
-        return operator.name == "aten::_to_copy" and operator.takes(self.stored)
 
 
 _POWER = "with a power of two per 32 neighbours"
