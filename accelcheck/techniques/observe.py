@@ -30,14 +30,8 @@ CONTRACTION = (
 """Pattern of the names of contractions (matrix products, convolutions, attention), without backward operators."""
 
 _HIDDEN = frozenset(
-    [
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-    ]
+    """profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit
+    aten::is_leaf aten::output_nr aten::_version""".split()
 )
 """Events that torch's own tables leave out."""
 
@@ -214,15 +208,10 @@ def counted(counts: Mapping[str, int]) -> list[str]:
 
 
 def operators(log: Log) -> OperatorLog:
-    """Checks that the log is an `OperatorLog`, and returns it.
-
-    Raises:
-        TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
-    """
+    """Returns the log, and raises `TypeError` if it is no `OperatorLog`: `watch` does not fit `evidence`."""
     if not isinstance(log, OperatorLog):
-        raise TypeError(
-            f"expected an OperatorLog, got {type(log).__name__}: set `watch = OperatorLog` in the technique"
-        )
+        message = f"expected an OperatorLog, got {type(log).__name__}: set `watch = OperatorLog` in the technique"
+        raise TypeError(message)
     return log
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -105,18 +104,12 @@ class AotInductor(Conversion):
     """Configuration of inductor."""
     package: type[Package] = Package
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         return inductor_capability(device)
 
     def converted(self, program: Program, device: Device) -> Package:
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
+        folder = self.held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
         return self.package(program, Path(folder), self.options)
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 class Constants(AotInductor):

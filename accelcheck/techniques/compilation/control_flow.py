@@ -10,9 +10,9 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import lookup_backend
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import graph_breaks, graphs, reset_compiler
+from accelcheck.techniques.compilation.compile import Compiling, graph_breaks, graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 _NODES = "operators of the graphs"
 
 
-class ControlFlow(Technique):
+class ControlFlow(Compiling):
     """Operator in place of Python's control flow, compiled without a graph break and run with eager kernels."""
 
     family = "control-flow"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def __init__(self, name: str, page: str) -> None:
         self.name, self.operator = f"torch-{name}", name.replace("-", "_")
@@ -41,9 +38,8 @@ class ControlFlow(Technique):
 
     def refusal(self, workload: Workload) -> str:
         own = workload.name in self.workloads
-        return super().refusal(workload) or (
-            "" if own else "changes modules that have torch's control flow and Python's"
-        )
+        reason = "" if own else "changes modules that have torch's control flow and Python's"
+        return super().refusal(workload) or reason
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":
@@ -65,9 +61,6 @@ class ControlFlow(Technique):
         yield exactly("graph breaks", graph_breaks(), 0)
         yield at_least("compiled regions entered", entered(log).total())
         yield at_least(f"{self.operator} in the graph", program.extras[_NODES].count(self.operator))
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (

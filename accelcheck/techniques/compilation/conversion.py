@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.base import Holding, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
 from accelcheck.techniques.observe import at_least, none_of
 
@@ -24,20 +24,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 RUNTIME_WORKLOADS = frozenset(
-    [
-        "elementwise-5",
-        "elementwise-bound",
-        "elementwise-product",
-        "mlp",
-        "matmul",
-        "cnn",
-        "attention-causal",
-        "attention-empty-row",
-        "transformer-block",
-        "digits-mlp",
-        "digits-cnn",
-        "digits-vit",
-    ]
+    """elementwise-5 elementwise-bound elementwise-product mlp matmul cnn attention-causal attention-empty-row
+    transformer-block digits-mlp digits-cnn digits-vit""".split()
 )
 """Workloads of runtimes of other projects: one of each kind, and three on which runtimes are known to differ (NaN in a
 maximum, subnormal numbers, a query that sees no key). Few, since a conversion takes a second or more."""
@@ -81,7 +69,7 @@ class Converted:
         yield none_of("Python forwards entered", sorted(set(self.entries)))
 
 
-class Conversion(Technique):
+class Conversion(Holding):
     """Technique that converts the module, in evaluation mode and with its weights, for the sizes of its inputs."""
 
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})

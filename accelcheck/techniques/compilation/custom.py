@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import CALL, Capture
 from accelcheck.techniques.compilation.compile import (
+    Compiling,
     compiled,
     inductor_capability,
     inductor_graphs,
     reset_compiler,
 )
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.compilation._folding import FoldConstants
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
@@ -32,12 +33,8 @@ CAPTURE = "capture"
 PASS = "pass"  # noqa: S105 - a graph pass, not a password
 """Key in `Program.extras` of the `FoldConstants` pass."""
 
-_ONE_OF_EACH_KIND = frozenset(
-    {"elementwise-5", "mlp", "train-mlp", "residual-block", "transformer-block", "index-select", "dynamic-depth"}
-)
 
-
-class UserBackend(Technique):
+class UserBackend(Compiling):
     """User's backend that captures each graph, prints it, and runs it with eager kernels.
 
     In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
@@ -45,16 +42,15 @@ class UserBackend(Technique):
 
     name = "compile-user-backend"
     family = "compile"
-    workloads = _ONE_OF_EACH_KIND
+    workloads = frozenset(  # one of each kind
+        "elementwise-5 mlp train-mlp residual-block transformer-block index-select dynamic-depth".split()
+    )
     promise = (
         "A user's backend gets each captured graph, readable and runnable, and the function that it returns is run."
     )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_custom_backends.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def backend(self, mode: Mode) -> Capture:
         """Makes the user's backend."""
@@ -76,18 +72,13 @@ class UserBackend(Technique):
             yield at_least(f"operations in the smallest {stage} graph", least)
         for stage in stages:
             yield at_least(f"calls of captured {stage} graphs", log.count(CALL.format(stage=stage)), runs)
-        printed = sum(len(graph.text.splitlines()) for graph in backend.graphs)
-        unread = sum(not graph.readable for graph in backend.graphs)
-        yield at_least("lines printed", printed)
-        yield exactly("printed graphs that lack an operation", unread, 0)
+        yield at_least("lines printed", sum(len(graph.text.splitlines()) for graph in backend.graphs))
+        yield exactly("printed graphs that lack an operation", sum(not graph.readable for graph in backend.graphs), 0)
         yield exactly("graphs without an example of each input", sum(not graph.fed for graph in backend.graphs), 0)
         yield at_least("compiled regions entered", entered(log).total(), runs)
 
-    def finish(self) -> None:
-        reset_compiler()
 
-
-class FxPass(Technique):
+class FxPass(Compiling):
     """Inductor with a constant-folding pass, which runs before its own passes over forward and backward graphs."""
 
     name = "compile-fx-pass"
@@ -99,9 +90,6 @@ class FxPass(Technique):
     dtypes = ("float32", "bfloat16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
     requires = frozenset({"constants"})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
         return inductor_capability(device)
@@ -127,9 +115,6 @@ class FxPass(Technique):
         smaller = sum(after < before for before, after in folding.sizes)
         told = ", ".join(f"{before} nodes to {after}" for before, after in folding.sizes)
         yield Evidence("graphs that the pass made smaller >= 1", told or "none", engaged=smaller >= 1)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (UserBackend(), FxPass())

@@ -5,7 +5,7 @@ The graphs of each call are counted exactly, and the result of every call is jud
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import (
+    Compiling,
     compilations,
     graph_breaks,
     graphs,
@@ -23,7 +23,7 @@ from accelcheck.techniques.compilation.compile import (
     resolved_backend,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import stream
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
@@ -73,7 +74,7 @@ class CountedCalls:
         return out
 
 
-class Streamed(Technique):
+class Streamed(Compiling):
     """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
     Args:
@@ -86,10 +87,7 @@ class Streamed(Technique):
     source = (
         "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
     )
-    watch = ProfilerLog
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    warmups = 1  # the first run compiles, the second one is judged
-    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
     def __init__(
         self,
@@ -107,7 +105,6 @@ class Streamed(Technique):
         self.workloads = workloads
         self.early = early
         self.settings = MappingProxyType(dict(settings))
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return SUPPORTED if "backend" in self.arguments else compiler_capability(device)
@@ -119,7 +116,7 @@ class Streamed(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
         for held in _configured(self.settings):
-            self._held.enter_context(held)
+            self.held.enter_context(held)
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
         program.extras[FEED] = feed = self.feed(program, network)
         program.call = feed if hasattr(program.module, "net") else feed.one
@@ -149,10 +146,6 @@ class Streamed(Technique):
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         """Yields evidence from the number of graphs that each call of the first run compiled."""
         raise NotImplementedError(f"{type(self).__name__}.counts: say how many graphs the calls may compile")
-
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
 
 
 class StaticStream(Streamed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import Capture
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
+    Compiling,
     compiled,
     count_xla_runs,
     graphs,
@@ -21,7 +20,7 @@ from accelcheck.techniques.compilation.compile import (
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -46,7 +46,7 @@ CONTRACTIONS = frozenset(
 """Operators that autocast gives half-precision operands, by their names in Dynamo's graphs."""
 
 
-class TrainingStep(Technique):
+class TrainingStep(Compiling):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
     Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
@@ -61,12 +61,6 @@ class TrainingStep(Technique):
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
     excludes = frozenset({"branching"})  # control flow on data breaks the graph, so that a step has more than three
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return compiler_capability(device)
@@ -76,7 +70,7 @@ class TrainingStep(Technique):
 
         del mode
         reset_compiler()
-        self._held.enter_context(
+        self.held.enter_context(
             config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
         )
 
@@ -108,10 +102,6 @@ class TrainingStep(Technique):
             yield xla_ran(program, 3 * steps)
         yield at_least("graphs compiled", graphs(), 3)
 
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
-
 
 def _forward(record: Any) -> bool:
     return str(record.co_name) == "training_step"
@@ -139,7 +129,7 @@ class AutocastInside(nn.Module):
             return self.inner(*inputs)
 
 
-class CompiledAutocast(Technique):
+class CompiledAutocast(Compiling):
     """Autocast to bfloat16 inside the compiled region, whose casts become part of the forward and backward graphs."""
 
     name = "compile-autocast-bf16"
@@ -150,9 +140,6 @@ class CompiledAutocast(Technique):
     source = "https://docs.pytorch.org/docs/stable/amp.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
         autocast = self.needs(device, "autocast-bfloat16")
@@ -181,9 +168,6 @@ class CompiledAutocast(Technique):
         yield at_least("captured contractions in bfloat16", half)
         yield exactly("captured contractions in float32", full, 0)
         yield stored_in_float32(program)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (TrainingStep(), CompiledAutocast())

@@ -150,13 +150,9 @@ _loss = partial(
 TECHNIQUES: tuple[Technique, ...] = (
     _experts(name="moe-grouped-mm", promise="One product for all experts equals a loop over them.", function=by_groups),
     _experts(
-        name="moe-grouped-mm-padded",
-        promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives.",
-        function=by_padded_groups,
-    ),
+        name="moe-grouped-mm-padded", function=by_padded_groups,
+        promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives."),
     _loss(
-        name="linear-cross-entropy",
-        promise="Head and loss in chunks give the loss and gradients of both, without all logits.",
-        function=by_chunks,
-    ),
-)
+        name="linear-cross-entropy", function=by_chunks,
+        promise="Head and loss in chunks give the loss and gradients of both, without all logits."),
+)  # fmt: skip

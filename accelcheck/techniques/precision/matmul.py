@@ -141,9 +141,8 @@ class MatmulPrecision(ReducedPrecision):
     def capability(self, device: Device) -> Capability:
         """Tells whether the device reads torch's setting. Its effect is measured when a case runs: chips differ."""
         if device.has("torch-xla"):
-            return unsupported(
-                Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
-            )
+            reason = "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
+            return unsupported(Code.NO_BACKEND, reason)
         return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
@@ -225,24 +224,17 @@ class StrictFloat32(Technique):
         if program.extras[_READING]:
             forced = device.environment() or "none of the known ones is set"
             told += f": {program.extras[_READING]}. A variable may force TF32 or bf16: {forced}"
-        yield Evidence(
-            f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}", told, engaged=error <= FLOAT32_LIMIT
-        )
+        claim = f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}"
+        yield Evidence(claim, told, engaged=error <= FLOAT32_LIMIT)
 
 
 TECHNIQUES: tuple[Technique, ...] = (
     MatmulPrecision(
-        "matmul-tf32",
-        "high",
-        "tf32",
-        "FP32 matmuls round operands to TF32, or to sums of two bf16 numbers, and accumulate in FP32.",
-    ),
+        "matmul-tf32", "high", "tf32",
+        "FP32 matmuls round operands to TF32, or to sums of two bf16 numbers, and accumulate in FP32."),
     MatmulPrecision(
-        "matmul-bf16",
-        "medium",
-        "bfloat16",
-        "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32.",
-    ),
+        "matmul-bf16", "medium", "bfloat16",
+        "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32."),
     ConvolutionPrecision(),
     StrictFloat32(),
-)
+)  # fmt: skip

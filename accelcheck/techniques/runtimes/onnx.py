@@ -9,7 +9,6 @@ import json
 import math
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -44,18 +43,8 @@ PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 )
 """Execution provider and its options, by feature of the device; the first that it has counts."""
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "tensor(float)": torch.float32,
-        "tensor(double)": torch.float64,
-        "tensor(float16)": torch.float16,
-        "tensor(bfloat16)": torch.bfloat16,
-        "tensor(int64)": torch.int64,
-        "tensor(int32)": torch.int32,
-        "tensor(int16)": torch.int16,
-        "tensor(int8)": torch.int8,
-        "tensor(uint8)": torch.uint8,
-        "tensor(bool)": torch.bool,
-    }
+    {"tensor(float)": torch.float32, "tensor(double)": torch.float64}
+    | {f"tensor({name})": getattr(torch, name) for name in "float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()}
 )
 """Dtype of torch for each name of an element type in a session."""
 SHAPE_TYPES = frozenset({"int64", "int32", "bool"})
@@ -145,9 +134,6 @@ class OnnxRuntime(RuntimeConversion):
     early = RUNTIME_EARLY | {"transformer-block"}
     packages = MappingProxyType(dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"))
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         provider = _provider(device)
         if provider is None:
@@ -160,22 +146,17 @@ class OnnxRuntime(RuntimeConversion):
         except (ImportError, AttributeError, RuntimeError) as error:
             return unavailable(Code.IMPORT_FAILED, f"{error}", "install versions that pair with this torch")
         if provider[0] not in offered:
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"the installed onnxruntime offers {', '.join(offered)}, but not {provider[0]}",
-                "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx",
-            )
+            reason = f"the installed onnxruntime offers {', '.join(offered)}, but not {provider[0]}"
+            advice = "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx"
+            return unavailable(Code.WRONG_BUILD, reason, advice)
         return SUPPORTED
 
     def converted(self, program: Program, device: Device) -> OnnxRuntimeModule:
         provider = _provider(device)
         if provider is None:
             raise ValueError(f"{self.name}: no execution provider for {device.name}: ask `capability` first")
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="onnx-", dir=scratch()))
+        folder = self.held.enter_context(tempfile.TemporaryDirectory(prefix="onnx-", dir=scratch()))
         return OnnxRuntimeModule(program, *provider, Path(folder))
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,16 +26,17 @@ from accelcheck.core.quiet import copied_trees
 from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation.compile import REGION, Compiling, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
+from accelcheck.techniques.observe import at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -83,18 +84,12 @@ class OpenVino(RuntimeConversion):
     early = RUNTIME_EARLY
     packages = PACKAGES
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        self._held.enter_context(signal_stack_kept())
+        self.held.enter_context(signal_stack_kept())
         super().prepare(program, mode, device)
-
-    def finish(self) -> None:
-        self._held.close()
 
     def converted(self, program: Program, device: Device) -> Model:
         try:
@@ -128,7 +123,7 @@ class OverwriteCheck:
         return out
 
 
-class OpenVinoCompile(Technique):
+class OpenVinoCompile(Compiling):
     """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
     Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch
@@ -142,23 +137,17 @@ class OpenVinoCompile(Technique):
     source = "https://docs.openvino.ai/2026/openvino-workflow/torch-compile.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False  # AOTAutograd does not support it
     packages = PACKAGES
     # No attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        self._held.enter_context(signal_stack_kept())
-        self._held.enter_context(registered())
+        self.held.enter_context(signal_stack_kept())
+        self.held.enter_context(registered())
         options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}
         program.call = OverwriteCheck(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
 
@@ -182,10 +171,6 @@ class OpenVinoCompile(Technique):
         # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
         yield exactly("results overwritten by a later call", call.overwritten, 0)
-
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
 
 
 @contextmanager
