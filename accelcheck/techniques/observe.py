@@ -58,18 +58,17 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Dispatched operator, with metadata of its tensors."""
+    """Dispatched operator: its name without the overload, such as ``aten::mm``, and metadata of its tensors.
+
+    `inputs` and `outputs` have dtype, contiguity and device type of each tensor argument and of each tensor of the
+    result; `formats_in` and `formats_out` have the `memory_format` of each.
+    """
 
     name: str
-    """Name without the overload, such as ``aten::mm``."""
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """Dtype, contiguity and device type of each tensor argument."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """Dtype, contiguity and device type of each tensor of the result."""
     formats_in: tuple[str, ...] = ()
-    """`memory_format` of each tensor argument."""
     formats_out: tuple[str, ...] = ()
-    """`memory_format` of each tensor of the result."""
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Returns whether a tensor argument has this dtype."""

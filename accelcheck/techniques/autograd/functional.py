@@ -70,8 +70,7 @@ class Mapped(Transform):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        seen: Counter[str] = Counter()
-        program.extras[_SEEN] = seen
+        seen = program.extras[_SEEN] = Counter[str]()
         program.resets.append(seen.clear)
         program.call = self.over(program, seen)
 

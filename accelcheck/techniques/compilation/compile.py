@@ -48,6 +48,10 @@ class Compiling(Holding):
     warmups = 1
     differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        """Drops the compiled code of earlier cases; subclasses call it first."""
+        reset_compiler()
+
     def finish(self) -> None:
         super().finish()
         reset_compiler()
@@ -56,9 +60,7 @@ class Compiling(Holding):
 class Compiled(Compiling):
     """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
-    Args:
-        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed
-            package may have set.
+    `arguments` are those of ``torch.compile``. Without ``backend``, its default is used, which a package may have set.
     """
 
     family = "compile"
@@ -87,7 +89,7 @@ class Compiled(Compiling):
         return inductor_capability(device) if backend == "inductor" else SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.call = torch.compile(program.module, **self.arguments)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
@@ -210,8 +212,7 @@ def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
 
 def default_backend() -> str:
     """Returns the name of ``torch.compile``'s default backend; inductor, in versions where it cannot be set."""
-    getter = getattr(torch.compiler, "get_default_backend", None)
-    backend = "inductor" if getter is None else getter()
+    backend = getattr(torch.compiler, "get_default_backend", lambda: "inductor")()
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
 
 

@@ -10,7 +10,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import lookup_backend
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import Compiling, graph_breaks, graphs, reset_compiler
+from accelcheck.techniques.compilation.compile import Compiling, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import at_least, exactly
 
@@ -45,9 +45,8 @@ class ControlFlow(Compiling):
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":
             reason = f"torch {torch.__version__} compiles no gradient of while_loop"
             raise Unsupported(unsupported(Code.WRONG_VERSION, reason))
-        reset_compiler()
-        nodes: list[str] = []
-        program.extras[_NODES] = nodes
+        super().prepare(program, mode, device)
+        nodes = program.extras[_NODES] = list[str]()
 
         def backend(graph: Any, inputs: Any) -> Any:
             nodes.extend(str(node.target) for node in graph.graph.nodes)

@@ -34,15 +34,10 @@ RUNTIME_EARLY = frozenset({"elementwise-bound", "elementwise-product", "attentio
 
 
 class Converted:
-    """Replaces a module by its converted form. Counts calls, and calls of the module's own Python code.
+    """Replaces a module by its converted form, `run`. Counts calls, and calls of the module's own Python code.
 
-    Args:
-        module: Original module. Make the instance after the conversion, which may call the module's forward.
-        run: Function of the module's inputs.
-
-    Attributes:
-        calls: Number of calls.
-        entries: Class names of the original's submodules whose Python forward was called; should stay empty.
+    Make the instance after the conversion, which may call the module's forward. `entries` has the class names of the
+    original's submodules whose Python forward was called; it should stay empty.
     """
 
     kind = "converted module"

@@ -8,13 +8,7 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.capture import CALL, Capture
-from accelcheck.techniques.compilation.compile import (
-    Compiling,
-    compiled,
-    inductor_capability,
-    inductor_graphs,
-    reset_compiler,
-)
+from accelcheck.techniques.compilation.compile import Compiling, compiled, inductor_capability, inductor_graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import at_least, exactly
 
@@ -57,7 +51,7 @@ class UserBackend(Compiling):
         return Capture(differentiates=mode is not Mode.FORWARD)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.extras[CAPTURE] = backend = self.backend(mode)
         program.call = torch.compile(program.module, backend=backend)
 
@@ -101,7 +95,7 @@ class FxPass(Compiling):
         return FoldConstants()
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.extras[PASS] = folding = self.make()
         program.call = torch.compile(
             program.module, backend="inductor", dynamic=False, options={"post_grad_custom_pre_pass": folding}

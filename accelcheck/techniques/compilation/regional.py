@@ -64,8 +64,7 @@ class Regional(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        runs: list[list[Any]] = [[]]
-        program.extras[_RUNS] = runs
+        program.extras[_RUNS] = runs = [list[Any]()]
         program.resets.append(lambda: runs.append([]))
         for block in blocks_of(program.module) or ():
             block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), runs)
@@ -82,9 +81,8 @@ class Regional(Compiled):
 class MegaCache(Compiled):
     """Loads what another process saved of its compilations into an empty cache, and compiles.
 
-    Args:
-        foreign: True for a process that seems to run on another machine, whose artifact must not be used: without the
-            host's vector instructions, or with another fingerprint of the GPU.
+    A `foreign` process seems to run on another machine, so that its artifact must not be used: without the host's
+    vector instructions, or with another fingerprint of the GPU.
     """
 
     source = "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"

@@ -16,7 +16,6 @@ from accelcheck.techniques.compilation.compile import (
     compiled,
     count_xla_runs,
     graphs,
-    reset_compiler,
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
@@ -25,7 +24,7 @@ from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
@@ -68,8 +67,7 @@ class TrainingStep(Compiling):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import dynamo_config as config
 
-        del mode
-        reset_compiler()
+        super().prepare(program, mode, device)
         self.held.enter_context(
             config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
         )
@@ -88,11 +86,12 @@ class TrainingStep(Compiling):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         steps = program.steps
-        for what, test in (
-            ("forward passes and losses", _forward),
-            ("backward passes", _autograd),
-            ("optimizer steps", _optimizer),
-        ):
+        kinds: Mapping[str, Callable[[Any], bool]] = {
+            "forward passes and losses": lambda record: str(record.co_name) == "training_step",
+            "backward passes": lambda record: str(record.compile_id).startswith("!"),  # such as ``!0/1/0``
+            "optimizer steps": lambda record: PurePath(str(record.co_filename)).parent.name == "optim",
+        }
+        for what, test in kinds.items():
             ran = entered(log, test).total()
             yield Evidence(f"compiled {what} run = {steps}, one a step", ran, engaged=ran == steps)
         backend = backend_for(device)
@@ -101,19 +100,6 @@ class TrainingStep(Compiling):
         elif backend == "openxla":
             yield xla_ran(program, 3 * steps)
         yield at_least("graphs compiled", graphs(), 3)
-
-
-def _forward(record: Any) -> bool:
-    return str(record.co_name) == "training_step"
-
-
-def _autograd(record: Any) -> bool:
-    # Such as ``!0/1/0``.
-    return str(record.compile_id).startswith("!")
-
-
-def _optimizer(record: Any) -> bool:
-    return PurePath(str(record.co_filename)).parent.name == "optim"
 
 
 class AutocastInside(nn.Module):
@@ -149,7 +135,7 @@ class CompiledAutocast(Compiling):
         return "bfloat16"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         name = backend_for(device)
         if name == "openxla":
             count_xla_runs(program)

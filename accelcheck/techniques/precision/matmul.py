@@ -66,6 +66,10 @@ class ReducedPrecision(Technique):
 
     family = "matmul-precision"
     source = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
+    wanted: str
+    """Value of `current` while the mode is on."""
+    setting: str
+    """Code that turns the mode on, for reasons."""
 
     @abstractmethod
     def mode(self) -> AbstractContextManager[None]:
@@ -78,16 +82,6 @@ class ReducedPrecision(Technique):
     @abstractmethod
     def current(self) -> str:
         """Reads the present value of the setting from torch."""
-
-    @property
-    @abstractmethod
-    def wanted(self) -> str:
-        """Value of `current` while the mode is on."""
-
-    @property
-    @abstractmethod
-    def setting(self) -> str:
-        """Code that turns the mode on, for reasons."""
 
     def measured(self, device: Device) -> Capability:
         """Tells whether the mode changes anything on this device, compared with strict FP32."""
@@ -130,13 +124,10 @@ class MatmulPrecision(ReducedPrecision):
 
     def __init__(self, name: str, word: str, precision: str, promise: str) -> None:
         self.name = name
-        self.word = word
+        self.wanted = word
+        self.setting = f'torch.set_float32_matmul_precision("{word}")'
         self.promise = promise
         self._precision = precision
-
-    @property
-    def setting(self) -> str:
-        return f'torch.set_float32_matmul_precision("{self.word}")'
 
     def capability(self, device: Device) -> Capability:
         """Tells whether the device reads torch's setting. Its effect is measured when a case runs: chips differ."""
@@ -149,11 +140,7 @@ class MatmulPrecision(ReducedPrecision):
         return self._precision
 
     def mode(self) -> AbstractContextManager[None]:
-        return matmul_mode(self.word)
-
-    @property
-    def wanted(self) -> str:
-        return self.word
+        return matmul_mode(self.wanted)
 
     def current(self) -> str:
         return torch.get_float32_matmul_precision()

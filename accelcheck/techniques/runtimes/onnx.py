@@ -56,21 +56,12 @@ MOST_DIMENSIONS = 100
 class OnnxRuntimeModule(Converted):
     """ONNX Runtime session that reads and writes the memory of torch's tensors.
 
-    Args:
-        program: Program with the module, and inputs with the sizes to export for.
-        provider: Name of the execution provider that must run all nodes.
-        options: Options of the provider.
-        folder: Folder for the model and the profile.
-
-    Attributes:
-        session: Session whose profiler `evidence` ends.
-        ran: Nodes, with the provider that ran each, once the profiler has ended.
-
-    Raises:
-        TypeError: torch.onnx.export returned no ONNX program.
+    The module is exported for the sizes of the program's inputs, into a folder that also gets the profile. The
+    execution provider named `provider` must run all nodes.
     """
 
     ran: list[OnnxNode] | None = None
+    """Nodes, with the provider that ran each, once `evidence` has ended the session's profiler."""
     kind = "session"
 
     def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
@@ -190,13 +181,9 @@ def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """Node of the graph that a session executed.
+    """Node of the graph, such as ``MatMul``, that an execution provider ran.
 
-    Attributes:
-        operator: Name of the operator, such as ``MatMul``.
-        provider: Execution provider that ran it.
-        inputs: Shape by element type, for each input; empty if absent from the profile.
-        outputs: Shape by element type, for each output.
+    Each input and output is given as its shape by element type; there are none if they are absent from the profile.
     """
 
     operator: str
@@ -213,8 +200,8 @@ class OnnxNode:
         """
         if self.provider != "CPUExecutionProvider":
             return False
-        reads_data = self.operator not in {"Shape", "Size"}  # these look at the size alone
-        return _small(self.outputs) and (not reads_data or _small(self.inputs))
+        # Shape and Size look at the size of their input alone.
+        return _small(self.outputs) and (self.operator in {"Shape", "Size"} or _small(self.inputs))
 
 
 def nodes_of(profile: Path) -> list[OnnxNode]:

@@ -103,12 +103,7 @@ class OpenVino(RuntimeConversion):
 
 
 class OverwriteCheck:
-    """Wraps a compiled module, and checks that a call does not overwrite the result of the previous one.
-
-    Attributes:
-        run: Compiled module.
-        overwritten: Number of calls that changed the previous result.
-    """
+    """Wraps a compiled module, and counts the calls that have `overwritten` the result of the previous one."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -164,9 +159,8 @@ class OpenVinoCompile(Compiling):
             raise Unsupported(unsupported(Code.NO_EFFECT, "OpenVINO takes no part of the graph: torch runs all of it"))
         yield from ran([*executor.req_cache.values()])
         graphs = [*executor.partitioned_modules.values()]
-        parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]
-        fallen = sum(bool(part.perm_fallback) for part in parts)
-        yield exactly(f"of {len(parts)} parts run by eager after all", fallen, 0)
+        fallen = [bool(part.perm_fallback) for g in graphs for part in g.modules() if hasattr(part, "perm_fallback")]
+        yield exactly(f"of {len(fallen)} parts run by eager after all", sum(fallen), 0)
         left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
         # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
@@ -247,11 +241,7 @@ class SignalStack(ctypes.Structure):
 
 
 def signal_stack(new: SignalStack | None = None) -> SignalStack:
-    """Returns the alternate signal stack of this thread, and replaces it by `new` unless that is None. Linux only.
-
-    Raises:
-        OSError: The kernel refuses the new stack.
-    """
+    """Returns the alternate signal stack of this thread, and replaces it by `new` unless that is None. Linux only."""
     was = SignalStack()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigaltstack(ctypes.byref(new) if new is not None else None, ctypes.byref(was)):
