@@ -41,8 +41,8 @@ CAPTURE_WARMUPS = 3
 """Warm-up runs before captured graphs are judged: CUDA graph trees run eagerly, then capture, then replay."""
 
 
-class Compiling(Holding):
-    """Technique under ``torch.compile``: the first run compiles, the second one is judged, and no compiled code stays."""
+class UnderCompiler(Holding):
+    """Technique under ``torch.compile``: the first run compiles, the second is judged; no compiled code stays."""
 
     watch = ProfilerLog
     warmups = 1
@@ -57,7 +57,7 @@ class Compiling(Holding):
         reset_compiler()
 
 
-class Compiled(Compiling):
+class Compiled(UnderCompiler):
     """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     `arguments` are those of ``torch.compile``. Without ``backend``, its default is used, which a package may have set.

@@ -10,7 +10,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import lookup_backend
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import Compiling, graph_breaks, graphs
+from accelcheck.techniques.compilation.compile import UnderCompiler, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import at_least, exactly
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NODES = "operators of the graphs"
 
 
-class ControlFlow(Compiling):
+class ControlFlow(UnderCompiler):
     """Operator in place of Python's control flow, compiled without a graph break and run with eager kernels."""
 
     family = "control-flow"

@@ -60,7 +60,7 @@ class Saved:
     The first call is a warm-up run, so that the judged run has sizes that were not traced.
 
     The loaded graph uses the parameters and buffers of `module`. `size` is that of the saved program in bytes, `unlike`
-    names the parameters and buffers that were loaded with other bits or not at all, `sizes` has all calls' input shapes.
+    names the parameters and buffers that were loaded with other bits or not at all; `sizes` has the input shapes.
     """
 
     def __init__(self, module: nn.Module) -> None:

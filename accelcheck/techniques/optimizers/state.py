@@ -33,7 +33,7 @@ _KEPT = "optimizer whose states are kept"
 
 @dataclass
 class KeptStates:
-    """Makes optimizers whose states, except step counts, `narrow` converts after each step, and `widen` before the next.
+    """Makes optimizers whose states, except step counts, `narrow` converts after each step, `widen` before the next.
 
     `made` is the optimizer that was made last.
     """
