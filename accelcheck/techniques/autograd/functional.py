@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SAMPLEWISE = frozenset(
     """attention-causal attention-ragged cnn-frozen-norm conv-strided custom-function elementwise-5
-    elementwise-broadcast elementwise-scalar embedding-norm-gelu gather gelu layer-norm-narrow matmul mean-pool mlp mlp-blocks
-    transformer-block""".split()
+    elementwise-broadcast elementwise-scalar embedding-norm-gelu gather gelu layer-norm-narrow matmul mean-pool
+    mlp mlp-blocks transformer-block""".split()
 )
 """One workload of each kind whose samples, along the first dimension of the inputs, are independent of each other."""
 DIFFERENTIABLE = frozenset(

@@ -41,7 +41,7 @@ CAPTURE_WARMUPS = 3
 """Warm-up runs before captured graphs are judged: CUDA graph trees run eagerly, then capture, then replay."""
 
 
-class UnderCompiler(Holding):
+class Compilation(Holding):
     """Technique under ``torch.compile``: the first run compiles, the second is judged; no compiled code stays."""
 
     watch = ProfilerLog
@@ -57,7 +57,7 @@ class UnderCompiler(Holding):
         reset_compiler()
 
 
-class Compiled(UnderCompiler):
+class Compiled(Compilation):
     """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     `arguments` are those of ``torch.compile``. Without ``backend``, its default is used, which a package may have set.

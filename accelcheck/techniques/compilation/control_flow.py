@@ -8,9 +8,9 @@ import torch
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.torch_names import lookup_backend
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import UnderCompiler, graph_breaks, graphs
+from accelcheck.techniques.compilation.compile import Compilation, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import at_least, exactly
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NODES = "operators of the graphs"
 
 
-class ControlFlow(UnderCompiler):
+class ControlFlow(Compilation):
     """Operator in place of Python's control flow, compiled without a graph break and run with eager kernels."""
 
     family = "control-flow"
@@ -50,7 +50,7 @@ class ControlFlow(UnderCompiler):
 
         def backend(graph: Any, inputs: Any) -> Any:
             nodes.extend(str(node.target) for node in graph.graph.nodes)
-            return lookup_backend("aot_eager")(graph, inputs)
+            return torch_names.lookup_backend("aot_eager")(graph, inputs)
 
         vars(program.module)["operator"] = True
         program.call = torch.compile(program.module, backend=backend, fullgraph=True)

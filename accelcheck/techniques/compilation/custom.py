@@ -8,7 +8,7 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.capture import CALL, Capture
-from accelcheck.techniques.compilation.compile import UnderCompiler, compiled, inductor_capability, inductor_graphs
+from accelcheck.techniques.compilation.compile import Compilation, compiled, inductor_capability, inductor_graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import at_least, exactly
 
@@ -28,7 +28,7 @@ PASS = "pass"  # noqa: S105 - a graph pass, not a password
 """Key in `Program.extras` of the `FoldConstants` pass."""
 
 
-class UserBackend(UnderCompiler):
+class UserBackend(Compilation):
     """User's backend that captures each graph, prints it, and runs it with eager kernels.
 
     In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
@@ -72,7 +72,7 @@ class UserBackend(UnderCompiler):
         yield at_least("compiled regions entered", entered(log).total(), runs)
 
 
-class FxPass(UnderCompiler):
+class FxPass(Compilation):
     """Inductor with a constant-folding pass, which runs before its own passes over forward and backward graphs."""
 
     name = "compile-fx-pass"

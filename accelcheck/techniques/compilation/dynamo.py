@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.compilation.compile import (
-    UnderCompiler,
-    compilations,
-    graph_breaks,
-    graphs,
-    resolved_backend,
-)
+from accelcheck.techniques.compilation.compile import Compilation, compilations, graph_breaks, graphs, resolved_backend
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import stream
@@ -45,7 +39,7 @@ RECOMPILATIONS = 64
 
 
 class CountedCalls:
-    """Calls a compiled network for one input after the other, and counts in `runs` the graphs that each call compiles."""
+    """Calls a compiled network for one input after the other, and counts in `runs` the graphs of each call."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         self.network = network
@@ -68,7 +62,7 @@ class CountedCalls:
         return out
 
 
-class Streamed(UnderCompiler):
+class Streamed(Compilation):
     """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
     `arguments` are those of ``torch.compile``; without ``backend``, that of `backend_for` is used. `settings` are those
@@ -296,7 +290,7 @@ def paths(program: Program) -> int:
 
 
 def news(inputs: tuple[Tensor, ...]) -> list[str]:
-    """Tells for each input ``first``, ``known`` (kind came before), or what is new: ``dtype``, ``rank`` or ``shape``."""
+    """Tells for each input ``first``, ``known`` (kind came before), or what is new: ``dtype``, ``rank``, ``shape``."""
     names: list[str] = []
     for number, x in enumerate(inputs):
         if any(_kind(x) == _kind(earlier) for earlier in inputs[:number]):

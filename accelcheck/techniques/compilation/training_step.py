@@ -12,7 +12,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.capture import Capture
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
-    UnderCompiler,
+    Compilation,
     compiled,
     count_xla_runs,
     graphs,
@@ -45,7 +45,7 @@ CONTRACTIONS = frozenset(
 """Operators that autocast gives half-precision operands, by their names in Dynamo's graphs."""
 
 
-class TrainingStep(UnderCompiler):
+class TrainingStep(Compilation):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
     Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
@@ -115,7 +115,7 @@ class AutocastInside(nn.Module):
             return self.inner(*inputs)
 
 
-class CompiledAutocast(UnderCompiler):
+class CompiledAutocast(Compilation):
     """Autocast to bfloat16 inside the compiled region, whose casts become part of the forward and backward graphs."""
 
     name = "compile-autocast-bf16"

@@ -139,12 +139,14 @@ def _even(place: torch.device) -> Tensor:
 
 _experts = partial(
     FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts"}), part=GroupedExperts,
-    method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths, dtypes=("float32", "bfloat16"),
+    method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths,
+    dtypes=("float32", "bfloat16"),
 )  # fmt: skip
 _loss = partial(
     FusedKernel, source=f"{_DOCS}linear_cross_entropy.html", part=VocabularyLoss,
-    workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), method="loss", operator="torch_nn::_linear_cross_entropy_batch_chunked", calls=(1, 1),
-    never="aten::(nll_loss_forward|_log_softmax)", example=_even,
+    workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), method="loss", calls=(1, 1),
+    operator="torch_nn::_linear_cross_entropy_batch_chunked", never="aten::(nll_loss_forward|_log_softmax)",
+    example=_even,
 )  # fmt: skip
 
 TECHNIQUES: tuple[Technique, ...] = (

@@ -27,7 +27,7 @@ from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.compilation.compile import REGION, UnderCompiler, reset_compiler, resolved_backend
+from accelcheck.techniques.compilation.compile import REGION, Compilation, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
 from accelcheck.techniques.observe import at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
@@ -118,7 +118,7 @@ class OverwriteCheck:
         return out
 
 
-class OpenVinoCompile(UnderCompiler):
+class OpenVinoCompile(Compilation):
     """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
     Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch
