@@ -1,7 +1,9 @@
-"""Base class of techniques, and the exception with which one says that it does not exist for some inputs."""
+"""Base classes of techniques, and the exception with which one says that it does not exist for some inputs."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -259,3 +261,15 @@ class Technique:
             if not device.has(feature):
                 return device.lacks(feature, Code.NO_FEATURE)
         return SUPPORTED
+
+
+class Holding(Technique):
+    """Technique whose `prepare` enters contexts, which `finish` leaves."""
+
+    @cached_property
+    def held(self) -> ExitStack:
+        """Contexts entered since the last `finish`."""
+        return ExitStack()
+
+    def finish(self) -> None:
+        self.held.close()

@@ -45,11 +45,7 @@ class Matrix:
         )
 
     def extended(self, techniques: Iterable[Technique], workloads: Iterable[Workload]) -> Matrix:
-        """Adds techniques and workloads that others registered.
-
-        Raises:
-            DuplicateNameError: Two of them share a name.
-        """
+        """Adds techniques and workloads that others registered, or raises `DuplicateNameError`."""
         return replace(
             self,
             techniques=index("technique", [*self.techniques.values(), *techniques]),
@@ -81,7 +77,8 @@ class Matrix:
         assert selection.shard is not None
         cells = self._chosen(selection, tuple(Mode))
         if selection.cases:
-            named = {_without_device(word) for word in selection.cases}
+            parts = [word.split("/") for word in selection.cases]
+            named = {"/".join(words[:2] + words[3:]) for words in parts}  # without the device
             cells = [cell for cell in cells if "/".join(cell[:4]) in named]
         wanted = frozenset(modes)
         return [cell for cell in selection.shard.take(cells, lambda cell: cell[3]) if cell[3] in wanted]
@@ -105,15 +102,12 @@ class Matrix:
         return {t.name: reason for t in self.techniques.values() if (reason := _refusal(t, workload))}
 
     def check(self, selection: Selection) -> None:
-        """Checks that every selected name exists.
-
-        Raises:
-            UnknownNameError: A name does not exist; the message gives the legal names and the nearest one.
-        """
-        for kind, words, legal in (
+        """Raises `UnknownNameError`, with the legal names and the nearest one, if a selected name does not exist."""
+        names = (
             ("technique", selection.techniques, self.techniques),
             ("workload", selection.workloads, self.workloads),
-        ):
+        )
+        for kind, words, legal in names:
             for word in words:
                 if not fnmatch.filter(legal, word):
                     raise unknown(kind, word, list(legal))
@@ -166,14 +160,8 @@ def level(technique: Technique, workload: Workload, dtype: str, mode: Mode) -> i
 
 def unknown_case(word: str, legal: Sequence[str]) -> Exception:
     """Makes the error for an unknown case id. It gives the nearest ids, because there are too many to list."""
-    near = difflib.get_close_matches(word, legal, n=3, cutoff=0.3)
-    return UnknownNameError(
-        f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {', '.join(near) or 'none'}."
-    )
-
-
-def _without_device(case: str) -> str:
-    return "/".join(part for place, part in enumerate(case.split("/")) if place != 2)
+    near = ", ".join(difflib.get_close_matches(word, legal, n=3, cutoff=0.3)) or "none"
+    return UnknownNameError(f"unknown case {word!r}. Expected technique/workload/device/dtype/mode; nearest: {near}.")
 
 
 def _matching(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:

@@ -30,14 +30,8 @@ CONTRACTION = (
 """Pattern of the names of contractions (matrix products, convolutions, attention), without backward operators."""
 
 _HIDDEN = frozenset(
-    [
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-    ]
+    """profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit
+    aten::is_leaf aten::output_nr aten::_version""".split()
 )
 """Events that torch's own tables leave out."""
 
@@ -64,18 +58,17 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Dispatched operator, with metadata of its tensors."""
+    """Dispatched operator: its name without the overload, such as ``aten::mm``, and metadata of its tensors.
+
+    `inputs` and `outputs` have dtype, contiguity and device type of each tensor argument and of each tensor of the
+    result; `formats_in` and `formats_out` have the `memory_format` of each.
+    """
 
     name: str
-    """Name without the overload, such as ``aten::mm``."""
     inputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """Dtype, contiguity and device type of each tensor argument."""
     outputs: tuple[tuple[torch.dtype, bool, str], ...]
-    """Dtype, contiguity and device type of each tensor of the result."""
     formats_in: tuple[str, ...] = ()
-    """`memory_format` of each tensor argument."""
     formats_out: tuple[str, ...] = ()
-    """`memory_format` of each tensor of the result."""
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Returns whether a tensor argument has this dtype."""
@@ -214,15 +207,10 @@ def counted(counts: Mapping[str, int]) -> list[str]:
 
 
 def operators(log: Log) -> OperatorLog:
-    """Checks that the log is an `OperatorLog`, and returns it.
-
-    Raises:
-        TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
-    """
+    """Returns the log, and raises `TypeError` if it is no `OperatorLog`: `watch` does not fit `evidence`."""
     if not isinstance(log, OperatorLog):
-        raise TypeError(
-            f"expected an OperatorLog, got {type(log).__name__}: set `watch = OperatorLog` in the technique"
-        )
+        message = f"expected an OperatorLog, got {type(log).__name__}: set `watch = OperatorLog` in the technique"
+        raise TypeError(message)
     return log
 
 

@@ -36,7 +36,7 @@ def test_the_mode_is_on_during_the_whole_run_only(technique: MatmulPrecision, mo
     problem.module.register_full_backward_pre_hook(lambda *_: words.add(torch.get_float32_matmul_precision()))
     before = read_state()
     engaged(technique, problem, mode, obeying())
-    assert words == {technique.word}
+    assert words == {technique.wanted}
     assert read_state() == before
 
 

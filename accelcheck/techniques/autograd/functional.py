@@ -29,41 +29,14 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 SAMPLEWISE = frozenset(
-    [
-        "attention-causal",
-        "attention-ragged",
-        "cnn-frozen-norm",
-        "conv-strided",
-        "custom-function",
-        "elementwise-5",
-        "elementwise-broadcast",
-        "elementwise-scalar",
-        "embedding-norm-gelu",
-        "gather",
-        "gelu",
-        "layer-norm-narrow",
-        "matmul",
-        "mean-pool",
-        "mlp",
-        "mlp-blocks",
-        "transformer-block",
-    ]
+    """attention-causal attention-ragged cnn-frozen-norm conv-strided custom-function elementwise-5
+    elementwise-broadcast elementwise-scalar embedding-norm-gelu gather gelu layer-norm-narrow matmul mean-pool
+    mlp mlp-blocks transformer-block""".split()
 )
 """One workload of each kind whose samples, along the first dimension of the inputs, are independent of each other."""
 DIFFERENTIABLE = frozenset(
-    [
-        "attention-causal",
-        "conv-strided",
-        "custom-function",
-        "elementwise-5",
-        "embedding-norm-gelu",
-        "mlp",
-        "mlp-blocks",
-        "shared-layer",
-        "train-mlp",
-        "train-transformer",
-        "transformer-block",
-    ]
+    """attention-causal conv-strided custom-function elementwise-5 embedding-norm-gelu mlp mlp-blocks shared-layer
+    train-mlp train-transformer transformer-block""".split()
 )
 """One workload of each kind, for `torch.func.grad` and `vjp`. Custom functions must have a ``setup_context``."""
 SMALL = frozenset(["elementwise-broadcast", "elementwise-overlap", "layer-norm-narrow", "max-pool", "softmax"])
@@ -97,8 +70,7 @@ class Mapped(Transform):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        seen: Counter[str] = Counter()
-        program.extras[_SEEN] = seen
+        seen = program.extras[_SEEN] = Counter[str]()
         program.resets.append(seen.clear)
         program.call = self.over(program, seen)
 
@@ -170,11 +142,8 @@ class Differentiated(Transform):
         seen: Counter[str] = program.extras[_SEEN]
         calls = program.steps if mode is Mode.TRAIN else 1
         yield exactly("calls of the module as a function", seen["calls"], calls)
-        yield Evidence(
-            f"parameters and inputs tracked by the transform = {seen['leaves']}",
-            seen["tracked"],
-            engaged=seen["tracked"] == seen["leaves"] > 0,
-        )
+        claim = f"parameters and inputs tracked by the transform = {seen['leaves']}"
+        yield Evidence(claim, seen["tracked"], engaged=seen["tracked"] == seen["leaves"] > 0)
         yield exactly("parameters left replaced by a call", seen["replaced"], 0)
         if mode is not Mode.TRAIN:
             left = sum(parameter.grad is not None for parameter in program.module.parameters())
@@ -269,9 +238,7 @@ def _contracted(cotangent: Tensor, jacobian: Tensor) -> Tensor:
 class Function:
     """Program as a function of a mapping: its parameters and floating-point inputs by name. Counts calls and tensors.
 
-    Args:
-        program: Program whose call and inputs are read in each call of the function.
-        tracks: Predicate: the transform tracks a tensor.
+    `tracks` tells whether the transform tracks a tensor.
     """
 
     def __init__(self, program: Program, tracks: Callable[[Tensor], bool]) -> None:
@@ -315,9 +282,7 @@ class Function:
 
     def _called(self, leaves: Mapping[str, Tensor]) -> Any:
         program = self.program
-        self.seen["calls"] += 1
-        self.seen["leaves"] += len(leaves)
-        self.seen["tracked"] += sum(self.tracks(leaf) for leaf in leaves.values())
+        self.seen.update(calls=1, leaves=len(leaves), tracked=sum(map(self.tracks, leaves.values())))
         inputs = tuple(leaves.get(f"input[{index}]", value) for index, value in enumerate(program.inputs))
         parameters = {f"module.{name}": leaves[name] for name in self._own}
         with program.around():
@@ -361,10 +326,7 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
         seen["batches"] += 1
 
         def sample(*values: Any) -> Any:
-            given = [value for value, dim in zip(values, dims, strict=True) if dim == 0]
-            seen["calls"] += 1
-            seen["inputs"] += len(given)
-            seen["mapped"] += sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in given)
+            _count(seen, [value for value, dim in zip(values, dims, strict=True) if dim == 0])
             lone = [value if dim is None else value.unsqueeze(0) for value, dim in zip(values, dims, strict=True)]
             return pytree.tree_map_only(Tensor, lambda out: out.squeeze(0), module(*lone))
 
@@ -379,6 +341,12 @@ def mapped(module: nn.Module, seen: Counter[str]) -> Callable[..., Any]:
     return call
 
 
+def _count(seen: Counter[str], inputs: list[Any]) -> None:
+    """Counts a call inside `torch.func.vmap`, its inputs with a batch dimension, and those of them that are mapped."""
+    mapped_inputs = sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in inputs)
+    seen.update(calls=1, inputs=len(inputs), mapped=mapped_inputs)
+
+
 def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) -> Callable[..., Any]:
     """Maps `module` over two copies of its inputs.
 
@@ -390,10 +358,7 @@ def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) 
         seen["batches"] += 1
 
         def copy(*values: Any) -> Any:
-            given = [value for value in values if isinstance(value, Tensor)]
-            seen["calls"] += 1
-            seen["inputs"] += len(given)
-            seen["mapped"] += sum(bool(torch_names.functorch.is_batchedtensor(value)) for value in given)
+            _count(seen, [value for value in values if isinstance(value, Tensor)])
             return module(*values)
 
         copies = [torch.stack([value, value]) if isinstance(value, Tensor) else value for value in inputs]
@@ -411,12 +376,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     Grad("func-grad", "Gradients of a functional call equal those of autograd."),
     Jacobian(
         "func-jacrev",
-        "The Jacobian by reverse mode, mapped over its rows, contracts to autograd's gradient.",
-        forward=False,
-    ),
+        "The Jacobian by reverse mode, mapped over its rows, contracts to autograd's gradient.", forward=False),
     Jacobian(
         "func-jacfwd",
-        "The Jacobian by forward mode, mapped over its columns, contracts to autograd's gradient.",
-        forward=True,
-    ),
-)
+        "The Jacobian by forward mode, mapped over its columns, contracts to autograd's gradient.", forward=True),
+)  # fmt: skip

@@ -18,9 +18,7 @@ class FoldConstants(CustomGraphPass):
     """Replaces expressions that depend on no input by their values, computed once while compiling.
 
     For functional ATen graphs, as AOTAutograd makes them. Nodes that write to a tensor are declared so, and left alone.
-
-    Attributes:
-        sizes: Numbers of nodes before and after the pass, for each graph.
+    `sizes` has the numbers of nodes before and after the pass, for each graph.
     """
 
     def __init__(self) -> None:
@@ -35,16 +33,11 @@ class FoldConstants(CustomGraphPass):
         self.sizes.append((before, len(graph.nodes)))
 
     def change(self, graph: fx.Graph) -> None:
-        """Folds constants in a graph, in place.
-
-        Raises:
-            ValueError: The graph has no owning module, which is needed to store constants.
-        """
+        """Folds constants in a graph, in place. Raises `ValueError` if no module, which stores them, owns the graph."""
         module = graph.owning_module
         if module is None:
-            raise ValueError(
-                "constants are stored in the module that owns a graph: expected a graph with an owning module"
-            )
+            owner = "expected a graph with an owning module"
+            raise ValueError(f"constants are stored in the module that owns a graph: {owner}")
         values = constants(graph.nodes)
         for node, value in values.items():
             # Keep constructors, which are as short as a constant, and skip values that only folded nodes use.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,22 +30,12 @@ if TYPE_CHECKING:
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Program
 
-MAPS = Path("/proc/self/maps")
-"""File of Linux with a line for each memory mapping of this process; its sixth word is the mapped file."""
-
 
 class Package(Converted):
-    """Module that is compiled, packaged in a file and loaded.
+    """Module that is compiled for the sizes of the program's inputs, packaged in a file in a folder, and loaded.
 
-    Args:
-        program: Program with the module, and inputs with the sizes to compile for.
-        folder: Folder to write the file to.
-        options: Configuration of inductor.
-
-    Attributes:
-        size: Size of the file in bytes.
-        libraries: Names of the shared libraries in the file.
-        mapped: Paths of the libraries that loading mapped into this process.
+    `options` configure inductor. `size` is that of the file in bytes; `libraries` names the shared libraries in it, and
+    `mapped` has the paths of those that loading mapped into this process.
     """
 
     kind = "package"
@@ -68,9 +57,8 @@ class Package(Converted):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        packed, mapped = len(self.libraries), len(self.mapped)
-        yield at_least(f"shared libraries in the package of {self.size} bytes", packed)
-        yield at_least("of them mapped into the process", mapped)
+        yield at_least(f"shared libraries in the package of {self.size} bytes", len(self.libraries))
+        yield at_least("of them mapped into the process", len(self.mapped))
 
 
 class Supplied(Package):
@@ -105,18 +93,12 @@ class AotInductor(Conversion):
     """Configuration of inductor."""
     package: type[Package] = Package
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         return inductor_capability(device)
 
     def converted(self, program: Program, device: Device) -> Package:
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
+        folder = self.held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))
         return self.package(program, Path(folder), self.options)
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 class Constants(AotInductor):
@@ -132,8 +114,8 @@ class Constants(AotInductor):
 
 
 def mapped_files() -> set[str]:
-    """Lists the paths of files that are mapped into this process."""
-    lines = (line.split(maxsplit=5) for line in MAPS.read_text().splitlines())
+    """Lists the paths of files that are mapped into this process: the sixth words in Linux's list of mappings."""
+    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     return {words[5] for words in lines if len(words) == 6}
 
 

@@ -31,13 +31,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Captured:
-    """Record of a graph, since backends change or free the graph itself.
+    """Record of a graph, since backends change or free the graph itself: its stage, readable code, and operations.
 
-    Attributes:
-        stage: ``dynamo``, or AOTAutograd's ``forward`` or ``backward``.
-        text: Readable code of the graph.
-        nodes: Operations in order, without placeholders and output.
-        fed: True if there was one example input for each placeholder.
+    The stage is ``dynamo``, or AOTAutograd's ``forward`` or ``backward``. Operations are in order, without placeholders
+    and output. `fed` is True if there was one example input for each placeholder.
     """
 
     stage: str
@@ -52,11 +49,10 @@ class Captured:
 
 
 class Capture:
-    """Backend that records each graph in `graphs`, in order.
+    """Backend that records each graph in `graphs`, in order, and runs Dynamo's graphs.
 
-    Args:
-        differentiates: True to run AOTAutograd's forward and backward graphs, captured too; False to run Dynamo's.
-        inner: Name of a backend that compiles Dynamo's graphs after they are captured. Overrides `differentiates`.
+    With `differentiates`, it runs AOTAutograd's forward and backward graphs instead, captured too. With `inner`, the
+    name of a backend, that one compiles Dynamo's graphs after they are captured, whatever `differentiates` says.
     """
 
     def __init__(self, *, differentiates: bool = False, inner: str | None = None) -> None:

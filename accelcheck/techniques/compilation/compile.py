@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import shutil
-from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import torch
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.base import Holding, Technique, Unsupported
 from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
 from accelcheck.workloads.problem import CONTRACTING
 
@@ -42,19 +41,30 @@ CAPTURE_WARMUPS = 3
 """Warm-up runs before captured graphs are judged: CUDA graph trees run eagerly, then capture, then replay."""
 
 
-class Compiled(Technique):
+class Compilation(Holding):
+    """Technique under ``torch.compile``: the first run compiles, the second is judged; no compiled code stays."""
+
+    watch = ProfilerLog
+    warmups = 1
+    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        """Drops the compiled code of earlier cases; subclasses call it first."""
+        reset_compiler()
+
+    def finish(self) -> None:
+        super().finish()
+        reset_compiler()
+
+
+class Compiled(Compilation):
     """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
-    Args:
-        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, the default is used, which an installed
-            package may have set.
+    `arguments` are those of ``torch.compile``. Without ``backend``, its default is used, which a package may have set.
     """
 
     family = "compile"
     source = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
     def __init__(
         self,
@@ -79,23 +89,18 @@ class Compiled(Technique):
         return inductor_capability(device) if backend == "inductor" else SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.call = torch.compile(program.module, **self.arguments)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = self.arguments.get("backend") or default_backend()
         used = resolved_backend(program.call)
-        yield Evidence(f"backend is {wanted}", self._described(used), engaged=used == wanted)
+        kind = self.arguments.get("mode")
+        told = used if kind is None else f"{used}, mode {kind}"
+        yield Evidence(f"backend is {wanted}", told, engaged=used == wanted)
         yield from compiled(log, mode, used)
         # fullgraph=False does not promise a single graph: for information only.
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
-
-    def finish(self) -> None:
-        reset_compiler()
-
-    def _described(self, used: str) -> str:
-        mode = self.arguments.get("mode")
-        return used if mode is None else f"{used}, mode {mode}"
 
 
 AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
@@ -151,14 +156,10 @@ class MaxAutotune(Compiled):
     works_on = CONTRACTING  # nothing else is tuned
     warmups = CAPTURE_WARMUPS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._held = ExitStack()
-
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import fresh_inductor_cache
 
-        self._held.enter_context(fresh_inductor_cache())
+        self.held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
         if device.has("cuda-graphs"):
             mark_step(program)
@@ -174,10 +175,6 @@ class MaxAutotune(Compiled):
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
         if device.has("cuda-graphs"):  # not what the mode promises: for information only
             yield Evidence("graphs that were not captured (any number)", declined_captures().observed, engaged=True)
-
-    def finish(self) -> None:
-        super().finish()
-        self._held.close()
 
 
 class OpenXla(Compiled):
@@ -215,8 +212,7 @@ def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
 
 def default_backend() -> str:
     """Returns the name of ``torch.compile``'s default backend; inductor, in versions where it cannot be set."""
-    getter = getattr(torch.compiler, "get_default_backend", None)
-    backend = "inductor" if getter is None else getter()
+    backend = getattr(torch.compiler, "get_default_backend", lambda: "inductor")()
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
 
 
@@ -235,21 +231,16 @@ def inductor_capability(device: Device) -> Capability:
     """Tells whether inductor generates code for the device, and the compiler that it needs is installed."""
     if not device.has("inductor"):
         fact = " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" * device.has("torch-xla")
-        return unsupported(
-            Code.NO_BACKEND, f"inductor has no code generator registered for device type {device.type!r}{fact}"
-        )
+        reason = f"inductor has no code generator registered for device type {device.type!r}{fact}"
+        return unsupported(Code.NO_BACKEND, reason)
     if device.has("inductor-cpp"):
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
-            return unavailable(
-                Code.NO_PACKAGE,
-                f"inductor needs a C++ compiler for the CPU and found no {compiler!r}",
-                "install one, or set CXX to its name",
-            )
+            reason = f"inductor needs a C++ compiler for the CPU and found no {compiler!r}"
+            return unavailable(Code.NO_PACKAGE, reason, "install one, or set CXX to its name")
     if device.has("inductor-triton") and importlib.util.find_spec("triton") is None:
-        return unavailable(
-            Code.NO_PACKAGE, "inductor needs triton for the GPU", "install the triton of this torch build"
-        )
+        advice = "install the triton of this torch build"
+        return unavailable(Code.NO_PACKAGE, "inductor needs triton for the GPU", advice)
     return SUPPORTED
 
 
@@ -352,66 +343,35 @@ def _cached_graph_runs() -> int:
 
 
 _ONE_OF_EACH_KIND = frozenset(
-    [
-        "elementwise-5",
-        "mlp",
-        "train-mlp",
-        "residual-block",
-        "train-cnn",
-        "attention-mask",
-        "transformer-block",
-        "train-transformer",
-        "index-select",
-        "mean-pool",
-        "dynamic-depth",
-    ]
+    """elementwise-5 mlp train-mlp residual-block train-cnn attention-mask transformer-block train-transformer
+    index-select mean-pool dynamic-depth""".split()
 )
 """Workloads that compile-static runs one level earlier: three small ones at level 1, one more of each kind at level 2.
 Inductor takes 5 to 15 s per case on a CPU."""
 
 TECHNIQUES: tuple[Technique, ...] = (
     Compiled(
-        "compile-static",
-        "Code generated for static shapes computes what eager computes.",
-        level=2,
-        arguments={"dynamic": False},
-        dtypes=("float32", "bfloat16", "float16"),
-        early=_ONE_OF_EACH_KIND,
-    ),
+        "compile-static", "Code generated for static shapes computes what eager computes.",
+        level=2, arguments={"dynamic": False}, dtypes=("float32", "bfloat16", "float16"), early=_ONE_OF_EACH_KIND),
     DynamicCompile(
-        "compile-dynamic",
-        "One compilation serves all sizes and computes what eager computes.",
-        level=2,
-        arguments={"dynamic": True},
-    ),
+        "compile-dynamic", "One compilation serves all sizes and computes what eager computes.",
+        level=2, arguments={"dynamic": True}),
     CudaGraphs(
         "compile-reduce-overhead",
         "Generated kernels, captured in a graph and replayed with less launch overhead, compute what eager computes.",
-        level=2,
-        arguments={"mode": "reduce-overhead", "dynamic": False},
-    ),
+        level=2, arguments={"mode": "reduce-overhead", "dynamic": False}),
     MaxAutotune(
-        "compile-max-autotune",
-        "The fastest of several kernels for each contraction computes what eager computes.",
-        level=3,
-        arguments={"mode": "max-autotune", "dynamic": False},
-    ),
+        "compile-max-autotune", "The fastest of several kernels for each contraction computes what eager computes.",
+        level=3, arguments={"mode": "max-autotune", "dynamic": False}),
     Compiled(
         "compile-aot-eager",
         "Captured, functionalised forward and backward graphs, run with eager kernels, compute what eager computes.",
-        level=1,
-        arguments={"backend": "aot_eager"},
-    ),
+        level=1, arguments={"backend": "aot_eager"}),
     CudaGraphs(
         "compile-cudagraphs",
         "Eager kernels, captured in a graph and replayed, compute what they compute when launched one by one.",
-        level=2,
-        arguments={"backend": "cudagraphs"},
-    ),
+        level=2, arguments={"backend": "cudagraphs"}),
     OpenXla(
-        "compile-openxla",
-        "The captured graph, compiled once by XLA, computes what lazy execution computes.",
-        level=1,
-        arguments={"backend": "openxla"},
-    ),
-)
+        "compile-openxla", "The captured graph, compiled once by XLA, computes what lazy execution computes.",
+        level=1, arguments={"backend": "openxla"}),
+)  # fmt: skip

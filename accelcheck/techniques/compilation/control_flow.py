@@ -8,11 +8,11 @@ import torch
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.devices.torch_names import lookup_backend
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import graph_breaks, graphs, reset_compiler
+from accelcheck.techniques.compilation.compile import Compilation, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 _NODES = "operators of the graphs"
 
 
-class ControlFlow(Technique):
+class ControlFlow(Compilation):
     """Operator in place of Python's control flow, compiled without a graph break and run with eager kernels."""
 
     family = "control-flow"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def __init__(self, name: str, page: str) -> None:
         self.name, self.operator = f"torch-{name}", name.replace("-", "_")
@@ -41,21 +38,19 @@ class ControlFlow(Technique):
 
     def refusal(self, workload: Workload) -> str:
         own = workload.name in self.workloads
-        return super().refusal(workload) or (
-            "" if own else "changes modules that have torch's control flow and Python's"
-        )
+        reason = "" if own else "changes modules that have torch's control flow and Python's"
+        return super().refusal(workload) or reason
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":
             reason = f"torch {torch.__version__} compiles no gradient of while_loop"
             raise Unsupported(unsupported(Code.WRONG_VERSION, reason))
-        reset_compiler()
-        nodes: list[str] = []
-        program.extras[_NODES] = nodes
+        super().prepare(program, mode, device)
+        nodes = program.extras[_NODES] = list[str]()
 
         def backend(graph: Any, inputs: Any) -> Any:
             nodes.extend(str(node.target) for node in graph.graph.nodes)
-            return lookup_backend("aot_eager")(graph, inputs)
+            return torch_names.lookup_backend("aot_eager")(graph, inputs)
 
         vars(program.module)["operator"] = True
         program.call = torch.compile(program.module, backend=backend, fullgraph=True)
@@ -65,9 +60,6 @@ class ControlFlow(Technique):
         yield exactly("graph breaks", graph_breaks(), 0)
         yield at_least("compiled regions entered", entered(log).total())
         yield at_least(f"{self.operator} in the graph", program.extras[_NODES].count(self.operator))
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (

@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.base import Holding, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
 from accelcheck.techniques.observe import at_least, none_of
 
@@ -24,20 +24,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 RUNTIME_WORKLOADS = frozenset(
-    [
-        "elementwise-5",
-        "elementwise-bound",
-        "elementwise-product",
-        "mlp",
-        "matmul",
-        "cnn",
-        "attention-causal",
-        "attention-empty-row",
-        "transformer-block",
-        "digits-mlp",
-        "digits-cnn",
-        "digits-vit",
-    ]
+    """elementwise-5 elementwise-bound elementwise-product mlp matmul cnn attention-causal attention-empty-row
+    transformer-block digits-mlp digits-cnn digits-vit""".split()
 )
 """Workloads of runtimes of other projects: one of each kind, and three on which runtimes are known to differ (NaN in a
 maximum, subnormal numbers, a query that sees no key). Few, since a conversion takes a second or more."""
@@ -46,15 +34,10 @@ RUNTIME_EARLY = frozenset({"elementwise-bound", "elementwise-product", "attentio
 
 
 class Converted:
-    """Replaces a module by its converted form. Counts calls, and calls of the module's own Python code.
+    """Replaces a module by its converted form, `run`. Counts calls, and calls of the module's own Python code.
 
-    Args:
-        module: Original module. Make the instance after the conversion, which may call the module's forward.
-        run: Function of the module's inputs.
-
-    Attributes:
-        calls: Number of calls.
-        entries: Class names of the original's submodules whose Python forward was called; should stay empty.
+    Make the instance after the conversion, which may call the module's forward. `entries` has the class names of the
+    original's submodules whose Python forward was called; it should stay empty.
     """
 
     kind = "converted module"
@@ -81,7 +64,7 @@ class Converted:
         yield none_of("Python forwards entered", sorted(set(self.entries)))
 
 
-class Conversion(Technique):
+class Conversion(Holding):
     """Technique that converts the module, in evaluation mode and with its weights, for the sizes of its inputs."""
 
     modes = frozenset({Mode.FORWARD, Mode.ACCURACY})

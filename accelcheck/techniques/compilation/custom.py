@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import CALL, Capture
-from accelcheck.techniques.compilation.compile import (
-    compiled,
-    inductor_capability,
-    inductor_graphs,
-    reset_compiler,
-)
+from accelcheck.techniques.compilation.compile import Compilation, compiled, inductor_capability, inductor_graphs
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.compilation._folding import FoldConstants
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
@@ -32,12 +27,8 @@ CAPTURE = "capture"
 PASS = "pass"  # noqa: S105 - a graph pass, not a password
 """Key in `Program.extras` of the `FoldConstants` pass."""
 
-_ONE_OF_EACH_KIND = frozenset(
-    {"elementwise-5", "mlp", "train-mlp", "residual-block", "transformer-block", "index-select", "dynamic-depth"}
-)
 
-
-class UserBackend(Technique):
+class UserBackend(Compilation):
     """User's backend that captures each graph, prints it, and runs it with eager kernels.
 
     In forward mode it runs Dynamo's graphs; in modes with gradients, AOTAutograd's forward and backward graphs.
@@ -45,23 +36,22 @@ class UserBackend(Technique):
 
     name = "compile-user-backend"
     family = "compile"
-    workloads = _ONE_OF_EACH_KIND
+    workloads = frozenset(  # one of each kind
+        "elementwise-5 mlp train-mlp residual-block transformer-block index-select dynamic-depth".split()
+    )
     promise = (
         "A user's backend gets each captured graph, readable and runnable, and the function that it returns is run."
     )
     source = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_custom_backends.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def backend(self, mode: Mode) -> Capture:
         """Makes the user's backend."""
         return Capture(differentiates=mode is not Mode.FORWARD)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.extras[CAPTURE] = backend = self.backend(mode)
         program.call = torch.compile(program.module, backend=backend)
 
@@ -76,18 +66,13 @@ class UserBackend(Technique):
             yield at_least(f"operations in the smallest {stage} graph", least)
         for stage in stages:
             yield at_least(f"calls of captured {stage} graphs", log.count(CALL.format(stage=stage)), runs)
-        printed = sum(len(graph.text.splitlines()) for graph in backend.graphs)
-        unread = sum(not graph.readable for graph in backend.graphs)
-        yield at_least("lines printed", printed)
-        yield exactly("printed graphs that lack an operation", unread, 0)
+        yield at_least("lines printed", sum(len(graph.text.splitlines()) for graph in backend.graphs))
+        yield exactly("printed graphs that lack an operation", sum(not graph.readable for graph in backend.graphs), 0)
         yield exactly("graphs without an example of each input", sum(not graph.fed for graph in backend.graphs), 0)
         yield at_least("compiled regions entered", entered(log).total(), runs)
 
-    def finish(self) -> None:
-        reset_compiler()
 
-
-class FxPass(Technique):
+class FxPass(Compilation):
     """Inductor with a constant-folding pass, which runs before its own passes over forward and backward graphs."""
 
     name = "compile-fx-pass"
@@ -99,9 +84,6 @@ class FxPass(Technique):
     dtypes = ("float32", "bfloat16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
     requires = frozenset({"constants"})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
         return inductor_capability(device)
@@ -113,7 +95,7 @@ class FxPass(Technique):
         return FoldConstants()
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         program.extras[PASS] = folding = self.make()
         program.call = torch.compile(
             program.module, backend="inductor", dynamic=False, options={"post_grad_custom_pre_pass": folding}
@@ -127,9 +109,6 @@ class FxPass(Technique):
         smaller = sum(after < before for before, after in folding.sizes)
         told = ", ".join(f"{before} nodes to {after}" for before, after in folding.sizes)
         yield Evidence("graphs that the pass made smaller >= 1", told or "none", engaged=smaller >= 1)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (UserBackend(), FxPass())

@@ -5,7 +5,7 @@ The graphs of each call are counted exactly, and the result of every call is jud
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,9 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
-from accelcheck.techniques.compilation.compile import (
-    compilations,
-    graph_breaks,
-    graphs,
-    reset_compiler,
-    resolved_backend,
-)
+from accelcheck.techniques.compilation.compile import Compilation, compilations, graph_breaks, graphs, resolved_backend
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import stream
 
 if TYPE_CHECKING:
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
@@ -45,12 +39,7 @@ RECOMPILATIONS = 64
 
 
 class CountedCalls:
-    """Calls a compiled network for one input after the other, and counts the graphs that each call compiles.
-
-    Attributes:
-        network: Compiled network.
-        runs: Numbers of graphs that each call compiled, by run.
-    """
+    """Calls a compiled network for one input after the other, and counts in `runs` the graphs of each call."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         self.network = network
@@ -73,12 +62,11 @@ class CountedCalls:
         return out
 
 
-class Streamed(Technique):
+class Streamed(Compilation):
     """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
-    Args:
-        arguments: Keyword arguments of ``torch.compile``. Without ``backend``, that of `backend_for` is used.
-        settings: Values for ``torch._dynamo.config`` during a case.
+    `arguments` are those of ``torch.compile``; without ``backend``, that of `backend_for` is used. `settings` are those
+    of ``torch._dynamo.config`` during a case.
     """
 
     family = "dynamo"
@@ -86,10 +74,7 @@ class Streamed(Technique):
     source = (
         "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
     )
-    watch = ProfilerLog
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    warmups = 1  # the first run compiles, the second one is judged
-    differentiates_twice = False  # AOTAutograd raises: "does not currently support double backward"
 
     def __init__(
         self,
@@ -107,7 +92,6 @@ class Streamed(Technique):
         self.workloads = workloads
         self.early = early
         self.settings = MappingProxyType(dict(settings))
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return SUPPORTED if "backend" in self.arguments else compiler_capability(device)
@@ -117,9 +101,9 @@ class Streamed(Technique):
         return str(self.arguments.get("backend") or backend_for(device))
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         for held in _configured(self.settings):
-            self._held.enter_context(held)
+            self.held.enter_context(held)
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
         program.extras[FEED] = feed = self.feed(program, network)
         program.call = feed if hasattr(program.module, "net") else feed.one
@@ -150,10 +134,6 @@ class Streamed(Technique):
         """Yields evidence from the number of graphs that each call of the first run compiled."""
         raise NotImplementedError(f"{type(self).__name__}.counts: say how many graphs the calls may compile")
 
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
-
 
 class StaticStream(Streamed):
     """Exactly one graph for each kind of input."""
@@ -167,11 +147,7 @@ class StaticStream(Streamed):
 
 
 class BoundedStream(Streamed):
-    """Number of graphs that does not grow with the number of sizes.
-
-    Args:
-        specialises: True if the first size has its own graph.
-    """
+    """Number of graphs that does not grow with the number of sizes; with `specialises`, the first one has its own."""
 
     def __init__(self, *args: Any, specialises: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -206,7 +182,8 @@ class LimitedStream(StaticStream):
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
         made = sum(compiled)
         yield Evidence(f"graphs compiled = {LIMIT}, the limit", made, engaged=made == LIMIT)
-        yield exactly("functions at the limit of recompilation", at_limit(), 1)
+        reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
+        yield exactly("functions at the limit of recompilation", sum("limit" in reason for reason in reasons), 1)
 
 
 class BranchStream(Streamed):
@@ -223,9 +200,8 @@ class BranchStream(Streamed):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        sides = len(entered(log, lambda record: str(record.co_name).startswith("torch_dynamo_resume_in")))
-        wanted = paths(program)
-        yield exactly("continuations entered", sides, wanted)
+        sides = entered(log, lambda record: str(record.co_name).startswith("torch_dynamo_resume_in"))
+        yield exactly("continuations entered", len(sides), paths(program))
 
 
 class StaleStream(Streamed):
@@ -250,27 +226,15 @@ class StaleStream(Streamed):
 
 
 class ChangingCalls(CountedCalls):
-    """Changes the module for every second call.
-
-    Args:
-        network: Compiled network.
-        module: Module that was compiled, a `accelcheck.workloads.stream.Centred`.
-
-    Raises:
-        TypeError: `module` is of another class.
-    """
+    """Changes the module that was compiled, a `accelcheck.workloads.stream.Centred`, for every second call."""
 
     def __init__(self, network: Callable[..., Any], module: nn.Module) -> None:
         super().__init__(network)
         if not isinstance(module, stream.Centred):
             raise TypeError(f"expected the network of stream-lengths, got {type(module).__name__}")
         self.module = module
-        self.changes = (
-            lambda module: doubled(module, "scale"),
-            lambda _: doubled(stream, "GAIN"),
-            in_place,
-            replaced,
-        )
+        numbers = (lambda module: doubled(module, "scale"), lambda _: doubled(stream, "GAIN"))
+        self.changes = (*numbers, in_place, replaced)
 
     def call(self, number: int, x: Tensor) -> Any:
         if number % 2 == 0:
@@ -326,10 +290,7 @@ def paths(program: Program) -> int:
 
 
 def news(inputs: tuple[Tensor, ...]) -> list[str]:
-    """Tells the news of each input: ``first``, ``known`` (its kind came before), or its difference from the first.
-
-    The latter is ``dtype``, ``rank`` or ``shape``.
-    """
+    """Tells for each input ``first``, ``known`` (kind came before), or what is new: ``dtype``, ``rank``, ``shape``."""
     names: list[str] = []
     for number, x in enumerate(inputs):
         if any(_kind(x) == _kind(earlier) for earlier in inputs[:number]):
@@ -341,12 +302,6 @@ def news(inputs: tuple[Tensor, ...]) -> list[str]:
         else:
             names.append("shape" if x.dim() == inputs[0].dim() else "rank")
     return names
-
-
-def at_limit() -> int:
-    """Counts the compilations since `reset_compiler` that Dynamo refused because of the limit of recompilations."""
-    reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
-    return sum("limit" in reason for reason in reasons)
 
 
 def _kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -362,62 +317,35 @@ def _configured(settings: Mapping[str, Any]) -> Iterator[AbstractContextManager[
     yield inductor_config.patch(force_disable_caches=True)
 
 
-_LENGTHS = frozenset({"stream-lengths", "stream-sides"})
+_LENGTHS, _EARLY = frozenset({"stream-lengths", "stream-sides"}), frozenset({"stream-lengths"})
 _TOKENS = frozenset({"stream-tokens"})
+_STATIC = {"backend": "aot_eager", "dynamic": False}
 
 TECHNIQUES: tuple[Technique, ...] = (
     StaticStream(
-        "dynamo-guards",
-        "A new dtype, rank or shape is compiled again, and nothing else is.",
-        arguments={"backend": "aot_eager", "dynamic": False},
-        workloads=_TOKENS,
-        early=_TOKENS,
-    ),
+        "dynamo-guards", "A new dtype, rank or shape is compiled again, and nothing else is.",
+        arguments=_STATIC, workloads=_TOKENS, early=_TOKENS),
     StaticStream(
-        "dynamo-stream-static",
-        "Without dynamic shapes each size is compiled once, to its own graph.",
-        arguments={"backend": "aot_eager", "dynamic": False},
-        workloads=_LENGTHS,
-        early=frozenset({"stream-lengths"}),
-    ),
+        "dynamo-stream-static", "Without dynamic shapes each size is compiled once, to its own graph.",
+        arguments=_STATIC, workloads=_LENGTHS, early=_EARLY),
     BoundedStream(
-        "dynamo-stream-automatic",
-        "One dynamic graph, compiled for the second size, serves all following sizes.",
-        arguments={},
-        workloads=_LENGTHS,
-        early=frozenset({"stream-lengths"}),
-        settings={"automatic_dynamic_shapes": True},  # importing torch_xla sets it to False for the whole process
-        specialises=True,
-    ),
+        "dynamo-stream-automatic", "One dynamic graph, compiled for the second size, serves all following sizes.",
+        arguments={}, workloads=_LENGTHS, early=_EARLY, specialises=True,
+        settings={"automatic_dynamic_shapes": True}),  # importing torch_xla sets it to False for the whole process
     BoundedStream(
-        "dynamo-stream-dynamic",
-        "With dynamic shapes one graph serves all sizes that take the same branch.",
-        arguments={"dynamic": True},
-        workloads=_LENGTHS,
-        early=frozenset({"stream-lengths"}),
-        specialises=False,
-    ),
+        "dynamo-stream-dynamic", "With dynamic shapes one graph serves all sizes that take the same branch.",
+        arguments={"dynamic": True}, workloads=_LENGTHS, early=_EARLY, specialises=False),
     LimitedStream(
-        "dynamo-stream-limit",
-        "Beyond the limit of recompilations, new sizes run eagerly and known ones compiled.",
-        arguments={"backend": "aot_eager", "dynamic": False},
-        workloads=_LENGTHS,
-        early=frozenset({"stream-lengths"}),
-        settings={"recompile_limit": LIMIT, "fail_on_recompile_limit_hit": False},
-    ),
+        "dynamo-stream-limit", "Beyond the limit of recompilations, new sizes run eagerly and known ones compiled.",
+        arguments=_STATIC, workloads=_LENGTHS, early=_EARLY,
+        settings={"recompile_limit": LIMIT, "fail_on_recompile_limit_hit": False}),
     BranchStream(
-        "dynamo-branch",
-        "A branch on data breaks the graph, and both sides compute what eager computes.",
+        "dynamo-branch", "A branch on data breaks the graph, and both sides compute what eager computes.",
         arguments={"backend": "aot_eager"},
-        workloads=frozenset({"stream-signs", "dynamic-depth"}),
-        early=frozenset({"stream-signs"}),
-    ),
+        workloads=frozenset({"stream-signs", "dynamic-depth"}), early=frozenset({"stream-signs"})),
     StaleStream(
         "dynamo-stale",
         "Results follow sizes, attributes, globals and parameters that change between calls and change back.",
-        arguments={"backend": "aot_eager"},
-        workloads=_LENGTHS,
-        early=frozenset({"stream-lengths"}),
-        settings={"recompile_limit": RECOMPILATIONS},
-    ),
-)
+        arguments={"backend": "aot_eager"}, workloads=_LENGTHS, early=_EARLY,
+        settings={"recompile_limit": RECOMPILATIONS}),
+)  # fmt: skip

@@ -25,28 +25,12 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 RESIZED = frozenset(
-    [
-        "elementwise-5",
-        "mlp",
-        "cnn",
-        "attention-causal",
-        "attention-ragged",
-        "transformer-block",
-        "mean-pool",
-        "digits-mlp",
-    ]
+    "elementwise-5 mlp cnn attention-causal attention-ragged transformer-block mean-pool digits-mlp".split()
 )
-WORKLOADS = RESIZED | {
-    "slicing",
-    "index-add",
-    "custom-function",
-    "straight-through",
-    "dropout",
-    "train-mlp",
-    "train-transformer",
-    "digits-cnn",
-    "digits-vit",
-}
+WORKLOADS = RESIZED | frozenset(
+    """slicing index-add custom-function straight-through dropout train-mlp train-transformer digits-cnn
+    digits-vit""".split()
+)
 """One or two workloads of each kind: the graph runs eager's operators, so that only tracing differs."""
 
 
@@ -75,12 +59,8 @@ class Saved:
 
     The first call is a warm-up run, so that the judged run has sizes that were not traced.
 
-    Attributes:
-        module: Original module, whose parameters and buffers the loaded graph uses.
-        loaded: Loaded program; None before the first call.
-        size: Size of the saved program in bytes.
-        unlike: Names of parameters and buffers that were loaded with other bits, or not at all.
-        sizes: Input shapes of all calls.
+    The loaded graph uses the parameters and buffers of `module`. `size` is that of the saved program in bytes, `unlike`
+    names the parameters and buffers that were loaded with other bits or not at all; `sizes` has the input shapes.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -186,12 +166,10 @@ class DynamicExport(Export):
         if not isinstance(saved, Saved):
             return
         yield at_least("dynamic sizes of the inputs", saved.dynamic)
-        least = self.warmups + 1
-        yield at_least("sizes served by one program", len(saved.sizes), least)
+        yield at_least("sizes served by one program", len(saved.sizes), self.warmups + 1)
         weights = sum(tensor.nbytes for tensor in program.module.state_dict().values())
-        yield Evidence(
-            f"bytes of the saved program > {weights}, its weights'", saved.size, engaged=saved.size > weights
-        )
+        claim = f"bytes of the saved program > {weights}, its weights'"
+        yield Evidence(claim, saved.size, engaged=saved.size > weights)
         yield none_of("weights read back with other bits", saved.unlike)
 
 

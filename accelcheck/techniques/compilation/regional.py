@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -65,8 +64,7 @@ class Regional(Compiled):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        runs: list[list[Any]] = [[]]
-        program.extras[_RUNS] = runs
+        program.extras[_RUNS] = runs = [list[Any]()]
         program.resets.append(lambda: runs.append([]))
         for block in blocks_of(program.module) or ():
             block.forward = recorded(block, torch.compile(block.forward, backend=backend_for(device)), runs)
@@ -83,9 +81,8 @@ class Regional(Compiled):
 class MegaCache(Compiled):
     """Loads what another process saved of its compilations into an empty cache, and compiles.
 
-    Args:
-        foreign: True for a process that seems to run on another machine, whose artifact must not be used: without the
-            host's vector instructions, or with another fingerprint of the GPU.
+    A `foreign` process seems to run on another machine, so that its artifact must not be used: without the host's
+    vector instructions, or with another fingerprint of the GPU.
     """
 
     source = "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"
@@ -96,13 +93,13 @@ class MegaCache(Compiled):
 
     def __init__(self, name: str, promise: str, *, foreign: bool) -> None:
         super().__init__(name, promise, level=3, arguments={})
-        self.foreign, self._held = foreign, ExitStack()
+        self.foreign = foreign
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import fresh_inductor_cache
 
         artifact = self.made_elsewhere(program, mode, device)
-        self._held.enter_context(fresh_inductor_cache())
+        self.held.enter_context(fresh_inductor_cache())
         super().prepare(program, mode, device)
         program.extras[_ARTIFACT] = len(artifact)
         torch.compiler.load_cache_artifacts(artifact)
@@ -139,10 +136,6 @@ class MegaCache(Compiled):
             yield at_least("graphs taken from the artifact", taken)
             yield exactly("graphs compiled anew", anew, 0)
 
-    def finish(self) -> None:
-        super().finish()
-        self._held.close()
-
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the other process; the argument is the folder of the mailbox."""
@@ -166,18 +159,12 @@ def main(arguments: Sequence[str]) -> None:
 
 TECHNIQUES: tuple[Technique, ...] = (
     Regional(
-        "compile-regional",
-        "Equal blocks share one compiled graph, and compute what eager computes.",
-        level=3,
-        early=frozenset({"mlp-blocks"}),
-        arguments={},
-    ),
+        "compile-regional", "Equal blocks share one compiled graph, and compute what eager computes.",
+        level=3, early=frozenset({"mlp-blocks"}), arguments={}),
     MegaCache(
         "compile-mega-cache",
-        "Compiled code that another process saved is used again, and computes what eager computes.",
-        foreign=False,
-    ),
+        "Compiled code that another process saved is used again, and computes what eager computes.", foreign=False),
     MegaCache(
-        "compile-mega-cache-foreign", "Compiled code of another machine is left alone, and compiled anew.", foreign=True
-    ),
-)
+        "compile-mega-cache-foreign",
+        "Compiled code of another machine is left alone, and compiled anew.", foreign=True),
+)  # fmt: skip

@@ -37,12 +37,7 @@ def compiler_capability(device: Device) -> Capability:
 
 
 def entered(log: Log, test: Callable[[Any], bool] = lambda _: True) -> Counter[str]:
-    """Counts entries into compiled code, by compile id, for compilations that made a graph and pass a test.
-
-    Args:
-        log: `ProfilerLog` of the run.
-        test: Predicate of a record of `compilations`.
-    """
+    """Counts entries into compiled code, by compile id, for `compilations` that made a graph and pass a test."""
     wanted = {str(record.compile_id) for record in compilations() if record.graph_op_count and test(record)}
     seen: Counter[str] = Counter()
     for name, number in log.names().items():

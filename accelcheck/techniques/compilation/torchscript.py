@@ -50,8 +50,7 @@ class TorchScript(Technique):
         program.module.train(mode is not Mode.FORWARD)
         with deprecations_silenced():
             program.call = self.scripted(program)
-        entries: list[str] = []
-        program.extras[ENTRIES] = entries
+        entries = program.extras[ENTRIES] = list[str]()
         count_entries(program.module, entries)
 
     @abstractmethod
@@ -72,9 +71,9 @@ class TorchScript(Technique):
         flag = getattr(script, "training", False)  # freezing removes the attribute, which is then False
         yield Evidence(f"training flag is {training}", str(flag), engaged=flag == training)
         if mode is not Mode.FORWARD:
-            shared = shared_parameters(program.module, script)
-            total = len(list(program.module.parameters()))
-            yield exactly("parameters shared with the original", shared, total)
+            own = [parameter.data_ptr() for parameter in program.module.parameters()]
+            used = {parameter.data_ptr() for parameter in script.parameters()}  # these get the gradients
+            yield exactly("parameters shared with the original", sum(address in used for address in own), len(own))
 
     def finish(self) -> None:
         # Scripts of one class share compiled methods and earlier cases' profiles. With a new store, a case's plan, and
@@ -104,11 +103,9 @@ class Trace(TorchScript):
         # Only tensors can be traced: other inputs become constants, as for any user of tracing.
         bound = BoundModule(program.module, program.inputs).train(program.module.training)
         # Tracing runs the module: it may write to copies, and its changes to buffers are undone.
-        tensors = tuple(
-            value.clone() if place in program.writes else value
-            for place, value in enumerate(program.inputs)
-            if isinstance(value, Tensor)
-        )
+        places = [place for place, value in enumerate(program.inputs) if isinstance(value, Tensor)]
+        inputs = program.inputs
+        tensors = tuple(inputs[place].clone() if place in program.writes else inputs[place] for place in places)
         buffers = {name: buffer.detach().clone() for name, buffer in program.module.named_buffers()}
         # mypy: torch does not annotate it.
         traced = torch.jit.trace(bound, tensors, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
@@ -187,12 +184,6 @@ def execution_plans(script: torch.jit.ScriptModule) -> int:
         return len(script.get_debug_state().execution_plans)
     except RuntimeError:  # raised while no plan exists
         return 0
-
-
-def shared_parameters(module: nn.Module, script: torch.jit.ScriptModule) -> int:
-    """Counts the module's parameters that the script uses, and that therefore get its gradients."""
-    addresses = {parameter.data_ptr() for parameter in script.parameters()}
-    return sum(1 for parameter in module.parameters() if parameter.data_ptr() in addresses)
 
 
 def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -10,26 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import Capture
 from accelcheck.techniques.compilation.compile import (
     INDUCTOR_GRAPH,
+    Compilation,
     compiled,
     count_xla_runs,
     graphs,
-    reset_compiler,
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -46,7 +45,7 @@ CONTRACTIONS = frozenset(
 """Operators that autocast gives half-precision operands, by their names in Dynamo's graphs."""
 
 
-class TrainingStep(Technique):
+class TrainingStep(Compilation):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
     Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
@@ -61,12 +60,6 @@ class TrainingStep(Technique):
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
     excludes = frozenset({"branching"})  # control flow on data breaks the graph, so that a step has more than three
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return compiler_capability(device)
@@ -74,9 +67,8 @@ class TrainingStep(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import dynamo_config as config
 
-        del mode
-        reset_compiler()
-        self._held.enter_context(
+        super().prepare(program, mode, device)
+        self.held.enter_context(
             config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
         )
 
@@ -94,11 +86,12 @@ class TrainingStep(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         steps = program.steps
-        for what, test in (
-            ("forward passes and losses", _forward),
-            ("backward passes", _autograd),
-            ("optimizer steps", _optimizer),
-        ):
+        kinds: Mapping[str, Callable[[Any], bool]] = {
+            "forward passes and losses": lambda record: str(record.co_name) == "training_step",
+            "backward passes": lambda record: str(record.compile_id).startswith("!"),  # such as ``!0/1/0``
+            "optimizer steps": lambda record: PurePath(str(record.co_filename)).parent.name == "optim",
+        }
+        for what, test in kinds.items():
             ran = entered(log, test).total()
             yield Evidence(f"compiled {what} run = {steps}, one a step", ran, engaged=ran == steps)
         backend = backend_for(device)
@@ -107,23 +100,6 @@ class TrainingStep(Technique):
         elif backend == "openxla":
             yield xla_ran(program, 3 * steps)
         yield at_least("graphs compiled", graphs(), 3)
-
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
-
-
-def _forward(record: Any) -> bool:
-    return str(record.co_name) == "training_step"
-
-
-def _autograd(record: Any) -> bool:
-    # Such as ``!0/1/0``.
-    return str(record.compile_id).startswith("!")
-
-
-def _optimizer(record: Any) -> bool:
-    return PurePath(str(record.co_filename)).parent.name == "optim"
 
 
 class AutocastInside(nn.Module):
@@ -139,7 +115,7 @@ class AutocastInside(nn.Module):
             return self.inner(*inputs)
 
 
-class CompiledAutocast(Technique):
+class CompiledAutocast(Compilation):
     """Autocast to bfloat16 inside the compiled region, whose casts become part of the forward and backward graphs."""
 
     name = "compile-autocast-bf16"
@@ -150,9 +126,6 @@ class CompiledAutocast(Technique):
     source = "https://docs.pytorch.org/docs/stable/amp.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
         autocast = self.needs(device, "autocast-bfloat16")
@@ -162,7 +135,7 @@ class CompiledAutocast(Technique):
         return "bfloat16"
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         name = backend_for(device)
         if name == "openxla":
             count_xla_runs(program)
@@ -181,9 +154,6 @@ class CompiledAutocast(Technique):
         yield at_least("captured contractions in bfloat16", half)
         yield exactly("captured contractions in float32", full, 0)
         yield stored_in_float32(program)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (TrainingStep(), CompiledAutocast())

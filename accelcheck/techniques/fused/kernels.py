@@ -46,7 +46,7 @@ def by_groups(layer: GroupedExperts, rows: Tensor, ends: Tensor) -> Tensor:
 
 
 def by_padded_groups(layer: GroupedExperts, rows: Tensor, ends: Tensor) -> Tensor:
-    """Computes `GroupedExperts.forward` with groups filled up by zeros to multiples of `ALIGN` rows, as kernels ask for."""
+    """Computes `GroupedExperts.forward` with groups filled up by zeros to multiples of `ALIGN` rows."""
     sizes = ends.diff(prepend=ends.new_zeros(1))
     filled = ((sizes + ALIGN - 1) // ALIGN * ALIGN).cumsum(0)
     number, most = torch.arange(len(rows), device=rows.device), len(rows) + ALIGN * len(ends)
@@ -138,25 +138,23 @@ def _even(place: torch.device) -> Tensor:
 
 
 _experts = partial(
-    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts"}), part=GroupedExperts, method="forward",
-    operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths, dtypes=("float32", "bfloat16"),
+    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts"}), part=GroupedExperts,
+    method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths,
+    dtypes=("float32", "bfloat16"),
 )  # fmt: skip
 _loss = partial(
-    FusedKernel, source=f"{_DOCS}linear_cross_entropy.html", workloads=frozenset({"vocabulary-loss", "train-vocabulary"}),
-    part=VocabularyLoss, method="loss", operator="torch_nn::_linear_cross_entropy_batch_chunked", calls=(1, 1),
-    never="aten::(nll_loss_forward|_log_softmax)", example=_even,
+    FusedKernel, source=f"{_DOCS}linear_cross_entropy.html", part=VocabularyLoss,
+    workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), method="loss", calls=(1, 1),
+    operator="torch_nn::_linear_cross_entropy_batch_chunked", never="aten::(nll_loss_forward|_log_softmax)",
+    example=_even,
 )  # fmt: skip
 
 TECHNIQUES: tuple[Technique, ...] = (
     _experts(name="moe-grouped-mm", promise="One product for all experts equals a loop over them.", function=by_groups),
     _experts(
-        name="moe-grouped-mm-padded",
-        promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives.",
-        function=by_padded_groups,
-    ),
+        name="moe-grouped-mm-padded", function=by_padded_groups,
+        promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives."),
     _loss(
-        name="linear-cross-entropy",
-        promise="Head and loss in chunks give the loss and gradients of both, without all logits.",
-        function=by_chunks,
-    ),
-)
+        name="linear-cross-entropy", function=by_chunks,
+        promise="Head and loss in chunks give the loss and gradients of both, without all logits."),
+)  # fmt: skip

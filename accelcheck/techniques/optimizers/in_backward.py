@@ -43,8 +43,7 @@ class InBackward(Technique):
             raise TypeError("the trait `training` needs an optimizer; the program has none")
         make = program.optimizer
         counts = program.extras[COUNTS] = Counter[str]()
-        steppers: dict[Tensor, torch.optim.Optimizer] = {}
-        program.extras[STEPPERS] = steppers
+        steppers = program.extras[STEPPERS] = dict[Tensor, torch.optim.Optimizer]()
 
         def made(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
             steppers.clear()

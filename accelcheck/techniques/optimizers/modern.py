@@ -202,9 +202,7 @@ class EightBit(Muon):
     oracle = "adamw-8bit"
     maker = WithEightBits
     watch = ProfilerLog  # Dynamo compiles nothing within a dispatch mode
-    level = 2
     workloads = frozenset({"train-vocabulary"})
-
     name = "adamw-8bit-torchao"
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html"
     packages = {"torchao": AO_PACKAGE}  # noqa: RUF012 - as in the base class
@@ -219,9 +217,9 @@ class EightBit(Muon):
         states = list(program.extras[_MADE].made.state.values()) if program.extras[_MADE].made else []
         moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
         small = [m for m in moments if type(m).__name__ == "OptimState8bit" and m.codes.dtype == torch.uint8]
-        if not any(m.numel() >= LEAST and not m.numel() % BLOCK for m in moments):
-            raise Unsupported(unsupported(Code.NO_EFFECT, f"no parameter has {LEAST} elements in whole blocks"))
         wanted = sum(m.numel() >= LEAST and not m.numel() % BLOCK for m in moments)
+        if not wanted:
+            raise Unsupported(unsupported(Code.NO_EFFECT, f"no parameter has {LEAST} elements in whole blocks"))
         yield Evidence(f"moments of 8 bits = {wanted} >= 2", len(small), engaged=len(small) == wanted >= 2)
         yield at_least("compiled steps", log.count(INDUCTOR_GRAPH), program.steps)
 

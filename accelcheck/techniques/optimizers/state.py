@@ -33,13 +33,9 @@ _KEPT = "optimizer whose states are kept"
 
 @dataclass
 class KeptStates:
-    """Makes optimizers whose states are converted after each step, and converted back before the next.
+    """Makes optimizers whose states, except step counts, `narrow` converts after each step, `widen` before the next.
 
-    Attributes:
-        make: Maker of the original optimizer.
-        narrow: Conversion of a state after a step. Step counts are not converted.
-        widen: Conversion of a state back before the next step.
-        made: Optimizer that was made last.
+    `made` is the optimizer that was made last.
     """
 
     make: OptimizerMaker
@@ -48,7 +44,6 @@ class KeptStates:
     made: torch.optim.Optimizer | None = None
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes an optimizer of these parameters."""
         self.made = self.make(parameters)
         self.made.register_step_pre_hook(lambda optimizer, *_: _each(optimizer, self.widen))
         self.made.register_step_post_hook(lambda optimizer, *_: _each(optimizer, self.narrow))
@@ -86,9 +81,7 @@ class HalfStates(Technique):
 
     def capability(self, device: Device) -> Capability:
         half = str(self.dtype).removeprefix("torch.")
-        if half not in device.dtypes:
-            return device.lacks(half, Code.NO_DTYPE)
-        return SUPPORTED
+        return SUPPORTED if half in device.dtypes else device.lacks(half, Code.NO_DTYPE)
 
     def emulate_optimizer(self, make: OptimizerMaker) -> OptimizerMaker:
         return RoundedStates(make, self.dtype)

@@ -82,9 +82,8 @@ def _with(optimizer: torch.optim.Optimizer, options: Mapping[str, bool]) -> torc
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
     words = {name: value for name, value in optimizer.defaults.items() if name in takes}
-    made: torch.optim.Optimizer = kind(
-        [{**group, **options} for group in optimizer.param_groups], **{**words, **options}
-    )
+    groups = [{**group, **options} for group in optimizer.param_groups]
+    made: torch.optim.Optimizer = kind(groups, **{**words, **options})
     return made
 
 

@@ -66,6 +66,10 @@ class ReducedPrecision(Technique):
 
     family = "matmul-precision"
     source = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
+    wanted: str
+    """Value of `current` while the mode is on."""
+    setting: str
+    """Code that turns the mode on, for reasons."""
 
     @abstractmethod
     def mode(self) -> AbstractContextManager[None]:
@@ -78,16 +82,6 @@ class ReducedPrecision(Technique):
     @abstractmethod
     def current(self) -> str:
         """Reads the present value of the setting from torch."""
-
-    @property
-    @abstractmethod
-    def wanted(self) -> str:
-        """Value of `current` while the mode is on."""
-
-    @property
-    @abstractmethod
-    def setting(self) -> str:
-        """Code that turns the mode on, for reasons."""
 
     def measured(self, device: Device) -> Capability:
         """Tells whether the mode changes anything on this device, compared with strict FP32."""
@@ -130,31 +124,23 @@ class MatmulPrecision(ReducedPrecision):
 
     def __init__(self, name: str, word: str, precision: str, promise: str) -> None:
         self.name = name
-        self.word = word
+        self.wanted = word
+        self.setting = f'torch.set_float32_matmul_precision("{word}")'
         self.promise = promise
         self._precision = precision
-
-    @property
-    def setting(self) -> str:
-        return f'torch.set_float32_matmul_precision("{self.word}")'
 
     def capability(self, device: Device) -> Capability:
         """Tells whether the device reads torch's setting. Its effect is measured when a case runs: chips differ."""
         if device.has("torch-xla"):
-            return unsupported(
-                Code.NO_BACKEND, "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
-            )
+            reason = "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
+            return unsupported(Code.NO_BACKEND, reason)
         return BY_TRIAL
 
     def precision(self, dtype: str) -> str:
         return self._precision
 
     def mode(self) -> AbstractContextManager[None]:
-        return matmul_mode(self.word)
-
-    @property
-    def wanted(self) -> str:
-        return self.word
+        return matmul_mode(self.wanted)
 
     def current(self) -> str:
         return torch.get_float32_matmul_precision()
@@ -225,24 +211,17 @@ class StrictFloat32(Technique):
         if program.extras[_READING]:
             forced = device.environment() or "none of the known ones is set"
             told += f": {program.extras[_READING]}. A variable may force TF32 or bf16: {forced}"
-        yield Evidence(
-            f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}", told, engaged=error <= FLOAT32_LIMIT
-        )
+        claim = f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}"
+        yield Evidence(claim, told, engaged=error <= FLOAT32_LIMIT)
 
 
 TECHNIQUES: tuple[Technique, ...] = (
     MatmulPrecision(
-        "matmul-tf32",
-        "high",
-        "tf32",
-        "FP32 matmuls round operands to TF32, or to sums of two bf16 numbers, and accumulate in FP32.",
-    ),
+        "matmul-tf32", "high", "tf32",
+        "FP32 matmuls round operands to TF32, or to sums of two bf16 numbers, and accumulate in FP32."),
     MatmulPrecision(
-        "matmul-bf16",
-        "medium",
-        "bfloat16",
-        "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32.",
-    ),
+        "matmul-bf16", "medium", "bfloat16",
+        "FP32 matmuls may round operands to bf16, or else as in matmul-tf32, and accumulate in FP32."),
     ConvolutionPrecision(),
     StrictFloat32(),
-)
+)  # fmt: skip

@@ -26,16 +26,9 @@ if TYPE_CHECKING:
     from accelcheck.workloads.probes import Probe
 
 KEPT = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.Embedding,
-    nn.Softmax,
-    nn.LogSoftmax,
-)
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    nn.Embedding, nn.Softmax, nn.LogSoftmax,
+)  # fmt: skip
 """Modules that stay in float32: sums over many elements, exponentials, and tables with small updates."""
 
 SENSITIVE = (
@@ -44,21 +37,8 @@ SENSITIVE = (
 """Pattern of the forward operators that the policy keeps in float32."""
 
 _WORKLOADS = frozenset(
-    [
-        "mlp-blocks",
-        "cnn",
-        "embedding-norm-gelu",
-        "multi-head-attention",
-        "transformer-block",
-        "transformer-blocks",
-        "train-mlp",
-        "train-transformer",
-        "trajectory-mlp",
-        "digits-mlp",
-        "digits-cnn",
-        "digits-vit",
-        "digits-mlp-training",
-    ]
+    """mlp-blocks cnn embedding-norm-gelu multi-head-attention transformer-block transformer-blocks train-mlp
+    train-transformer trajectory-mlp digits-mlp digits-cnn digits-vit digits-mlp-training""".split()
 )
 """Workloads that together have every kind of module in `KEPT`, and one training of each kind."""
 
@@ -84,9 +64,7 @@ class Policy(Technique):
         self.promise = f"All modules compute in {self.half}; norms, embeddings, softmax and parameters stay float32."
 
     def capability(self, device: Device) -> Capability:
-        if self.half not in device.dtypes:
-            return device.lacks(self.half, Code.NO_DTYPE)
-        return SUPPORTED
+        return SUPPORTED if self.half in device.dtypes else device.lacks(self.half, Code.NO_DTYPE)
 
     def admits(self, probe: Probe) -> bool:
         """Refuses huge inputs in float16, which the first cast would overflow."""

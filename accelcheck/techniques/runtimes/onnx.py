@@ -9,7 +9,6 @@ import json
 import math
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -44,18 +43,8 @@ PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 )
 """Execution provider and its options, by feature of the device; the first that it has counts."""
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "tensor(float)": torch.float32,
-        "tensor(double)": torch.float64,
-        "tensor(float16)": torch.float16,
-        "tensor(bfloat16)": torch.bfloat16,
-        "tensor(int64)": torch.int64,
-        "tensor(int32)": torch.int32,
-        "tensor(int16)": torch.int16,
-        "tensor(int8)": torch.int8,
-        "tensor(uint8)": torch.uint8,
-        "tensor(bool)": torch.bool,
-    }
+    {"tensor(float)": torch.float32, "tensor(double)": torch.float64}
+    | {f"tensor({name})": getattr(torch, name) for name in "float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()}
 )
 """Dtype of torch for each name of an element type in a session."""
 SHAPE_TYPES = frozenset({"int64", "int32", "bool"})
@@ -67,21 +56,12 @@ MOST_DIMENSIONS = 100
 class OnnxRuntimeModule(Converted):
     """ONNX Runtime session that reads and writes the memory of torch's tensors.
 
-    Args:
-        program: Program with the module, and inputs with the sizes to export for.
-        provider: Name of the execution provider that must run all nodes.
-        options: Options of the provider.
-        folder: Folder for the model and the profile.
-
-    Attributes:
-        session: Session whose profiler `evidence` ends.
-        ran: Nodes, with the provider that ran each, once the profiler has ended.
-
-    Raises:
-        TypeError: torch.onnx.export returned no ONNX program.
+    The module is exported for the sizes of the program's inputs, into a folder that also gets the profile. The
+    execution provider named `provider` must run all nodes.
     """
 
     ran: list[OnnxNode] | None = None
+    """Nodes, with the provider that ran each, once `evidence` has ended the session's profiler."""
     kind = "session"
 
     def __init__(self, program: Program, provider: str, options: Mapping[str, Any], folder: Path) -> None:
@@ -145,9 +125,6 @@ class OnnxRuntime(RuntimeConversion):
     early = RUNTIME_EARLY | {"transformer-block"}
     packages = MappingProxyType(dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'accelcheck[onnx]'"))
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         provider = _provider(device)
         if provider is None:
@@ -160,22 +137,17 @@ class OnnxRuntime(RuntimeConversion):
         except (ImportError, AttributeError, RuntimeError) as error:
             return unavailable(Code.IMPORT_FAILED, f"{error}", "install versions that pair with this torch")
         if provider[0] not in offered:
-            return unavailable(
-                Code.WRONG_BUILD,
-                f"the installed onnxruntime offers {', '.join(offered)}, but not {provider[0]}",
-                "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx",
-            )
+            reason = f"the installed onnxruntime offers {', '.join(offered)}, but not {provider[0]}"
+            advice = "install the onnxruntime build for this device: onnxruntime-gpu, onnxruntime-migraphx"
+            return unavailable(Code.WRONG_BUILD, reason, advice)
         return SUPPORTED
 
     def converted(self, program: Program, device: Device) -> OnnxRuntimeModule:
         provider = _provider(device)
         if provider is None:
             raise ValueError(f"{self.name}: no execution provider for {device.name}: ask `capability` first")
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="onnx-", dir=scratch()))
+        folder = self.held.enter_context(tempfile.TemporaryDirectory(prefix="onnx-", dir=scratch()))
         return OnnxRuntimeModule(program, *provider, Path(folder))
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 @contextlib.contextmanager
@@ -209,13 +181,9 @@ def _provider(device: Device) -> tuple[str, Mapping[str, Any]] | None:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """Node of the graph that a session executed.
+    """Node of the graph, such as ``MatMul``, that an execution provider ran.
 
-    Attributes:
-        operator: Name of the operator, such as ``MatMul``.
-        provider: Execution provider that ran it.
-        inputs: Shape by element type, for each input; empty if absent from the profile.
-        outputs: Shape by element type, for each output.
+    Each input and output is given as its shape by element type; there are none if they are absent from the profile.
     """
 
     operator: str
@@ -232,8 +200,8 @@ class OnnxNode:
         """
         if self.provider != "CPUExecutionProvider":
             return False
-        reads_data = self.operator not in {"Shape", "Size"}  # these look at the size alone
-        return _small(self.outputs) and (not reads_data or _small(self.inputs))
+        # Shape and Size look at the size of their input alone.
+        return _small(self.outputs) and (self.operator in {"Shape", "Size"} or _small(self.inputs))
 
 
 def nodes_of(profile: Path) -> list[OnnxNode]:

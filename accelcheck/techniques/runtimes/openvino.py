@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,16 +26,17 @@ from accelcheck.core.quiet import copied_trees
 from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import REGION, reset_compiler, resolved_backend
+from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.compilation.compile import REGION, Compilation, reset_compiler, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
+from accelcheck.techniques.observe import at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
+    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
@@ -83,18 +84,12 @@ class OpenVino(RuntimeConversion):
     early = RUNTIME_EARLY
     packages = PACKAGES
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        self._held.enter_context(signal_stack_kept())
+        self.held.enter_context(signal_stack_kept())
         super().prepare(program, mode, device)
-
-    def finish(self) -> None:
-        self._held.close()
 
     def converted(self, program: Program, device: Device) -> Model:
         try:
@@ -108,12 +103,7 @@ class OpenVino(RuntimeConversion):
 
 
 class OverwriteCheck:
-    """Wraps a compiled module, and checks that a call does not overwrite the result of the previous one.
-
-    Attributes:
-        run: Compiled module.
-        overwritten: Number of calls that changed the previous result.
-    """
+    """Wraps a compiled module, and counts the calls that have `overwritten` the result of the previous one."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -128,7 +118,7 @@ class OverwriteCheck:
         return out
 
 
-class OpenVinoCompile(Technique):
+class OpenVinoCompile(Compilation):
     """``torch.compile(backend="openvino")``: OpenVINO runs the parts of the graph that it supports, torch the others.
 
     Uses the option ``aot_autograd``, which gradients need; without it, convolutions and transformers fail with torch
@@ -142,23 +132,17 @@ class OpenVinoCompile(Technique):
     source = "https://docs.openvino.ai/2026/openvino-workflow/torch-compile.html"
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
-    watch = ProfilerLog
-    warmups = 1
-    differentiates_twice = False  # AOTAutograd does not support it
     packages = PACKAGES
     # No attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
 
     def capability(self, device: Device) -> Capability:
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
-        self._held.enter_context(signal_stack_kept())
-        self._held.enter_context(registered())
+        self.held.enter_context(signal_stack_kept())
+        self.held.enter_context(registered())
         options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}
         program.call = OverwriteCheck(torch.compile(program.module, backend="openvino", dynamic=False, options=options))
 
@@ -175,17 +159,12 @@ class OpenVinoCompile(Technique):
             raise Unsupported(unsupported(Code.NO_EFFECT, "OpenVINO takes no part of the graph: torch runs all of it"))
         yield from ran([*executor.req_cache.values()])
         graphs = [*executor.partitioned_modules.values()]
-        parts = [part for graph in graphs for part in graph.modules() if hasattr(part, "perm_fallback")]
-        fallen = sum(bool(part.perm_fallback) for part in parts)
-        yield exactly(f"of {len(parts)} parts run by eager after all", fallen, 0)
+        fallen = [bool(part.perm_fallback) for g in graphs for part in g.modules() if hasattr(part, "perm_fallback")]
+        yield exactly(f"of {len(fallen)} parts run by eager after all", sum(fallen), 0)
         left = {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
         # For information: nothing is promised about how many operators OpenVINO runs.
         yield Evidence("operators left to torch (any number)", ", ".join(sorted(left)) or 0, engaged=True)
         yield exactly("results overwritten by a later call", call.overwritten, 0)
-
-    def finish(self) -> None:
-        self._held.close()
-        reset_compiler()
 
 
 @contextmanager
@@ -262,11 +241,7 @@ class SignalStack(ctypes.Structure):
 
 
 def signal_stack(new: SignalStack | None = None) -> SignalStack:
-    """Returns the alternate signal stack of this thread, and replaces it by `new` unless that is None. Linux only.
-
-    Raises:
-        OSError: The kernel refuses the new stack.
-    """
+    """Returns the alternate signal stack of this thread, and replaces it by `new` unless that is None. Linux only."""
     was = SignalStack()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigaltstack(ctypes.byref(new) if new is not None else None, ctypes.byref(was)):

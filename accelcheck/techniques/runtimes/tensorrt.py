@@ -24,15 +24,7 @@ from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 from accelcheck.techniques.observe import at_least, exactly
-from accelcheck.techniques.quantization.emulation import (
-    Dequantized,
-    Quantizer,
-    calibrate,
-    eval_copy,
-    is_linear,
-    replaced,
-    symmetric,
-)
+from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.int8 import Holder, Quantized, count
 
 if TYPE_CHECKING:
@@ -42,7 +34,6 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.quantization.emulation import Ranges
     from accelcheck.workloads.base import Program
 
 INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
@@ -62,13 +53,7 @@ OPTIONS: Mapping[str, Any] = MappingProxyType(
 
 
 class Engines(Converted):
-    """Graph module with TensorRT engines as submodules.
-
-    Args:
-        module: Module that was exported.
-        exported: Exported program, on the GPU.
-        inputs: Example inputs, on the GPU.
-    """
+    """Graph module with TensorRT engines as submodules, from an exported program and example inputs on the GPU."""
 
     kind = "compiled graph"
 
@@ -188,13 +173,10 @@ class TensorRtHalf(TensorRt):
 
 
 class QuantizedEngines(Engines):
-    """Engines of a program with int8 linear layers.
-
-    Attributes:
-        wanted: Number of linear layers of the module.
-    """
+    """Engines of a program with int8 linear layers."""
 
     wanted = 0
+    """Number of linear layers of the module."""
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
@@ -229,7 +211,7 @@ class TensorRtInt8(Quantized, TensorRt):
         return out
 
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return self.quantized(Holder(eval_copy(module)), inputs)
+        return self.quantized(Holder(emulation.eval_copy(module)), inputs)
 
     def exporting(self) -> AbstractContextManager[Any]:
         tools: Any = importlib.import_module("modelopt.torch.quantization.utils")
@@ -238,23 +220,23 @@ class TensorRtInt8(Quantized, TensorRt):
 
     def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
         engines = QuantizedEngines(module, exported, inputs)
-        engines.wanted = count(module, is_linear)
+        engines.wanted = count(module, emulation.is_linear)
         return engines
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        copied = eval_copy(module)
-        seen = calibrate(copied, inputs)
-        return replaced(copied, lambda linear: emulated(linear, seen[linear]))
+        copied = emulation.eval_copy(module)
+        seen = emulation.calibrate(copied, inputs)
+        return emulation.replaced(copied, lambda linear: emulated(linear, seen[linear]))
 
 
-def emulated(linear: nn.Linear, seen: Ranges) -> Dequantized:
+def emulated(linear: nn.Linear, seen: emulation.Ranges) -> emulation.Dequantized:
     """Makes the FP64 emulation of a linear layer whose operands are rounded to multiples of max|x| / 127."""
     largest = torch.tensor(max(-seen.low_in, seen.high_in), dtype=torch.float32)
     scale = largest / 127.0
-    return Dequantized(
+    return emulation.Dequantized(
         linear,
-        lambda weight, side: symmetric(weight, weight.abs().amax(1, keepdim=True) / 127.0, side),
-        Quantizer(lambda _: (scale, 0), -128, 127),
+        lambda weight, side: emulation.symmetric(weight, weight.abs().amax(1, keepdim=True) / 127.0, side),
+        emulation.Quantizer(lambda _: (scale, 0), -128, 127),
     )
 
 
