@@ -14,7 +14,7 @@ from packaging.requirements import Requirement  # pytest requires it
 from packaging.utils import canonicalize_name
 
 import accelcheck
-from accelcheck.devices.packages import version, versions
+from accelcheck.devices.packages import version
 
 _CHECKOUT = Path(accelcheck.__file__).parents[1]
 _RIVALS = {
@@ -102,7 +102,9 @@ def checkout() -> bool:
 
 def rivals() -> dict[str, list[str]]:
     """The installed distributions, with versions, of each module that several of them install."""
-    have = {module: [f"{name} {text}" for name, text in versions(*names).items()] for module, names in _RIVALS.items()}
+    have = {
+        module: [f"{name} {text}" for name in names if (text := version(name))] for module, names in _RIVALS.items()
+    }
     return {module: names for module, names in have.items() if len(names) > 1}
 
 

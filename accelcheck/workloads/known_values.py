@@ -188,6 +188,6 @@ WORKLOADS = (
         _facts, techniques=KERNELS),
     _known("known-answers", "Searches, ranges and gradients of products.", _answers, techniques=KERNELS),
     _known("known-elements", "Functions of vectors, and their gradients, element by element.",
-        _elements, techniques=KERNELS),
+        _elements, techniques=frozenset({"eager"})),
     _known("known-levels", "Levels and numbers of quantized tensors.", _quantized, techniques=frozenset({"eager"})),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from accelcheck.selftest.faults.base import fault, single, variant
+from accelcheck.selftest.faults.base import HALVES, PlantedFault, row, single, variant
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.techniques.serving import batches, decoding, speculative
 from accelcheck.workloads.decoders import ADAPTERS, KeyValueCache
@@ -65,6 +65,8 @@ _ROWS: tuple[tuple[str, str, str, str, tuple[Any, str, Any]], ...] = (
     ("lora-unmerge", "An adapter stays in the weights.", _A, "lora-merged",
      (batches, "unmerge", lambda layers, _: [vars(layer).pop("forward") for layer in layers])),
 )  # fmt: skip
+
+fault = row(PlantedFault, absent=dict.fromkeys(HALVES, "positions and rows are those of float32, where it is planted"))
 
 FAULTS = (
     *(

@@ -177,7 +177,7 @@ class CompiledShards(Division):
     """FSDP2 in a compiled module, whose graphs end where shards are gathered."""
 
     def prepare(self, program: Program) -> None:
-        from torch._dynamo.utils import counters
+        from accelcheck.devices.torch_names import counters
 
         torch.compiler.reset()
         counters.clear()
@@ -186,7 +186,7 @@ class CompiledShards(Division):
         divide_batch(program, distributed.group.WORLD)
 
     def facts(self, program: Program) -> Mapping[str, Any]:
-        from torch._dynamo.utils import counters
+        from accelcheck.devices.torch_names import counters
 
         return {**super().facts(program), "graphs": counters["stats"]["unique_graphs"]}
 
