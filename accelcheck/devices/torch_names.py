@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from torch._inductor.utils import fresh_cache, fresh_inductor_cache
     from torch._ops import OpOverload, OpOverloadPacket
     from torch.autograd import _get_sequence_nr as autograd_sequence  # type: ignore[attr-defined]  # not exported
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
     from torch.jit import _recursive as recursive
     from torch.library import _impls as python_kernels
     from torch.nn.modules.dropout import _DropoutNd as dropout_base
@@ -104,6 +105,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
         "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
         "compiled_functions": ("torch._C", "_nn"),
+        "context_parallel_unshard": ("torch.distributed.tensor.experimental._attention", "context_parallel_unshard"),
         "counters": ("torch._dynamo.utils", "counters"),
         "current_autograd_node": ("torch._C", "_current_autograd_node"),
         "data_fetch": ("torch.utils.data._utils", "fetch"),
@@ -145,6 +147,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "recursive": ("torch.jit", "_recursive"),
         "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),
         "scaled_mm": ("torch", "_scaled_mm"),
+        "set_rotate_method": ("torch.distributed.tensor.experimental._attention", "set_rotate_method"),
         "scan": ("torch._higher_order_ops", "scan"),
         "set_autograd_multithreading": ("torch._C", "_set_multithreading_enabled"),
         "set_grad_mode": ("torch._C", "_set_grad_enabled"),

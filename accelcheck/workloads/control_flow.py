@@ -71,11 +71,11 @@ class Scan(Controlled):
 
 WORKLOADS = tuple(
     Workload(f"control-{name}", summary,
-        partial(of_normal, make=make, shape=(6, 12)), 2, traits=frozenset({"matmul", "branching", "resizable"}),
+        partial(of_normal, make=make, shape=(6, 12)), level, traits=frozenset({"matmul", "branching", "resizable"}),
         dtypes=frozenset({"float32"}), techniques=frozenset({"eager", f"torch-{name}"}))
-    for name, summary, make in (
-        ("cond", "A branch on the sign of a sum, with a product on either side.", Branch),
-        ("while-loop", "A loop that ends when its value is large, and a product.", Loop),
-        ("scan", "A recurrent layer of five steps.", Scan),
+    for name, level, summary, make in (
+        ("cond", 2, "A branch on the sign of a sum, with a product on either side.", Branch),
+        ("while-loop", 2, "A loop that ends when its value is large, and a product.", Loop),
+        ("scan", 3, "A recurrent layer of five steps.", Scan),
     )
 )  # fmt: skip

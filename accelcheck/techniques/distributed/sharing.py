@@ -290,8 +290,9 @@ class ContextParallel(Division):
     def attend(self, program: Program, mode: Mode) -> Result:
         """Computes the output and, in backward mode, gradients of the whole inputs."""
         from torch.distributed.tensor.experimental import context_parallel
-        from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
         from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        from accelcheck.devices.torch_names import context_parallel_unshard, set_rotate_method
 
         place = device_of(program).type
         mesh = mesh_of(place, distributed.get_world_size())

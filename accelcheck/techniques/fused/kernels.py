@@ -89,7 +89,6 @@ class FusedKernel(Technique):
     never: str
     example: Callable[[torch.device], Tensor]
     dtypes: tuple[str, ...] = ("float32",)
-    level: int = 2
     family = "fused"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     differentiates_twice = False
@@ -153,7 +152,7 @@ _loss = partial(
 TECHNIQUES: tuple[Technique, ...] = (
     _experts(name="moe-grouped-mm", promise="One product for all experts equals a loop over them.", function=by_groups),
     _experts(
-        name="moe-grouped-mm-padded", function=by_padded_groups, level=3,
+        name="moe-grouped-mm-padded", function=by_padded_groups,
         promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives."),
     _loss(
         name="linear-cross-entropy", function=by_chunks,
