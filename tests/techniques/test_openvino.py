@@ -131,11 +131,13 @@ def test_signals_are_handled_after_its_models_are_gone() -> None:
     assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 
 
-def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[str, ...] = ("f32",)) -> Any:
-    """An inference request with these model properties, which executed kernels of these types."""
+def request(
+    hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[str, ...] = ("f32",), node: str = "MatMul"
+) -> Any:
+    """An inference request with these model properties, whose nodes of one type executed these kernels."""
     ports = [SimpleNamespace(get_element_type=partial(SimpleNamespace, to_string=lambda k=k: k)) for k in inputs]
     properties = {"EXECUTION_DEVICES": [place], "INFERENCE_PRECISION_HINT": SimpleNamespace(to_string=lambda: hint)}
-    nodes = [SimpleNamespace(exec_type=kernel, status="Status.EXECUTED") for kernel in kernels]
+    nodes = [SimpleNamespace(exec_type=kernel, node_type=node, status="Status.EXECUTED") for kernel in kernels]
     nodes.append(SimpleNamespace(exec_type="unknown_bf16", status="Status.NOT_RUN"))
     return SimpleNamespace(
         get_compiled_model=lambda: SimpleNamespace(get_property=properties.__getitem__, inputs=ports),
@@ -153,11 +155,25 @@ def request(hint: str = "f32", place: str = "CPU", *kernels: str, inputs: tuple[
         ),
         ([request("f32", "CPU", "ref_i8", inputs=("f32", "i8"))], []),
         ([request("f32", "CPU", "ref_i8", inputs=("f32", "u8"))], ["of them in less than FP32 = 0"]),
+        ([request("f32", "CPU", "jit_avx512_i8", inputs=("f32", "boolean"), node="Select")], []),
+        ([request("f32", "CPU", "jit_avx512_i8", inputs=("f32", "boolean"))], ["of them in less than FP32 = 0"]),
+        ([request("f32", "CPU", "jit_bf16", inputs=("boolean",), node="Select")], ["of them in less than FP32 = 0"]),
         ([request("f32", "GPU", "gemm_f32")], ["execution devices are CPU"]),
         ([request("f32", "CPU")], ["nodes executed >= 1"]),
         ([], ["execution devices are CPU", "resolved INFERENCE_PRECISION_HINT is f32", "nodes executed >= 1"]),
     ],
-    ids=["healthy", "bfloat16", "eight-bits", "other-bits", "elsewhere", "nothing", "no-request"],
+    ids=[
+        "healthy",
+        "bfloat16",
+        "eight-bits",
+        "other-bits",
+        "mask",
+        "quantized",
+        "half",
+        "elsewhere",
+        "nothing",
+        "no-request",
+    ],
 )
 def test_each_observation_can_fail(requests: list[Any], missing: list[str]) -> None:
     assert [item.claim for item in ran(requests) if not item.engaged] == missing

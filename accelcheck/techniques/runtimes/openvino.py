@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
 """Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""
+EIGHT = frozenset({"i8", "u8"})
+PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNCell", "RNNSeq"})
+"""Node types whose kernels of eight bits would be quantized ones."""
 PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelcheck[openvino]'"})
 
 
@@ -192,11 +195,13 @@ def ran(requests: list[Any]) -> Iterable[Evidence]:
     hints = sorted({model.get_property("INFERENCE_PRECISION_HINT").to_string() for model in models})
     yield Evidence("resolved INFERENCE_PRECISION_HINT is f32", ", ".join(hints) or "none", engaged=hints == ["f32"])
     nodes = [node for request in requests for node in request.get_profiling_info()]
-    executed = [node.exec_type for node in nodes if str(node.status).endswith(".EXECUTED")]
+    executed = [(node.exec_type, node.node_type) for node in nodes if str(node.status).endswith(".EXECUTED")]
     yield at_least("nodes executed", len(executed))
-    bits = {port.get_element_type().to_string() for model in models for port in model.inputs} & {"i8", "u8"}
-    # Kernels of eight bits are right for integers of eight bits.
-    lower = sorted({kind for kind in executed if (low := LOWER.fullmatch(kind)) and low[1] not in bits})
+    types = {port.get_element_type().to_string() for model in models for port in model.inputs}
+    # Kernels of eight bits are right for integers of eight bits, and masks have eight bits except in contractions.
+    short = {(kind, node) for kind, node in executed if (low := LOWER.fullmatch(kind)) and low[1] not in types & EIGHT}
+    masks = "boolean" in types
+    lower = sorted({kind for kind, node in short if not (masks and kind[-2:] in EIGHT and node not in PRODUCTS)})
     yield none_of("of them in less than FP32", lower)
 
 
