@@ -232,6 +232,6 @@ WORKLOADS = (
     family("formats", "Images in each memory format, and rows that share memory.", _formats, techniques=KERNELS),
     Workload("attention-masks",
         "Attention and encoder layers in evaluation mode, with masks that hide some keys, or all.",
-        _masked, level=2, modes=FORWARD, dtypes=frozenset({"float32"}), traits=KNOWN, techniques=frozenset({"eager"}),
+        _masked, level=3, modes=FORWARD, dtypes=frozenset({"float32"}), traits=KNOWN, techniques=frozenset({"eager"}),
         given=True),
 )  # fmt: skip
