@@ -22,6 +22,9 @@ def mel_filters(bins: int, mels: int, rate: int) -> torch.Tensor:
 class LogMel(nn.Module):
     """Log-mel spectrogram of waveforms, normalized over time."""
 
+    window: torch.Tensor
+    filters: torch.Tensor
+
     def __init__(self, fft: int = 128, hop: int = 64, mels: int = 20, rate: int = 8000) -> None:
         super().__init__()
         self.fft, self.hop = fft, hop
