@@ -138,5 +138,5 @@ def _derivatives(parts: Collected) -> None:
 WORKLOADS = (
     family("derivatives",
         "Second derivatives, with forward (f) and reverse mode (r) in each order, and third ones of normalisations.",
-        _derivatives, techniques=frozenset({"eager"}), traits=KNOWN, level=3),
+        _derivatives, techniques=frozenset({"eager"}), traits=KNOWN, level=4),
 )  # fmt: skip
