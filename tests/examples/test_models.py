@@ -28,7 +28,11 @@ def judged(name: str, technique: str, mode: Mode, store: Store) -> None:
     if mode not in own.modes:
         assert (name, mode) == ("detector", TRAIN)
         return
-    record = verdict_of(store, Matrix.load().techniques[technique], own, mode)
+    chosen = Matrix.load().techniques[technique]
+    if refusal := chosen.refusal(own):
+        assert "needs blocks" in refusal
+        return
+    record = verdict_of(store, chosen, own, mode)
     if technique == "amp-bf16" and name == NO_AUTOCAST:
         assert f"(in forward, {name}.py, line" in record.headline
     elif record.code == ErrorCode.UNDECIDED:
