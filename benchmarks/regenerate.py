@@ -133,7 +133,7 @@ MEASURED = {
     "accelcheck/expectations/ceilings.json": "python benchmarks/budget_ceilings.py, for lower ones: 8 minutes",
     "accelcheck/workloads/torch_operators.json": "python benchmarks/torch_operators.py, after a torch release: 20 min",
     "docs/vendor_faults.md": "python benchmarks/vendor_faults.py > docs/vendor_faults.md, with acme-npu: minutes",
-    "docs/checked_models.md": "accelcheck check of examples/language and benchmarks/model_seeds.py, with transformers: hours",
+    "docs/checked_models.md": "accelcheck check of examples/language, with transformers: minutes",
     "docs/images": "nox -s browser: Chromium",
     "baselines": "baselines/README.md has the commands: a quiet machine, or another device",
 }

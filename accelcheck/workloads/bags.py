@@ -43,7 +43,8 @@ def _train(generator: torch.Generator, extent: int) -> Problem:
 
 WORKLOADS = (
     Workload("train-bags",
-        "Six steps of SGD with momentum on 13 bags of 3 words: ranks get parts of different sizes, and miss some words.",
+        "Six steps of SGD with momentum on 13 bags of 3 words: ranks get parts of different sizes, and miss some "
+        "words.",
         _train, 2, frozenset({Mode.TRAIN}), frozenset({"linear", "matmul", "scriptable", "training"}),
         dtypes=frozenset({"float32"})),
 )  # fmt: skip

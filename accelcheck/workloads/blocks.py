@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def blocks_of(module: nn.Module) -> nn.ModuleList | nn.Sequential | None:
-    """Returns the list `blocks` of modules, or else the longest one of two or more members of one class with parameters."""
+    """Returns the list `blocks`, or else the longest list of two or more modules of one class with parameters."""
     own = getattr(module, "blocks", None)
     if isinstance(own, nn.ModuleList):
         return own

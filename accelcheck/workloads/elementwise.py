@@ -155,7 +155,8 @@ WORKLOADS = (
         probes=_PROBES - {"nan[1]"} | {"tiny", "scaled"}),
     Workload("elementwise-broadcast", "A matrix times a row, whose gradient is a sum.", _broadcast, 2, traits=_TRAITS),
     Workload("elementwise-bound", "Maximum, clamp and ReLU, which must propagate NaN.",
-        partial(_pair, make=Bound, rows=24, columns=32), 3, traits=_TRAITS | {"exact"}, probes=_PROBES | {"inf[1]", "-inf[1]"}),
+        partial(_pair, make=Bound, rows=24, columns=32), 3, traits=_TRAITS | {"exact"},
+        probes=_PROBES | {"inf[1]", "-inf[1]"}),
     Workload("elementwise-overlap", "Columns that are added to their neighbours.",
         partial(of_normal, make=Overlap, shape=(24, 32)), 2, traits=_TRAITS),
 )  # fmt: skip

@@ -129,7 +129,7 @@ def _inputs(shapes: Shapes, extent: int, generator: torch.Generator) -> tuple[Te
 
 
 def _proposed(choice: random.Random, values: Sequence[Tensor], *, integers: int) -> program_steps.Step:
-    """Draws an operator on inputs and results so far, possibly an illegal one; `integers` is the integer input's place."""
+    """Draws an operator on inputs and results so far, maybe an illegal one; `integers` is the integer input's place."""
     places = [place for place in range(len(values)) if place != integers]
     place = program_steps.recent(choice, places)
     dim = choice.randrange(max(1, values[place].dim()))

@@ -56,8 +56,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
 )
 """Properties of workloads, by trait. Techniques of other packages may require further traits."""
 
-_SLOWER = """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime openvino
-jit-trace func-vmap-copies func-jacfwd view-padded""".split()
+_SLOWER = """compile-dynamic compile-aot-eager compile-openxla export export-decomposed aot-inductor onnxruntime
+openvino jit-trace func-vmap-copies func-jacfwd view-padded""".split()
 TRANSLATORS: Mapping[str, int] = MappingProxyType({"eager": 2, "compile-static": 3, **dict.fromkeys(_SLOWER, 4)})
 """Levels of techniques with an implementation of their own for each operator of torch, which run all operators."""
 RUNTIMES: Mapping[str, int] = MappingProxyType({"onnxruntime": 3, "openvino": 3})

@@ -125,7 +125,8 @@ FAULTS = (
     "row-never-written", "stale-weights", "tf32-for-float32",
 )  # fmt: skip
 PLANTED = (
-    "autocast-weights-stale", "checkpoint-row-overwritten", "export-slice-moved", "export-zero-unsigned", "flash-stale-row-sums",
+    "autocast-weights-stale", "checkpoint-row-overwritten", "export-slice-moved", "export-zero-unsigned",
+    "flash-stale-row-sums",
     "foreach-last-parameter-left", "guards-skipped", "inplace-row-left", "int8-zero-point-moved", "jacfwd-row-repeated",
     "offload-copy-unfinished", "row-stride-ignored", "script-relu-lost", "torchao-scales-rolled",
 )  # fmt: skip
