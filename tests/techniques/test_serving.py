@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,6 +97,41 @@ def test_whole_passes_in_place_of_steps_fail_the_evidence(tmp_path: Path) -> Non
 
     lazy = Serving("decode-dynamic", "None.", whole, decoding.steps, "decoder")
     assert "passes, by their embeddings = 9: observed 1" in failed(Store(tmp_path), lazy, seeded("decoder")).why
+
+
+def test_a_cache_that_lacks_a_token_fails_the_evidence(tmp_path: Path) -> None:
+    def lacking(program: Any, tokens: torch.Tensor) -> Any:
+        out = decoding.decoded(KeyValueCache, 1, program, tokens)
+        program.extras[decoding.KEPT][1].crop(13)
+        return out
+
+    short = Serving("decode-dynamic", "None.", lacking, decoding.steps, "decoder")
+    why = failed(Store(tmp_path), short, seeded("decoder")).why
+    assert "tokens taken by all passes = 14: observed 13" in why
+    assert "keys of block 1, torch.float32 = 14: observed 13" in why
+
+
+@pytest.mark.parametrize(
+    ("name", "served", "claims"),
+    [
+        ("batch-invariant", "decoder", ["passes, by"]),
+        ("lora-unmerged", "decoder-adapters", ["calls of layers"]),
+        ("gqa-sdpa", "decoder", ["query heads"]),
+        ("speculative-greedy", "decoder-greedy", ["accepted of", "passes of"]),
+    ],
+)
+def test_a_whole_pass_has_no_evidence(name: str, served: str, claims: list[str]) -> None:
+    technique: Any = copy.copy(named(TECHNIQUES, name))
+    left = {"lora-unmerged": [], "gqa-sdpa": [], "speculative-greedy": Counter(passes=16, tokens=16)}
+
+    def whole(program: Any, *inputs: torch.Tensor) -> Any:
+        out = program.module(*inputs)
+        program.extras[decoding.KEPT] = left.get(name, out)
+        return out
+
+    technique.serve = whole
+    lacking = run(technique, built_in()[served].problem(1)).missing()
+    assert [claim[: len(words)] for claim, words in zip(lacking, claims, strict=True)] == claims
 
 
 def test_another_module_is_unsupported() -> None:
