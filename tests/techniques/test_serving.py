@@ -188,3 +188,9 @@ def test_rare_tokens_are_counted_together() -> None:
     wanted = torch.tensor([0.5, 0.5 - 2e-5, 1e-5, 1e-5], dtype=torch.float64)
     tokens = torch.tensor([0] * 10_000 + [1] * 9_998 + [2, 3])
     assert speculative.likelihood(tokens, wanted) > 0.9
+
+
+def test_the_chance_of_a_chi_square_is_that_of_tables() -> None:
+    tokens = torch.tensor([0] * 60 + [1] * 40)
+    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert speculative.likelihood(tokens, even) == pytest.approx(0.0455, abs=1e-4)  # of 4, with 1 degree of freedom
