@@ -196,6 +196,7 @@ def test_results_of_collectives_are_those_of_their_definition() -> None:
         (Collective("all_reduce", "max", form="groups"),
          [[x[r].maximum(x[(r + 1) % 3]), x[r].maximum(x[r - 1])] for r in range(3)]),
         (Collective("all_gather"), [list(x)] * 3),
+        (Collective("all_gather", form="uneven"), [[x[s].flatten()[: uneven(s, 0)] for s in range(3)]] * 3),
         (Collective("all_to_all", form="uneven"), [[x[s, r, : uneven(s, r)] for s in range(3)] for r in range(3)]),
         (Collective("broadcast", root=2), [[x[2]]] * 3),
         (Collective("scatter", root=1), [[x[1, r]] for r in range(3)]),
