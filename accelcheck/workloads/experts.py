@@ -32,7 +32,7 @@ class Experts(nn.Module):
     def route(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Returns the weight of each expert for each token, ``(G, S, EXPERTS)``; 0 where it does not take the token."""
         scores = functional.softmax(self.router(x), -1)
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(CHOSEN, -1).indices, True)  # noqa: FBT003 - a value
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(CHOSEN, -1).indices, value=True)
         chosen = chosen & (torch.arange(x.size(1), device=x.device) < lengths[:, None])[..., None]
         return scores * (chosen & (chosen.cumsum(1) <= CAPACITY))
 

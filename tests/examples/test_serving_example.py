@@ -1,4 +1,4 @@
-"""examples/serving: a Llama of transformers decodes with both caches as in one pass, and a wrong cache fails."""
+"""examples/serving: a Llama of transformers decodes with both caches as in one pass, and tokens in another order fail."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_llama_decodes_with_both_caches(tmp_path: Path) -> None:
     assert verdicts(journal) == dict.fromkeys(("eager", "hf-dynamic-cache", "hf-static-cache", "sdpa-math"), "pass")
 
 
-def test_a_cache_that_skips_a_token_fails(tmp_path: Path) -> None:
+def test_a_prefill_in_another_order_fails(tmp_path: Path) -> None:
     folder, journal = tmp_path / "serving", tmp_path / "journal.jsonl"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / "conftest.py"
@@ -52,9 +52,5 @@ def test_a_cache_that_skips_a_token_fails(tmp_path: Path) -> None:
     path.write_text(wrong, "utf-8")
     done = run(folder, journal)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert verdicts(journal) | {"eager": "pass"} == {
-        "eager": "pass",
-        "sdpa-math": "pass",
-        "hf-dynamic-cache": "fail",
-        "hf-static-cache": "fail",
-    }
+    wrong_ones = dict.fromkeys(("hf-dynamic-cache", "hf-static-cache"), "fail")
+    assert verdicts(journal) == dict.fromkeys(("eager", "sdpa-math"), "pass") | wrong_ones

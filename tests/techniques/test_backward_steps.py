@@ -27,6 +27,7 @@ def test_steps_in_hooks_train_as_steps_after_the_pass(name: str) -> None:
 )
 def test_a_step_that_is_skipped_or_repeated_shows(fault: Any) -> None:
     ran = run(Planted(InBackward(), fault.plant(1.0)), built_in()["train-mlp"].problem(0), Mode.TRAIN)
+    assert ran.engaged, ran.missing()  # it is the values that are wrong
     assert differences(ran.result, plain(built_in()["train-mlp"].problem(0), Mode.TRAIN), 1e-4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from accelcheck.techniques.distributed.sharing import cuts, in_flight
 from accelcheck.techniques.distributed.strategy import RankReport
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program
-from accelcheck.workloads.collectives import BUNDLES, Collective
+from accelcheck.workloads.collectives import BUNDLES, Collective, uneven
 from accelcheck.workloads.experts import CAPACITY, Experts
 
 TECHNIQUES = (*model_parallel.TECHNIQUES, *expert_parallel.TECHNIQUES, *collectives.TECHNIQUES)
@@ -87,23 +87,29 @@ def test_calls_that_torch_refuses_are_named_and_the_others_judged(store: Store, 
     assert "has to be contiguous" in str(record.refused) or "invalid tensor size" in str(record.refused)
 
 
-def answered(seen: dict[str, int], told: dict[str, Any], **changes: Any) -> list[RankReport]:
+def answered(name: str, seen: dict[str, int], told: dict[str, Any], **changes: Any) -> list[RankReport]:
+    world: int = named(TECHNIQUES, name).world  # type: ignore[attr-defined]  # of RankedTraining
     first = RankReport(os.getpid() + 1, "gloo", {}, {"out": "a"}, [seen], (), told)
-    return [first, replace(first, pid=first.pid + 1, **changes)]
+    return [first, *(replace(first, pid=first.pid + rank, **changes) for rank in range(1, world))]
 
 
-def missing(name: str, subject: str, answers: list[RankReport], mode: Mode = Mode.BACKWARD) -> list[str]:
-    program = Program.of(made(subject))
-    program.extras |= {ANSWERS: answers, TAKEN: 6}
-    shown: list[Evidence] = list(named(TECHNIQUES, name).evidence(program, None, mode, Cpu()))  # type: ignore[arg-type]  # not asked
+def missing(name: str, subject: str, answers: list[RankReport], taken: int = 6) -> list[str]:
+    program, log = Program.of(made(subject)), cast("Any", None)
+    program.extras |= {ANSWERS: answers, TAKEN: taken}
+    shown: list[Evidence] = list(named(TECHNIQUES, name).evidence(program, log, Mode.BACKWARD, Cpu()))
     return [entry.claim for entry in shown if not entry.engaged]
 
 
 HELD = {"elements": {f"{name}.weight": size for name, size in (("fc1", 1536), ("fc2", 2048), ("fc3", 320))}}
 SENT = {"c10d::send": 16, "c10d::recv_": 16}
 STAGES = {"orders": {0: "FFBFBFBB" * 4}, "owners": {0: 4, 1: 2}}
+RIGHT = {**STAGES, "orders": {1: "FB" * 16}}
 ROUTED = {"sent": [[1, 2]], "padded": 3, "elements": {"up": 768}}
 EXCHANGED = {"c10d::alltoall_base_": 5, "c10d::allreduce_": 1}
+GATHERED = {"c10d::_allgather_base_": 1}
+SHARDED = {**GATHERED, "c10d::_reduce_scatter_base_": 1}
+WHOLE = {"elements": {**HELD["elements"], "fc1.weight": 3072}}
+MOVED = {"c10d::allgather_": len(BUNDLES["all-gather"])}
 
 
 @pytest.mark.parametrize(
@@ -111,31 +117,45 @@ EXCHANGED = {"c10d::alltoall_base_": 5, "c10d::allreduce_": 1}
     [
         ("tensor-parallel", "train-mlp", {"c10d::allreduce_": 1}, HELD, {"digests": {"out": "b"}}, "parameters that"),
         ("tensor-parallel", "train-mlp", {"c10d::allreduce_": 1}, HELD, {"calls": [{}]}, "allreduce of each rank"),
-        ("tensor-parallel", "train-mlp", {"c10d::allreduce_": 1}, HELD,
-         {"facts": {"elements": {**HELD["elements"], "fc1.weight": 3072}}}, "weights of layers in parts"),
-        ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"facts": {**STAGES, "orders": {1: "FB" * 15}}}, "stages that ran"),
-        ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"facts": {**STAGES, "orders": {1: "FFFFBBBB" * 4}}}, "most micro"),
+        ("tensor-parallel", "train-mlp", {"c10d::allreduce_": 1}, HELD, {"facts": WHOLE}, "weights of layers in parts"),
+        ("tensor-parallel", "train-mlp", {"c10d::allreduce_": 1}, HELD, {"facts": WHOLE}, "parameters in parts"),
+        ("compiled-fsdp2", "train-mlp", SHARDED, {**HELD, "graphs": 1}, {"facts": {**HELD, "graphs": 0}}, "graphs"),
+        ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"facts": {**RIGHT, "orders": {1: "FB" * 15}}}, "stages that ran"),
+        ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"facts": {**RIGHT, "orders": {1: "FFBB" * 8}}}, "most micro"),
+        ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"facts": {**RIGHT, "owners": {0: 6}}}, "ranks with parameters"),
         ("pipeline-1f1b", "train-mlp", SENT, STAGES, {"calls": [{"c10d::send": 16}]}, "recv of each rank"),
         ("expert-parallel", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "sent": [[1, 1]]}}, "tokens that ranks"),
-        ("expert-parallel", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "elements": {"up": 1536}}}, "elements of"),
+        ("expert-parallel", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "elements": {"up": 9}}}, "elements of"),
         ("expert-parallel-grouped", "experts", EXCHANGED, ROUTED, {"facts": {**ROUTED, "padded": 0}}, "rows of zeros"),
-        ("context-parallel-allgather", "attention", {"c10d::_allgather_base_": 1}, {"lengths": [24]}, {"facts": {"lengths": [48]}}, "positions of"),
+        ("context-parallel-allgather", "attention", GATHERED, {"lengths": [24]}, {"facts": {"lengths": [48]}},
+         "positions of"),
+        ("collectives-3", "all-gather-3", MOVED, {"strided": 1}, {"calls": [{}]}, "collectives of each rank"),
+        ("collectives-3", "all-gather-3", MOVED, {"strided": 1}, {"facts": {"strided": 0}}, "tensors with gaps"),
+        ("collectives-3", "all-gather-3", MOVED, {"strided": 1}, {"digests": {"out": "b"}}, "calls that gave"),
     ],
 )  # fmt: skip
 def test_each_observation_can_fail(
     name: str, subject: str, calls: dict[str, int], facts: dict[str, Any], wrong: dict[str, Any], claim: str
 ) -> None:
-    good: dict[str, Any] = {"facts": {**facts, "orders": {1: "FB" * 16}}} if "orders" in facts else {}
-    assert not missing(name, subject, answered(calls, facts, **good))
-    assert [
-        text for text in missing(name, subject, answered(calls, facts, **{**good, **wrong})) if text.startswith(claim)
-    ]
+    good: dict[str, Any] = {"facts": RIGHT} if facts is STAGES else {}
+    assert not missing(name, subject, answered(name, calls, facts, **good))
+    lacking = missing(name, subject, answered(name, calls, facts, **{**good, **wrong}))
+    assert [text for text in lacking if text.startswith(claim)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken", "claim"), [([2, 2], 8, "different numbers of tokens"), ([1, 40], 82, "tokens over an expert's")]
+)
+def test_experts_that_get_all_tokens_or_equal_numbers_are_no_evidence(sent: list[int], taken: int, claim: str) -> None:
+    answers = answered("expert-parallel", EXCHANGED, {**ROUTED, "sent": [sent]})
+    (lacking,) = missing("expert-parallel", "experts", answers, taken)
+    assert lacking.startswith(claim)
 
 
 def test_a_run_without_ranks_has_no_evidence() -> None:
     for technique in TECHNIQUES:
         program = Program.of(made(min(technique.workloads)))
-        assert not any(entry.engaged for entry in technique.evidence(program, None, Mode.TRAIN, Cpu()))  # type: ignore[arg-type]  # not asked
+        assert not any(entry.engaged for entry in technique.evidence(program, cast("Any", None), Mode.TRAIN, Cpu()))
 
 
 def test_only_devices_with_collectives_run_them_and_only_built_in_models_are_divided() -> None:
@@ -173,7 +193,14 @@ def test_results_of_collectives_are_those_of_their_definition() -> None:
     for call, wanted in (
         (Collective("all_reduce", "sum"), [[total]] * 3),
         (Collective("all_reduce", "avg"), [[x.mean(0)]] * 3),
-        (Collective("all_reduce", "max", form="groups"), [[x[r].maximum(x[(r + 1) % 3]), x[r].maximum(x[r - 1])] for r in range(3)]),
+        (Collective("all_reduce", "max", form="groups"),
+         [[x[r].maximum(x[(r + 1) % 3]), x[r].maximum(x[r - 1])] for r in range(3)]),
+        (Collective("all_gather"), [list(x)] * 3),
+        (Collective("all_gather", form="uneven"), [[x[s].flatten()[: uneven(s, 0)] for s in range(3)]] * 3),
+        (Collective("all_to_all", form="uneven"), [[x[s, r, : uneven(s, r)] for s in range(3)] for r in range(3)]),
+        (Collective("broadcast", root=2), [[x[2]]] * 3),
+        (Collective("scatter", root=1), [[x[1, r]] for r in range(3)]),
+        (Collective("reduce", "sum", root=2), [[], [], [total]]),
         (Collective("reduce_scatter", "sum"), [[total[r]] for r in range(3)]),
         (Collective("reduce_scatter", "sum", form="uneven"), [[part] for part in total.flatten().tensor_split(3)]),
         (Collective("all_to_all"), [list(x[:, r]) for r in range(3)]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,6 +99,41 @@ def test_whole_passes_in_place_of_steps_fail_the_evidence(tmp_path: Path) -> Non
     assert "passes, by their embeddings = 9: observed 1" in failed(Store(tmp_path), lazy, seeded("decoder")).why
 
 
+def test_a_cache_that_lacks_a_token_fails_the_evidence(tmp_path: Path) -> None:
+    def lacking(program: Any, tokens: torch.Tensor) -> Any:
+        out = decoding.decoded(KeyValueCache, 1, program, tokens)
+        program.extras[decoding.KEPT][1].crop(13)
+        return out
+
+    short = Serving("decode-dynamic", "None.", lacking, decoding.steps, "decoder")
+    why = failed(Store(tmp_path), short, seeded("decoder")).why
+    assert "tokens taken by all passes = 14: observed 13" in why
+    assert "keys of block 1, torch.float32 = 14: observed 13" in why
+
+
+@pytest.mark.parametrize(
+    ("name", "served", "claims"),
+    [
+        ("batch-invariant", "decoder", ["passes, by"]),
+        ("lora-unmerged", "decoder-adapters", ["calls of layers"]),
+        ("gqa-sdpa", "decoder", ["query heads"]),
+        ("speculative-greedy", "decoder-greedy", ["accepted of", "passes of"]),
+    ],
+)
+def test_a_whole_pass_has_no_evidence(name: str, served: str, claims: list[str]) -> None:
+    technique: Any = copy.copy(named(TECHNIQUES, name))
+    left = {"lora-unmerged": [], "gqa-sdpa": [], "speculative-greedy": Counter(passes=16, tokens=16)}
+
+    def whole(program: Any, *inputs: torch.Tensor) -> Any:
+        out = program.module(*inputs)
+        program.extras[decoding.KEPT] = left.get(name, out)
+        return out
+
+    technique.serve = whole
+    lacking = run(technique, built_in()[served].problem(1)).missing()
+    assert [claim[: len(words)] for claim, words in zip(lacking, claims, strict=True)] == claims
+
+
 def test_another_module_is_unsupported() -> None:
     for technique in TECHNIQUES:
         with pytest.raises(Unsupported, match="alone"):
@@ -151,3 +188,9 @@ def test_rare_tokens_are_counted_together() -> None:
     wanted = torch.tensor([0.5, 0.5 - 2e-5, 1e-5, 1e-5], dtype=torch.float64)
     tokens = torch.tensor([0] * 10_000 + [1] * 9_998 + [2, 3])
     assert speculative.likelihood(tokens, wanted) > 0.9
+
+
+def test_the_chance_of_a_chi_square_is_that_of_tables() -> None:
+    tokens = torch.tensor([0] * 60 + [1] * 40)
+    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert speculative.likelihood(tokens, even) == pytest.approx(0.0455, abs=1e-4)  # of 4, with 1 degree of freedom

@@ -41,7 +41,7 @@ _GREEDY, _SAMPLED, _BATCH = "speculative-greedy", "speculative-sampled", "batch-
 
 _ROWS: tuple[tuple[str, str, str, str, tuple[Any, str, Any]], ...] = (
     ("cache-position", "Keys are written one place late.", _D, "decode-static",
-     (decoding.FixedCache, "update", lambda cache, layer, k, v, at: _RIGHT[decoding.FixedCache](cache, layer, k, v, at + 1))),
+     (decoding.FixedCache, "update", lambda *given: _RIGHT[decoding.FixedCache](*given[:4], given[4] + 1))),
     ("cache-stale-page", "A page of another sequence is read.", _D, "paged-attention", _reading(decoding.PagedCache,
      lambda k, v, at: (torch.cat((k[:1, :, :_PAGE].expand_as(k[:, :, :_PAGE]), k[:, :, _PAGE:]), 2), v, at))),
     ("cache-heads", "Values of another head are read.", _D, "decode-int8-cache",

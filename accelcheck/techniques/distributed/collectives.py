@@ -34,17 +34,14 @@ class Collectives(ModelParallel):
     keeps_strides = False  # a rank's buffers are its own
 
     def __init__(self, world: int) -> None:
-        promise = (
-            f"CollectiveCalls between {world} ranks give each the result of its reduction, or the others' very bits."
-        )
+        promise = f"Collectives between {world} ranks give each the result of its reduction, or the others' very bits."
         source = "https://docs.pytorch.org/docs/stable/distributed.html#collective-functions"
         names = [f"{name}-{world}" for name in BUNDLES]
         modes = frozenset({Mode.FORWARD})
         super().__init__(f"collectives-{world}", world, CollectiveCalls, promise, source, names, {}, modes=modes)
 
     def share(self, program: Program, mode: Mode) -> Calling:
-        job = Calling.of(program, program.extras[STRATEGY])
-        return Calling(job.problem, program.inputs[0].dtype, job.seed, job.strategy)
+        return Calling.of(program, program.extras[STRATEGY])
 
     def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
         """Returns all ranks' results; raises a RuntimeError if torch refused a call."""
@@ -62,7 +59,8 @@ class Collectives(ModelParallel):
         least = min(sum(answer.calls[0].values()) for answer in answers)
         yield at_least("collectives of each rank", least, len(calls))
         wanted = sum(call.form == "transposed" for call, _ in calls)
-        yield exactly("tensors with gaps that each rank sent", answers[0].facts["strided"], wanted)
+        strided = min(answer.facts["strided"] for answer in answers)
+        yield exactly("tensors with gaps that each rank sent", strided, wanted)
         digests = answers[0].digests.items()
         unlike = [label for label, own in digests if any(answer.digests[label] != own for answer in answers)]
         yield none_of("calls that gave ranks different bits", unlike)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
@@ -19,6 +19,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Replicated
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.shards import shards
+from accelcheck.techniques.distributed.sharing import device_of
 from accelcheck.techniques.distributed.strategy import TrainingJob
 from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
@@ -205,8 +206,7 @@ def _taken(program: Program, result: Result) -> Result:
     """Copies the ranks' result into the program's parameters and buffers, and returns it on their device."""
     state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
     state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
-    tensors = (*state.values(), *program.inputs)
-    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    device = device_of(program)
     if "loss[0]" not in result:  # not of a training
         return {path: tensor.to(device) for path, tensor in result.items()}
     for path, tensor in state.items():

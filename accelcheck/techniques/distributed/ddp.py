@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accelcheck.techniques.distributed.shards import shards
@@ -15,6 +15,8 @@ from accelcheck.techniques.distributed.strategy import Strategy, Traffic
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from accelcheck.workloads.base import Program
 
@@ -139,12 +141,16 @@ class FullySharded(Strategy):
     """Strategy of `fully_shard` over the module's blocks where it has some, else over its layers, and over the rest."""
 
     def prepare(self, program: Program) -> None:
+        self.shard(program.module)
+
+    def shard(self, module: nn.Module, mesh: DeviceMesh | None = None) -> None:
+        """Shards a module over the ranks of a mesh, or over all."""
         from torch.distributed.fsdp import fully_shard
 
-        for block in getattr(program.module, "blocks", program.module.children()):
+        for block in getattr(module, "blocks", module.children()):
             if next(block.parameters(), None) is not None:
-                fully_shard(block)
-        fully_shard(program.module)
+                fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
 
     def whole(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor

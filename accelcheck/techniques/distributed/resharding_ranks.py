@@ -111,8 +111,7 @@ class Resharded(TrainingJob):
     @classmethod
     def within(cls, folder: Path, program: Program) -> Resharded:
         """Makes the job of a program's training, from its current parameters."""
-        job = TrainingJob.of(program, Strategy())
-        return cls(job.problem, job.dtype, job.seed, job.strategy, folder)
+        return replace(cls.of(program, Strategy()), folder=folder)
 
     def run(self, device: Device) -> RankReport:
         """Does this rank's part. Rank 0 takes part in every phase; other ranks wait in phases that do not need them."""

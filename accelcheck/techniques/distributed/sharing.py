@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,7 @@ class SharedJob(TrainingJob):
     @classmethod
     def made(cls, program: Program, strategy: Strategy, mode: Mode) -> SharedJob:
         """Makes the job of a program's run, from its current parameters."""
-        job = TrainingJob.of(program, strategy)
-        return cls(job.problem, job.dtype, job.seed, strategy, mode)
+        return replace(cls.of(program, strategy), mode=mode)
 
     def run(self, device: Device) -> RankReport:
         """Does this rank's part."""
@@ -105,9 +104,7 @@ def divide_batch(program: Program, group: Any) -> None:
     weight = world * len(parts[rank][1]) / sum(len(target) for _, target in parts)
 
     def step(number: int) -> Tensor:
-        loss = program.training_loss(program.inputs, program.target) * weight
-        loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
-        mean = loss.detach()
+        mean = Strategy().backpropagate(program, weight)
         distributed.all_reduce(mean, group=group)
         return mean / world
 
@@ -132,12 +129,7 @@ class TensorParallel(Division):
         dimension = program.inputs[0].dim() - (2 if program.inputs[0].is_floating_point() else 1)
         parallelize_module(program.module, mesh["model"], self.plan(program.module, dimension))
         if self.data > 1:
-            from torch.distributed.fsdp import fully_shard
-
-            for block in getattr(program.module, "blocks", program.module.children()):
-                if next(block.parameters(), None) is not None:
-                    fully_shard(block, mesh=mesh["data"])
-            fully_shard(program.module, mesh=mesh["data"])
+            self.shard(program.module, mesh["data"])
             divide_batch(program, mesh["data"].get_group())
 
     def plan(self, module: nn.Module, dimension: int) -> dict[str, Any]:
@@ -288,7 +280,7 @@ class ContextParallel(Division):
         program.elsewhere = self.attend
 
     def attend(self, program: Program, mode: Mode) -> Result:
-        """Computes the output and, in backward mode, gradients of the whole inputs."""
+        """Computes the output, and gradients of the whole inputs."""
         from torch.distributed.tensor.experimental import context_parallel
         from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -124,9 +124,10 @@ class TrainingJob:
     strategy: Strategy
 
     @classmethod
-    def of(cls, program: Program, strategy: Strategy) -> TrainingJob:
+    def of(cls, program: Program, strategy: Strategy) -> Self:
         """Makes the job of a program's training, from its current parameters."""
-        dtype = next((p.dtype for p in program.module.parameters() if p.is_floating_point()), torch.float32)
+        tensors = [part for part in (*program.module.parameters(), *program.inputs) if isinstance(part, Tensor)]
+        dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
         target = None if program.target is None else to(program.target, "cpu", dtype)
         problem = Problem(
             copy.deepcopy(program.module).cpu(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class InBackward(Technique):
         def made(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
             steppers.clear()
             steppers.update({parameter: make([parameter]) for parameter in parameters})
-            return torch.optim.SGD(parameters, lr=0.0)  # clears gradients; it never steps
+            return torch.optim.SGD(parameters, lr=0.0)  # its steps find no gradients
 
         def stepped(parameter: Tensor) -> None:
             alive = sum(other.grad is not None for other in steppers)
@@ -57,15 +57,11 @@ class InBackward(Technique):
             steppers[parameter].step()
             parameter.grad = None
 
-        def advance(optimizer: torch.optim.Optimizer, step: int) -> Tensor:
-            loss = program.training_loss(program.inputs, program.target)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
-            return loss.detach().clone()
-
         for parameter in program.module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(stepped)  # type: ignore[no-untyped-call]  # untyped in torch
-        program.optimizer, program.advance = made, advance
+                hooked: Any = parameter.register_post_accumulate_grad_hook
+                hooked(stepped)
+        program.optimizer = made
         program.resets.append(counts.clear)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
