@@ -1,7 +1,8 @@
-"""What large models use: formats, float8 training, optimizers, experts, losses, control flow, regions, mega-cache."""
+"""Techniques of large models: formats, training in float8, optimizers, experts, losses, control flow, regions."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -133,11 +134,10 @@ def test_muon_refuses_a_module_without_matrices() -> None:
 @needs_torchao
 def test_the_map_of_eight_bits_is_that_of_torchao() -> None:
     tools: Any = pytest.importorskip("torchao.optim.subclass_8bit")
-    for signed in (True, False):
-        state = torch.randn(4, 1024) if signed else torch.rand(4, 1024)
+    for signed, state in ((True, torch.randn(4, 1024)), (True, torch.rand(4, 1024)), (False, torch.rand(4, 1024))):
         held = tools.OptimState8bit.zeros(state.shape, signed, modern.BLOCK)
         held.copy_(state)
-        own = modern.EightBitStates(lambda _: None).rounded(state.double())  # type: ignore[arg-type,return-value]
+        own = modern.EightBitStates(torch.optim.AdamW).rounded(state.double(), signed=signed)
         assert apart(held.dequantize(), own) < 2.0**-23
         assert float((own - state).abs().max()) > 1e-4
 
@@ -147,6 +147,11 @@ def test_eight_bits_take_the_place_of_adamw_alone() -> None:
     with pytest.raises(Unsupported, match="not of SGD"):
         run(modern.TECHNIQUES[1], mlp(), Mode.TRAIN, COMPILED)
     assert modern.TECHNIQUES[1].capability(StubDevice()).code is Code.NO_BACKEND
+    given = [nn.Parameter(torch.zeros(2, 2))]
+    with pytest.raises(Unsupported, match="maximize"):
+        modern.WithEightBits(partial(torch.optim.AdamW, maximize=True))(given)
+    made = modern.WithEightBits(partial(torch.optim.AdamW, lr=0.5, amsgrad=True))(given)
+    assert (made.defaults["amsgrad"], made.defaults["weight_decay"], made.defaults["eps"]) == (True, 1e-2, 1e-8)
 
 
 @needs_torchao
