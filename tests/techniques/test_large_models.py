@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -91,6 +92,8 @@ def test_layers_that_stay_in_float32_fail_the_evidence_of_block_scaled_products(
 @pytest.mark.parametrize("technique", float8_training.TECHNIQUES, ids=lambda technique: technique.name)
 def test_float8_training_equals_the_emulation(technique: Any, mode: Mode) -> None:
     ran = engaged(technique, mlp(), mode)
+    casts = {entry.claim.rpartition(" ")[2]: str(entry.observed) for entry in ran.evidence[1:]}
+    assert casts.keys() == set(casts.values()), "every operand is counted"
     program = Program.of(mlp()).widened()
     program.module = technique.emulate(program.module, program.inputs)
     truth, exact = program.run(mode), Program.of(mlp()).widened().run(mode)
@@ -115,13 +118,26 @@ def test_muon_moves_singular_values_towards_one_and_equals_torch_in_bfloat16() -
     group = {"steps": 5, "coefficients": (3.4445, -4.775, 2.0315)}
     values = torch.linalg.svdvals(modern.ExactMuon.orthogonal(x, group))
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
-    ran = engaged(modern.TECHNIQUES[0], mlp(), Mode.TRAIN)
-    program = Program.of(mlp()).widened()
-    assert program.optimizer is not None
-    program.optimizer = modern.WithMuon(program.optimizer, exact=True)
-    truth = program.run(Mode.TRAIN)
-    assert max(apart(ran.result[path], truth[path]) for path in truth) < 2 * 2.0**-8
-    assert apart(plain(mlp(), Mode.TRAIN)["parameter:0.weight"], truth["parameter:0.weight"]) > 1e-3
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    ran = engaged(modern.TECHNIQUES[0], replace(mlp(), optimizer=sgd), Mode.TRAIN)
+    assert [e.claim for e in ran.evidence] == [
+        f"bfloat16 products for 2 matrices >= {e.observed}" for e in ran.evidence
+    ]
+
+    def moves(result: Any) -> dict[str, Tensor]:
+        """Changes of the last layer's parameters; those of the first have small singular values, so larger errors."""
+        return {name: result[f"parameter:2.{name}"].double() - x for name, x in mlp().module[2].named_parameters()}
+
+    def exact(flips: torch.Generator | None) -> dict[str, Tensor]:
+        program = Program.of(mlp()).widened()
+        program.optimizer = modern.WithMuon(sgd, exact=True, flips=flips)
+        return moves(program.run(Mode.TRAIN))
+
+    truth, rounded = exact(None), exact(torch.Generator().manual_seed(0))
+    for own in (moves(ran.result), rounded):
+        assert 1e-4 < apart(own["weight"], truth["weight"]) < 2e-2
+        assert apart(own["bias"], truth["bias"]) < 4e-3
+    assert apart(moves(plain(replace(mlp(), optimizer=sgd), Mode.TRAIN))["weight"], truth["weight"]) > 0.5
 
 
 def test_muon_refuses_a_module_without_matrices() -> None:
@@ -194,6 +210,23 @@ def test_undefined_rows_of_grouped_products_reach_no_result(monkeypatch: pytest.
         agrees(technique, lambda: problem("grouped-experts"), Mode.BACKWARD)
 
 
+def test_padded_groups_end_at_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, seen = kernels.grouped_mm, list[int]()
+    monkeypatch.setattr(kernels, "grouped_mm", lambda x, w, ends: [whole(x, w, ends), seen.extend(ends.tolist())][0])
+    engaged(kernels.TECHNIQUES[1], problem("grouped-experts"))
+    assert seen
+    assert {end % kernels.ALIGN for end in seen} == {0}
+
+
+def test_a_loss_in_chunks_never_holds_the_logits_of_all_rows() -> None:
+    made = problem("vocabulary-loss")
+    with torch.profiler.profile(record_shapes=True) as watched:
+        kernels.by_chunks(cast("Any", made.module), *made.inputs)
+    events = [event for event in watched.events() or () if event.name == "aten::amax"]
+    rows = [shape[0] for event in events for shape in event.input_shapes if shape[1:] == [160]]
+    assert max(rows) == kernels.ROWS < len(made.inputs[0])
+
+
 def test_an_expert_over_capacity_drops_tokens_and_one_has_none() -> None:
     made = problem("grouped-experts")
     counts = torch.bincount(made.inputs[1].flatten(), minlength=large_models.EXPERTS)
@@ -201,12 +234,15 @@ def test_an_expert_over_capacity_drops_tokens_and_one_has_none() -> None:
     assert int(counts.min()) == 0
 
 
-def test_a_loop_over_experts_fails_the_evidence_of_grouped_products() -> None:
-    technique: Any = kernels.TECHNIQUES[0]
-    program = Program.of(problem("grouped-experts"))
+@pytest.mark.parametrize(("place", "name", "others"), [(0, "grouped-experts", True), (2, "vocabulary-loss", False)])
+def test_a_module_that_is_left_as_it_was_fails_the_evidence_of_fused_kernels(
+    place: int, name: str, others: bool
+) -> None:
+    technique: Any = kernels.TECHNIQUES[place]
+    program = Program.of(problem(name))
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
-    assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, True]
+    assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, others]
 
 
 def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
