@@ -1,14 +1,17 @@
-"""What large models use: formats, float8 training, optimizers, experts, losses, control flow, regions, mega-cache."""
+"""Techniques of large models: formats, training in float8, optimizers, experts, losses, control flow, regions."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
 from fault_harness import Bed, erred, failed, passed, seeded
 from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run, workload
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from accelcheck.core.capability import Code
 from accelcheck.core.case import Mode
@@ -90,6 +93,8 @@ def test_layers_that_stay_in_float32_fail_the_evidence_of_block_scaled_products(
 @pytest.mark.parametrize("technique", float8_training.TECHNIQUES, ids=lambda technique: technique.name)
 def test_float8_training_equals_the_emulation(technique: Any, mode: Mode) -> None:
     ran = engaged(technique, mlp(), mode)
+    casts = {entry.claim.rpartition(" ")[2]: str(entry.observed) for entry in ran.evidence[1:]}
+    assert casts.keys() == set(casts.values()), "every operand is counted"
     program = Program.of(mlp()).widened()
     program.module = technique.emulate(program.module, program.inputs)
     truth, exact = program.run(mode), Program.of(mlp()).widened().run(mode)
@@ -114,13 +119,30 @@ def test_muon_moves_singular_values_towards_one_and_equals_torch_in_bfloat16() -
     group = {"steps": 5, "coefficients": (3.4445, -4.775, 2.0315)}
     values = torch.linalg.svdvals(modern.ExactMuon.orthogonal(x, group))
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
-    ran = engaged(modern.TECHNIQUES[0], mlp(), Mode.TRAIN)
-    program = Program.of(mlp()).widened()
-    assert program.optimizer is not None
-    program.optimizer = modern.WithMuon(program.optimizer, exact=True)
-    truth = program.run(Mode.TRAIN)
-    assert max(apart(ran.result[path], truth[path]) for path in truth) < 2 * 2.0**-8
-    assert apart(plain(mlp(), Mode.TRAIN)["parameter:0.weight"], truth["parameter:0.weight"]) > 1e-3
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    ran = engaged(modern.TECHNIQUES[0], replace(mlp(), optimizer=sgd), Mode.TRAIN)
+    assert [e.claim for e in ran.evidence] == [
+        f"bfloat16 products for 2 matrices >= {e.observed}" for e in ran.evidence
+    ]
+
+    last: nn.Module = next(reversed(list(mlp().module.children())))
+
+    def moves(result: Any) -> dict[str, Tensor]:
+        """Changes of the last layer's parameters; those of the first have small singular values, so larger errors."""
+        return {name: result[f"parameter:2.{name}"].double() - x for name, x in last.named_parameters()}
+
+    def exact(flips: torch.Generator | None) -> dict[str, Tensor]:
+        program = Program.of(mlp()).widened()
+        program.optimizer = modern.WithMuon(sgd, exact=True, flips=flips)
+        return moves(program.run(Mode.TRAIN))
+
+    truth, rounded = exact(None), exact(torch.Generator().manual_seed(0))
+    for own in (moves(ran.result), rounded):
+        assert 1e-4 < apart(own["weight"], truth["weight"]) < 2e-2
+        assert apart(own["bias"], truth["bias"]) < 4e-3
+    without = moves(plain(replace(mlp(), optimizer=sgd), Mode.TRAIN))
+    assert apart(without["weight"], truth["weight"]) > 0.5
+    assert apart(without["bias"], truth["bias"]) < 0.1
 
 
 def test_muon_refuses_a_module_without_matrices() -> None:
@@ -133,11 +155,10 @@ def test_muon_refuses_a_module_without_matrices() -> None:
 @needs_torchao
 def test_the_map_of_eight_bits_is_that_of_torchao() -> None:
     tools: Any = pytest.importorskip("torchao.optim.subclass_8bit")
-    for signed in (True, False):
-        state = torch.randn(4, 1024) if signed else torch.rand(4, 1024)
+    for signed, state in ((True, torch.randn(4, 1024)), (True, torch.rand(4, 1024)), (False, torch.rand(4, 1024))):
         held = tools.OptimState8bit.zeros(state.shape, signed, modern.BLOCK)
         held.copy_(state)
-        own = modern.EightBitStates(lambda _: None).rounded(state.double())  # type: ignore[arg-type,return-value]
+        own = modern.EightBitStates(torch.optim.AdamW).rounded(state.double(), signed=signed)
         assert apart(held.dequantize(), own) < 2.0**-23
         assert float((own - state).abs().max()) > 1e-4
 
@@ -147,6 +168,11 @@ def test_eight_bits_take_the_place_of_adamw_alone() -> None:
     with pytest.raises(Unsupported, match="not of SGD"):
         run(modern.TECHNIQUES[1], mlp(), Mode.TRAIN, COMPILED)
     assert modern.TECHNIQUES[1].capability(StubDevice()).code is Code.NO_BACKEND
+    given = [nn.Parameter(torch.zeros(2, 2))]
+    with pytest.raises(Unsupported, match="maximize"):
+        modern.WithEightBits(partial(torch.optim.AdamW, maximize=True))(given)
+    made = modern.WithEightBits(partial(torch.optim.AdamW, lr=0.5, amsgrad=True))(given)
+    assert (made.defaults["amsgrad"], made.defaults["weight_decay"], made.defaults["eps"]) == (True, 1e-2, 1e-8)
 
 
 @needs_torchao
@@ -189,6 +215,27 @@ def test_undefined_rows_of_grouped_products_reach_no_result(monkeypatch: pytest.
         agrees(technique, lambda: problem("grouped-experts"), Mode.BACKWARD)
 
 
+def test_padded_groups_end_at_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, seen = kernels.grouped_mm, list[int]()
+
+    def watched(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        seen.extend(ends.tolist())
+        return whole(rows, weights, ends)
+
+    monkeypatch.setattr(kernels, "grouped_mm", watched)
+    engaged(kernels.TECHNIQUES[1], problem("grouped-experts"))
+    assert {end % kernels.ALIGN for end in seen} == {0}
+
+
+def test_a_loss_in_chunks_never_holds_the_logits_of_all_rows() -> None:
+    made = problem("vocabulary-loss")
+    with torch.profiler.profile(record_shapes=True) as watched:
+        kernels.by_chunks(cast("Any", made.module), *made.inputs)
+    events = [event for event in watched.events() or () if event.name == "aten::amax"]
+    rows = [shape[0] for event in events for shape in event.input_shapes if shape[1:] == [160]]
+    assert max(rows) == kernels.ROWS < len(made.inputs[0])
+
+
 def test_an_expert_over_capacity_drops_tokens_and_one_has_none() -> None:
     made = problem("grouped-experts")
     counts = torch.bincount(made.inputs[1].flatten(), minlength=large_models.EXPERTS)
@@ -196,12 +243,15 @@ def test_an_expert_over_capacity_drops_tokens_and_one_has_none() -> None:
     assert int(counts.min()) == 0
 
 
-def test_a_loop_over_experts_fails_the_evidence_of_grouped_products() -> None:
-    technique: Any = kernels.TECHNIQUES[0]
-    program = Program.of(problem("grouped-experts"))
+@pytest.mark.parametrize(("place", "name", "others"), [(0, "grouped-experts", True), (2, "vocabulary-loss", False)])
+def test_a_module_that_is_left_as_it_was_fails_the_evidence_of_fused_kernels(
+    place: int, name: str, others: bool
+) -> None:
+    technique: Any = kernels.TECHNIQUES[place]
+    program = Program.of(problem(name))
     with technique.watch("cpu") as log:
         program.run(Mode.FORWARD)
-    assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, True]
+    assert [e.engaged for e in technique.evidence(program, log, Mode.FORWARD, StubDevice())] == [False, others]
 
 
 def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
@@ -212,6 +262,28 @@ def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
         assert all(technique.accepts(WORKLOADS[name]) for name in technique.workloads)
     assert microscaling.TECHNIQUES[0].accepts(other)
     assert regional.TECHNIQUES[0].accepts(workload("blocks"))
+
+
+def test_an_operator_that_a_device_lacks_is_unsupported_and_one_that_is_wrong_is_an_error() -> None:
+    technique: Any = kernels.TECHNIQUES[0]
+
+    def lacking(place: torch.device) -> Tensor:
+        raise NotImplementedError(f"no kernel for {place}")
+
+    refused = replace(technique, example=lacking).capability(StubDevice())
+    assert (refused.code, "no kernel for cpu" in refused.reason) == (Code.NO_FEATURE, True)
+    assert technique.capability(StubDevice(features=("torch-xla",))).code is Code.NO_FEATURE
+    with pytest.raises(RuntimeError, match="expected ones"):
+        replace(technique, example=lambda _: torch.full((2,), 1.5)).capability(StubDevice())
+
+
+@needs_torchao
+def test_a_device_that_rounds_exact_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique: Any = microscaling.TECHNIQUES[0]
+    rounded = microscaling.BlockScheme.quantized
+    monkeypatch.setattr(microscaling.BlockScheme, "quantized", lambda own, x: rounded(own, x * 1.5))
+    with pytest.raises(RuntimeError, match="to mxfp8 and back: expected"):
+        technique.capability(StubDevice())
 
 
 def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:
@@ -229,6 +301,26 @@ def test_control_flow_in_a_graph_equals_python(technique: Any, mode: Mode) -> No
 def test_a_graph_without_the_operator_fails_the_evidence() -> None:
     ran = run(named(control_flow.TECHNIQUES, "torch-scan"), Problem(controlled.Loop(), (torch.ones(6, 12),)))
     assert ran.missing() == ["scan in the graph >= 1: 0"]
+
+
+def test_a_graph_that_is_compiled_but_not_entered_fails_the_evidence() -> None:
+    technique: Any = named(control_flow.TECHNIQUES, "torch-cond")
+    program = Program.of(problem("control-cond"))
+    technique.prepare(program, Mode.FORWARD, StubDevice())
+    program.run(Mode.FORWARD)
+    program.call, vars(program.module)["operator"] = program.module, False
+    with technique.watch("cpu") as log:
+        program.run(Mode.FORWARD)
+    evidence = technique.evidence(program, log, Mode.FORWARD, StubDevice())
+    assert [e.claim for e in evidence if not e.engaged] == ["compiled regions entered >= 1"]
+    technique.finish()
+
+
+def test_old_versions_of_torch_compile_no_gradient_of_a_while_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
+    technique = named(control_flow.TECHNIQUES, "torch-while-loop")
+    with pytest.raises(Unsupported, match=r"torch 2\.9\.1 compiles no gradient of while_loop"):
+        technique.prepare(Program.of(problem("control-while-loop")), Mode.BACKWARD, StubDevice())
 
 
 def blocks(*parts: nn.Module) -> Problem:

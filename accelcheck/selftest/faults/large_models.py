@@ -47,7 +47,7 @@ def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
 
 
 def over_all(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
-    """The mean is over all targets. Those that are ignored count too."""
+    """The mean is over all targets, with those that are ignored."""
     out: Tensor = plain(hidden, target) * ((target >= 0).sum() / len(target))
     return out
 
@@ -74,8 +74,8 @@ def rounded_down(strength: float) -> AbstractContextManager[Any]:
     return swapped(importlib.import_module("torchao.prototype.mx_formats.mx_tensor").MXTensor, "to_mx", wrong)
 
 
-def other_gradients(strength: float) -> AbstractContextManager[Any]:
-    """Gradients are cast to the format of activations."""
+def grown(strength: float) -> AbstractContextManager[Any]:
+    """Gradients that are cast to float8 are a sixteenth too large."""
 
     def wrong(plain: Any, x: Tensor, dtype: torch.dtype, *args: Any, **options: Any) -> Any:
         return plain(x * 1.0625 if dtype == torch.float8_e5m2 else x, dtype, *args, **options)
@@ -163,8 +163,8 @@ FAULTS = (
     ),
     mx("block-scales-turned", scales_turned)(single("mlp-blocks"), lambda _: scales_turned),
     mx("block-scales-rounded-down")(single("mlp-blocks"), around=rounded_down),
-    fault("float8-gradients-grown", other_gradients)(
-        single("mlp-blocks", Mode.BACKWARD), around=other_gradients, technique=FLOAT8[0], exists=FLOAT8[0].capability
+    fault("float8-gradients-grown")(
+        single("mlp-blocks", Mode.BACKWARD), around=grown, technique=FLOAT8[0], exists=FLOAT8[0].capability
     ),
     fault("muon-without-decay", "Muon leaves out the decay of weights.")(
         trained("train-mlp"), without(weight_decay=0.0), technique="muon", seeds=1

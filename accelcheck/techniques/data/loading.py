@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch.utils.data import BatchSampler
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.base import Holding, Technique, Unsupported
 from accelcheck.techniques.data.dataloader import (
     UNREADABLE,
     WORKERS,
@@ -127,7 +126,7 @@ class PinnedMemory(ReloadedInputs):
         yield Evidence(claim, seen.pinned, engaged=seen.pinned == seen.tensors >= 1)
 
 
-class PrefetchLoader(ReloadedInputs):
+class PrefetchLoader(Holding, ReloadedInputs):
     """`torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
 
     In trajectory mode it delivers the training's mini-batches.
@@ -139,13 +138,10 @@ class PrefetchLoader(ReloadedInputs):
     modes = ReloadedInputs.modes | {Mode.TRAJECTORY}
     level = 2
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def feed(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], device: Device) -> Feed:
         """Makes a loader whose workers are ended by `finish`."""
         made = Feed(tensors, sampler, pinned=page_locked(device).ok)
-        self._held.callback(made.close)
+        self.held.callback(made.close)
         return made
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
@@ -190,9 +186,6 @@ class PrefetchLoader(ReloadedInputs):
         yield Evidence(f"processes that read them = {WORKERS}, and not this one", len(workers), engaged=engaged)
         pinned = seen.batches if page_locked(device).ok else 0
         yield exactly("batches in page-locked memory", seen.pinned, pinned)
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 class XlaDeviceLoader(PrefetchLoader):

@@ -18,7 +18,7 @@ from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, inductor_capability, reset_compiler
 from accelcheck.techniques.observe import ProfilerLog, at_least, operators
-from accelcheck.techniques.optimizers.state import KeptStates
+from accelcheck.techniques.optimizers.state import states_of
 from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
 from accelcheck.verify.rounding import Rounding
@@ -152,32 +152,43 @@ class WithEightBits:
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         plain = self.make(parameters)
-        if type(plain) is not torch.optim.AdamW or len(plain.param_groups) > 1:
-            reason = f"8-bit AdamW takes the place of torch's with one group, not of {type(plain).__name__}"
+        grows = bool(plain.defaults.get("maximize"))
+        if type(plain) is not torch.optim.AdamW or len(plain.param_groups) > 1 or grows:
+            kind = type(plain).__name__ + " with maximize" * grows
+            reason = f"8-bit AdamW takes the place of torch's with one group, not of {kind}"
             raise Unsupported(unsupported(Code.NO_FEATURE, reason))
         with torchao_imported():
-            kind = importlib.import_module("torchao.optim").AdamW8bit
-        words = {name: plain.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
-        self.made = kind(list(parameters), block_size=BLOCK, **words)
-        made: torch.optim.Optimizer = self.made
+            tools: Any = importlib.import_module("torchao.optim")
+        words = {name: plain.defaults[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")}
+        made: torch.optim.Optimizer = tools.AdamW8bit(list(parameters), block_size=BLOCK, **words)
+        self.made = made
         return made
 
 
-class EightBitStates(KeptStates):
+@dataclass
+class EightBitStates:
     """Emulation in FP64: moments are rounded after each step by the dynamic map. `flips` works as in `Quantizer`."""
 
+    make: OptimizerMaker
     flips: torch.Generator | None = None
 
-    def __init__(self, make: OptimizerMaker) -> None:
-        super().__init__(make, self.rounded, lambda state: state)
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        made = self.make(parameters)
+        made.register_step_post_hook(self.round_all)
+        return made
 
-    def rounded(self, state: Tensor) -> Tensor:
-        """Rounds a moment; those of small parameters stay. The second moment has no sign."""
+    def round_all(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Rounds all moments in place; the first one alone has a sign."""
+        for state, name, value in list(states_of(optimizer)):
+            state[name] = self.rounded(value, signed=name == "exp_avg")
+
+    def rounded(self, state: Tensor, *, signed: bool) -> Tensor:
+        """Rounds a moment; those of small parameters stay."""
         if state.numel() < LEAST or state.numel() % BLOCK:
             return state
         with disable_current_modes():
             side, single = RoundedSides(self.flips), state.float().reshape(-1, BLOCK)
-            grid = dynamic_map(signed=bool((single < 0).any()))
+            grid = dynamic_map(signed=signed)
             scale = single.abs().amax(1, keepdim=True).clamp(min=1e-12)
             position = side.position(single / scale, single, RELATIVE)
             upper = torch.searchsorted(grid, position).clamp(1, 255)

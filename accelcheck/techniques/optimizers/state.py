@@ -95,7 +95,7 @@ class HalfStates(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         kept = program.extras[_KEPT]
-        states = list(_states(kept.made)) if kept.made is not None else []
+        states = list(states_of(kept.made)) if kept.made is not None else []
         if kept.made is not None and not states:
             reason = f"{type(kept.made).__name__} keeps no states as it is set here"
             raise Unsupported(unsupported(Code.NO_EFFECT, reason))
@@ -111,7 +111,7 @@ class HalfStates(Technique):
         yield stored_in_float32(program)
 
 
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+def states_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Yields every floating-point state, without step counts, after the mapping that holds it and its name."""
     for state in optimizer.state.values():
         for name, value in state.items():
@@ -120,7 +120,7 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], 
 
 
 def _each(optimizer: torch.optim.Optimizer, change: Callable[[Tensor], Tensor]) -> None:
-    for state, name, value in list(_states(optimizer)):
+    for state, name, value in list(states_of(optimizer)):
         state[name] = change(value)
 
 

@@ -7,7 +7,7 @@ import io
 import warnings
 import zipfile
 from abc import abstractmethod
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Holding, Technique
 from accelcheck.techniques.observe import ProfilerLog, exactly, operators
 from accelcheck.techniques.quantization.emulation import (
     DynamicRange,
@@ -131,7 +131,7 @@ class Replacing(Quantized):
         yield from sizes(program.module, as_module(program.call), held)
 
 
-class Engine(Quantized):
+class Engine(Holding, Quantized):
     """Variant of torch.ao.quantization with one of the `ENGINES`, or with torch's default for None."""
 
     source = "https://docs.pytorch.org/docs/stable/quantization.html"
@@ -147,7 +147,6 @@ class Engine(Quantized):
         self.name = self.scheme if engine is None else f"{self.scheme}-{engine}"
         # The default engine is one of the others, which need not run again by name at level 1.
         self.level = 1 if engine is None else 2
-        self._held = ExitStack()
 
     @property
     def engine(self) -> str:
@@ -167,11 +166,8 @@ class Engine(Quantized):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        self._held.enter_context(engine_set(self.engine))
+        self.held.enter_context(engine_set(self.engine))
         super().prepare(program, mode, device)
-
-    def finish(self) -> None:
-        self._held.close()
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = count(program.module, is_linear)

@@ -27,7 +27,7 @@ from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Unsupported
-from accelcheck.techniques.compilation.compile import REGION, Compilation, reset_compiler, resolved_backend
+from accelcheck.techniques.compilation.compile import REGION, Compilation, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
 from accelcheck.techniques.observe import at_least, exactly, none_of
 from accelcheck.workloads.base import flatten
@@ -143,7 +143,7 @@ class OpenVinoCompile(Compilation):
         return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        super().prepare(program, mode, device)
         self.held.enter_context(signal_stack_kept())
         self.held.enter_context(registered())
         options: dict[str, Any] = {"device": "CPU", "aot_autograd": True, "config": properties()}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Technique
+from accelcheck.techniques.base import Holding, Technique
 from accelcheck.techniques.observe import unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.files import read
@@ -71,7 +70,7 @@ class Relay(Trainer):
         return result | {path: tensor.to(place) for path, tensor in last["result"].items()}
 
 
-class SnapshotRestore(Technique):
+class SnapshotRestore(Holding):
     """Training that stops half way, and that another process continues from a file."""
 
     name = "snapshot-restore"
@@ -83,15 +82,12 @@ class SnapshotRestore(Technique):
     modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
     requires = frozenset({"training"})
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
     def capability(self, device: Device) -> Capability:
         return shareable(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         handover = Handover(program, mode, device)
-        self._held.callback(handover.close)
+        self.held.callback(handover.close)
         program.extras[HANDOVER] = handover
         program.resets.append(handover.reset)
         program.scaler = _scaler(device, mode)
@@ -154,9 +150,6 @@ class SnapshotRestore(Technique):
     def used(self, stop: int) -> int:
         """Returns the steps in the snapshot that is continued, when the training stopped after `stop`."""
         return stop
-
-    def finish(self) -> None:
-        self._held.close()
 
 
 class SnapshotDamaged(SnapshotRestore):
