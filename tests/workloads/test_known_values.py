@@ -163,3 +163,10 @@ def test_a_planted_fault_is_named(name: str, label: str, change: Any, fresh: Sto
 def test_masks_hide_all_keys_of_a_sample() -> None:
     workload = next(one for one in option_families.WORKLOADS if one.name == "attention-masks")
     assert bool(workload.problem(3).inputs[2].all(1).any())
+
+
+def test_float32_has_each_eps_of_logit() -> None:
+    """Else its rounding shifts all results, which are one number, to one side."""
+    options = [float(text.partition("eps=")[2]) for text, _, _ in table("ends") if text.startswith("logit ")]
+    assert max(options) > 0.5
+    assert options == torch.tensor(options).tolist()
