@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from back_test_programs import Bug
+    from torch.nn import Module
 
     from accelcheck.core.fault import Fault
     from accelcheck.core.journal import Record
@@ -64,7 +65,7 @@ LABEL = re.compile(r"out\['(.+) [a-z0-9-]+ \d+'\].*")
 """Pattern of the path of an operator's result: its name, the dtype and the number of the sample."""
 ALONE = re.compile(r"op-(.+?)(?:-further)?")
 """Pattern of the name of a workload of one operator."""
-INPUT = re.compile(r"grad:input\[(\d+)\]")
+INPUT = re.compile(r"(grad:|)input\[(\d+)\]")
 PACKAGES = ("torch", "onnxscript", "onnxruntime", "openvino", "torchao")
 NOTHING = "no journal given"
 USER = "user's file"
@@ -155,13 +156,30 @@ def kind(technique: str) -> str:
 
 
 @functools.cache
-def owners(workload: str) -> Mapping[int, str]:
-    """Operators of a workload's inputs, by place; empty of workloads without operators of OpInfo."""
+def module_of(workload: str) -> Module | None:
+    """Module of a workload; None of a name that no workload has."""
     from accelcheck.techniques.matrix import Matrix
-    from accelcheck.workloads.operator_calls import Calls, Hole
 
     known = Matrix.load().workloads
-    module = known[workload].problem(stable_seed(workload)).module if workload in known else None
+    return known[workload].problem(stable_seed(workload)).module if workload in known else None
+
+
+def by_program(workload: str, path: str) -> str:
+    """A fault's path, with the one program that reads an input instead of the input's place."""
+    from accelcheck.workloads.function_parts import Functions
+
+    place = INPUT.fullmatch(path)
+    module = module_of(workload) if place else None
+    readers = module.readers(int(place[2])) if place and isinstance(module, Functions) else ()
+    return f"{place[1]}input[{next(iter(readers))!r}]" if place and len(readers) == 1 else path
+
+
+@functools.cache
+def owners(workload: str) -> Mapping[int, str]:
+    """Operators of a workload's inputs, by place; empty of workloads without operators of OpInfo."""
+    from accelcheck.workloads.operator_calls import Calls, Hole
+
+    module = module_of(workload)
     calls = module.calls if isinstance(module, Calls) else ()
     # The first input is the anchor: tensors of the calls follow it.
     return {
@@ -174,11 +192,11 @@ def operator(workload: str, path: str) -> str:
     if named := LABEL.fullmatch(path):
         return named[1]
     gradient = INPUT.fullmatch(path)
-    if gradient is None:
+    if gradient is None or not gradient[1]:
         return ""
     if alone := ALONE.fullmatch(workload):
         return alone[1]
-    return owners(workload).get(int(gradient[1]), "") if workload.startswith("ops-") else ""
+    return owners(workload).get(int(gradient[2]), "") if workload.startswith("ops-") else ""
 
 
 def symptoms(said: str) -> set[str]:
@@ -209,7 +227,8 @@ def blamed(bug: Bug, record: Record, said: str = "") -> Fault | None:
         if fault.kind in OTHER or fault.view == "missing" or (said and symptom(fault) not in symptoms(said)):
             continue
         there = re.fullmatch(bug.workloads, record.case.workload) is not None
-        labelled = bool(bug.labels) and there and re.fullmatch(bug.labels, fault.path) is not None
+        path = by_program(record.case.workload, fault.path) if there and "input" in bug.labels else fault.path
+        labelled = bool(bug.labels) and there and re.fullmatch(bug.labels, path) is not None
         if labelled or (bug.operators and operator(record.case.workload, fault.path) in bug.operators):
             return fault
     return None

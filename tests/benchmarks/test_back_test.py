@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import back_test
 import pytest
@@ -15,6 +16,7 @@ from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Journal, Record
 from accelcheck.techniques.matrix import Matrix
+from accelcheck.workloads.function_parts import Functions
 from accelcheck.workloads.operator_samples import database
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,43 @@ def test_a_red_case_of_the_operator_shows_the_bug(found: Record) -> None:
 )
 def test_other_cases_do_not(other: Record) -> None:
     assert back_test.first_seen(BUG, [other]) is None
+
+
+def test_a_derivative_within_a_program_shows_under_eager_too() -> None:
+    inner = replace(BUG, technique="func-jvp")
+    assert back_test.first_seen(inner, [record("eager")]) is None
+    assert back_test.first_seen(replace(inner, also=("eager",)), [record("eager")]) is not None
+
+
+def test_an_input_goes_by_the_one_program_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Functions((("x + 1", abs, (0, 2)), ("y", abs, (0, 1))))
+    monkeypatch.setattr(back_test, "module_of", {"bundle-1": module}.get)
+    named = {"grad:input[2]": "grad:input['x + 1']", "input[1]": "input['y']"}
+    for path in ("grad:input[2]", "input[1]", "input[0]", "out['y'][1]"):
+        assert back_test.by_program("bundle-1", path) == named.get(path, path)
+
+
+CAUSES = [
+    ("pytorch_187018", "overflow-1", "v = u8; v = v.bitwise_not().neg(); torch.cat([v, v]).sum()", "out", True),
+    ("pytorch_187018", "overflow-1", "v = -i16; v.abs() + v.to(torch.int32)", "out", False),
+    ("pytorch_185517", "threshold-1", "v = f.bfloat16(); F.margin_ranking_loss(", "grad:input", True),
+    ("pytorch_185517", "threshold-1", "v = f.bfloat16(); F.threshold(", "grad:input", False),
+    ("pytorch_198131", "mutation-2", "p = y; q = x; a = y; v = x.view(-1)[3:40]; ", "input", True),
+    ("pytorch_198131", "mutation-2", "p = y; q = x; a = y[:, 1:4]; v = y[::2]; ", "input", False),
+    ("pytorch_197829", "mutation-2", "p = y; q = x; a = y[:, 1:4]; v = y[::2]; ", "input", True),
+    ("pytorch_185509", "chain-2", "F.interpolate(p, scale_factor=(1.25, 1.1))", "grad:input", False),
+]
+
+
+@pytest.mark.parametrize(("name", "workload", "start", "tensor", "shown"), CAUSES)
+def test_a_program_shows_the_bug_whose_cause_it_has(
+    name: str, workload: str, start: str, tensor: str, shown: bool
+) -> None:
+    module: Any = back_test.module_of(workload)
+    (text,) = (text for text in module.labels if text.startswith(start))
+    place = next(place for place in range(999) if module.readers(place) == {text}) if tensor != "out" else repr(text)
+    red = record(workload=workload, path=f"{tensor}[{place}]", mode=Mode.BACKWARD)
+    assert (back_test.first_seen(programs()[name](), [red]) is not None) == shown
 
 
 def test_another_symptom_of_the_operator_is_another_fault() -> None:

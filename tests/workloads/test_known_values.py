@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,20 +56,14 @@ def test_a_right_function_passes_a_wrong_one_fails_and_a_shared_branch_is_no_exc
     same = Planted(lambda _: None)
     assert verdict_of(fresh, same, _workload(torch.exp, torch.exp), FORWARD).verdict is Verdict.PASS
     wrong = _workload(lambda x: torch.where(x > 2, torch.nan, x.exp()), torch.exp)  # in FP64 too
-    record = failed(fresh, same, _renamed(wrong, "known-wrong"), FORWARD)
+    record = failed(fresh, same, replace(wrong, name="known-wrong"), FORWARD)
     assert {fault.path for fault in record.faults} == {"out['part']"}
 
 
 def test_a_truth_of_another_shape_is_a_fault_of_shape(fresh: Store) -> None:
     wrong = _workload(lambda x: x[:2].round().long(), lambda x: x.round().long())
-    record = failed(fresh, Planted(lambda _: None), _renamed(wrong, "known-shape"), FORWARD)
+    record = failed(fresh, Planted(lambda _: None), replace(wrong, name="known-shape"), FORWARD)
     assert {fault.view for fault in record.faults} == {"shape"}
-
-
-def _renamed(workload: Workload, name: str) -> Workload:
-    from dataclasses import replace
-
-    return replace(workload, name=name)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
@@ -163,3 +158,10 @@ def test_a_planted_fault_is_named(name: str, label: str, change: Any, fresh: Sto
 def test_masks_hide_all_keys_of_a_sample() -> None:
     workload = next(one for one in option_families.WORKLOADS if one.name == "attention-masks")
     assert bool(workload.problem(3).inputs[2].all(1).any())
+
+
+def test_float32_has_each_eps_of_logit() -> None:
+    """Else its rounding shifts all results, which are one number, to one side."""
+    options = [float(text.partition("eps=")[2]) for text, _, _ in table("ends") if text.startswith("logit ")]
+    assert max(options) > 0.5
+    assert options == torch.tensor(options).tolist()
