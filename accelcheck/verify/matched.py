@@ -64,10 +64,12 @@ def aligned(result: Result, truth: Result, groups: Groups, unit: float) -> tuple
     faults: list[Fault] = []
     kept = dict(result)
     for first, (paths, *most) in groups.items():
-        if not all(path in result and result[path].shape[1:] == truth[path].shape[1:] for path in paths):
+        shapes = [tuple(result[path].shape) if path in result else () for path in paths]
+        size = shapes[0][:1]
+        if not size or shapes != [(*size, *truth[path].shape[1:]) for path in paths]:
             continue  # a fault of its metadata
         rows = _nearest(truth, result, paths, unit)
-        lost, more, descents = int((rows < 0).sum()), len(result[first]) - len(rows), _descents(rows)
+        lost, more, descents = int((rows < 0).sum()), len(result[first]) - len(rows), _descents(rows[rows >= 0])
         others, swaps = (math.ceil(SLACK * number) for number in most)
         if lost or more > others or descents > swaps:
             expected = f"the {len(rows)} rows that rounding does not decide, at most {others} more, {swaps} descents"
@@ -96,5 +98,5 @@ def _nearest(truth: Result, other: Result, paths: Sequence[str], unit: float) ->
         worst = torch.maximum(worst, distances / scale)
     rows = worst.argmin(1)
     near = worst.gather(1, rows[:, None])[:, 0] <= 1
-    mutual = worst.argmin(0)[rows] == torch.arange(len(rows))  # two equal rows match different ones
+    mutual = worst.argmin(0)[rows] == torch.arange(len(rows))  # no row is that of two
     return torch.where(near & mutual, rows, -1)

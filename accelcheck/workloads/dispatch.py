@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import (
@@ -74,15 +73,13 @@ def unfused() -> Iterator[None]:
 
     Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision: FP64's would be another function.
     """
-    owners = {owner: owner.rms_norm for owner in (torch, functional)}
+    original = torch.rms_norm  # that of `torch.nn.functional` calls it
     with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
         try:
-            for owner, original in owners.items():
-                setattr(owner, "rms_norm", _with_eps(original))  # noqa: B010 - torch's stubs have it as a constant
+            setattr(torch, "rms_norm", _with_eps(original))  # noqa: B010 - torch's stubs have it as a constant
             yield
         finally:
-            for owner, original in owners.items():
-                setattr(owner, "rms_norm", original)  # noqa: B010
+            setattr(torch, "rms_norm", original)  # noqa: B010
 
 
 def _with_eps(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

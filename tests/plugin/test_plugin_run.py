@@ -97,6 +97,16 @@ def test_naming_the_suite_is_asking_for_what_is_here(suite: Suite) -> None:
     assert suite.probed == 1
 
 
+def test_cases_of_eager_come_first_with_a_model_of_the_command_line(suite: Suite) -> None:
+    source = "import torch\ndef make(): return torch.nn.Linear(4, 4), (torch.ones(2, 4),)\n"
+    (suite.path / "own.py").write_text(source)
+    words = ["--accel-device=cpu", "--accel-technique=amp-bf16", "--accel-technique=eager", "--accel-workload=own"]
+    ran = suite.run("--accel-model=own.py:make", *words, "--collect-only", "-q")
+    order = [line.partition("[")[2].partition("/")[0] for line in ran.lines(".*/own/cpu/float32/.*")]
+    assert len(order) > 3
+    assert order == sorted(order, reverse=True)
+
+
 def test_a_run_that_asks_but_has_no_cases_keeps_its_exit_status(suite: Suite) -> None:
     suite.pytester.makepyfile("def test_nothing(): pass")
     done = suite.inside("--accel-device=xla")

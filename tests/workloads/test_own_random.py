@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -88,12 +89,23 @@ def test_translators_get_the_numbers(name: str, mode: Mode, store: Store) -> Non
         lambda x: x[torch.randperm(len(x))],
         lambda x: torch.normal(x, 1.0) + x,
         lambda x: x + torch.randint(3, (1,)),
+        lambda x: functional.dropout(x),
     ],
 )
 def test_each_function_of_torch_that_draws_is_replaced(draw: Callable[[Tensor], Tensor], fresh: Store) -> None:
     own = workload_of(draw, (torch.randn(5, 4),), name="drawing", sizes=[])
     assert isinstance(own.problem(0).module, Drawing)
     passed(fresh, Eager(), own)
+
+
+def test_numbers_are_handed_out_in_order_and_in_the_dtype_of_their_like(fresh: Store) -> None:
+    own = workload_of(lambda x: (torch.rand(2), torch.randn_like(x.half())), (torch.randn(5, 4),), name="two", sizes=[])
+    problem = own.problem(0)
+    x, *numbers = problem.inputs
+    first, second = problem.module(x, *(value.double() for value in numbers))
+    assert torch.equal(first, numbers[0].double())
+    assert torch.equal(second, numbers[1])
+    assert second.dtype == torch.half
 
 
 def test_a_method_that_draws_is_named_with_a_remedy(store: Store) -> None:
@@ -110,10 +122,26 @@ def test_functions_outside_of_such_a_model_draw_as_before() -> None:
     assert not one[1].all()
 
 
-def test_a_model_that_draws_nothing_leaves_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of torch as in a process without such a model."""
     for owner, name, _ in own_random._REPLACED:
         monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
     monkeypatch.setattr(own_random._NUMBERS, "needed", False)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_functions_are_replaced_in_a_process_that_gets_such_a_model() -> None:
+    pickled = pickle.dumps(Drawing(Sampled(), 1))
+    own_random._NUMBERS.needed = False
+    assert not own_random.draws(nn.Linear(4, 4), (torch.ones(4),))
+    assert not hasattr(torch.randn, "__wrapped__")
+    pickle.loads(pickled)  # noqa: S301 - our own
+    assert hasattr(torch.randn, "__wrapped__")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_model_that_draws_nothing_leaves_torch_as_it_is() -> None:
     before = torch.randn, functional.dropout
     assert "scriptable" in workload_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (torch.randn(5, 4),)).traits
     assert (torch.randn, functional.dropout) == before
