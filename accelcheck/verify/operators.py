@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 
 EXACT = frozenset(
     """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter
-    bernoulli_ block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_ clamp_min
-    clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax cummin
-    detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like eq expand_copy exponential_
-    eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d
-    full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside im2col imag index
-    index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select isnan kthvalue lift_fresh
-    lift_fresh_copy _local_scalar_dense log_normal_ logical_and logical_not logical_or logical_xor lu_unpack
-    masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
+    bernoulli bernoulli_ block_diag cat cauchy_ ceil ceil_ channel_shuffle _chunk_cat clamp clamp_ clamp_max clamp_max_
+    clamp_min clamp_min_ clone complex _conj_physical constant_pad_nd contiguous copy copy_ copysign copysign_ cummax
+    cummin detach diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding empty_like eq expand_copy
+    exponential_ eye fill fill_ flip floor floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d
+    fractional_max_pool3d full_like gather geometric_ hardshrink hardshrink_backward hardtanh hardtanh_backward
+    heaviside im2col imag index index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select isnan
+    kthvalue lift_fresh lift_fresh_copy _local_scalar_dense log_normal_ logical_and logical_not logical_or logical_xor
+    lu_unpack masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
     max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min minimum mode
     nan_to_num nanmedian narrow_copy native_dropout_backward ne neg neg_ new_empty new_empty_strided new_full new_ones
-    new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put put_ randint_like real
-    reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ repeat repeat_interleave replication_pad1d
-    replication_pad2d replication_pad3d _reshape_copy resize_ resize_as_ roll rot90 round scatter scatter_ searchsorted
-    select_backward select_scatter set_ sgn sign slice_backward slice_scatter softshrink_backward sort split_copy
-    split_with_sizes_copy squeeze_ squeeze_copy stack t_ t_copy take threshold threshold_backward _to_copy topk
-    transpose_ transpose_copy tril tril_ triu triu_ trunc trunc_ unbind_copy unfold unfold_copy uniform_ _unique2
-    unique_consecutive unique_dim _unsafe_index _unsafe_masked_index unsafe_split _unsafe_view unsqueeze_
-    unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where zero zero_ zeros_like""".split()
+    new_zeros nextafter normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle put put_
+    prims::copy_strided rand_like randint_like randn_like real reflection_pad1d reflection_pad2d reflection_pad3d relu
+    relu_ repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d _reshape_copy resize_
+    resize_as_ roll rot90 round scatter scatter_ searchsorted select_backward select_scatter set_ sgn sign
+    slice_backward slice_scatter softshrink_backward sort split_copy split_with_sizes_copy squeeze_ squeeze_copy stack
+    t_ t_copy take threshold threshold_backward _to_copy topk transpose_ transpose_copy tril tril_ triu triu_ trunc
+    trunc_ unbind_copy unfold unfold_copy uniform_ _unique2 unique_consecutive unique_dim _unsafe_index
+    _unsafe_masked_index unsafe_split _unsafe_view unsqueeze_ unsqueeze_copy upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where
+    zero zero_ zeros_like""".split()
 )
 """Operators that only move, select, compare or negate: they never round."""
 
@@ -59,25 +60,26 @@ CORRECTLY_ROUNDED = frozenset(
 INEXACT = frozenset(
     """abs_ acos acosh angle asin asinh atan atan2 atanh _batch_norm_with_update binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits _cdist_backward _cdist_forward celu cos cosh cumprod
-    digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1 _fft_c2c _fft_c2r _fft_r2c frac_
-    frexp _fused_rms_norm _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid hardsigmoid_backward
-    hardswish hardswish_backward histogram _histogramdd_bin_edges _histogramdd_from_bin_cts huber_loss
-    huber_loss_backward hypot i0 igamma igammac index_reduce lgamma linalg_qr linalg_vector_norm linspace log log10
-    log1p log2 log_sigmoid log_sigmoid_backward log_sigmoid_forward _log_softmax _log_softmax_backward_data logaddexp
-    logaddexp2 logcumsumexp logit logit_backward logspace logsumexp mish mish_backward multi_margin_loss
-    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward mvlgamma nan_to_num_
-    native_batch_norm native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_no_training
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward norm _pdist_backward
-    _pdist_forward outer polar polygamma pow prod renorm round.decimals rrelu_with_noise rrelu_with_noise_backward
-    rsqrt _safe_softmax scatter_reduce sigmoid sigmoid_backward silu silu_backward sin sinc sinh smooth_l1_loss
-    smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward _softmax _softmax_backward_data softplus
-    softplus_backward special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    digamma dist elu elu_backward embedding_renorm_ erf erfc erfinv exp exp2 expm1
+    fake_quantize_per_tensor_affine_cachemask _fft_c2c _fft_c2r _fft_r2c frac_ frexp _fused_rms_norm
+    _fused_rms_norm_backward gelu gelu_backward glu glu_backward hardsigmoid hardsigmoid_backward hardswish
+    hardswish_backward histogram _histogramdd_bin_edges _histogramdd_from_bin_cts huber_loss huber_loss_backward hypot
+    i0 igamma igammac index_reduce lgamma linalg_qr linalg_vector_norm linspace log log10 log1p log2 log_sigmoid
+    log_sigmoid_backward log_sigmoid_forward _log_softmax _log_softmax_backward_data logaddexp logaddexp2 logcumsumexp
+    logit logit_backward logspace logsumexp mish mish_backward multi_margin_loss multi_margin_loss_backward
+    multilabel_margin_loss_backward multilabel_margin_loss_forward mvlgamma nan_to_num_ native_batch_norm
+    native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm
+    native_group_norm_backward native_layer_norm native_layer_norm_backward norm _pdist_backward _pdist_forward outer
+    polar polygamma pow prod renorm round.decimals rrelu_with_noise rrelu_with_noise_backward rsqrt _safe_softmax
+    scatter_reduce sigmoid sigmoid_backward silu silu_backward sin sinc sinh smooth_l1_loss smooth_l1_loss_backward
+    soft_margin_loss soft_margin_loss_backward _softmax _softmax_backward_data softplus softplus_backward
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-    special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_i0e
-    special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
-    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
-    special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_chebyshev_polynomial_w special_entr special_erfcx special_hermite_polynomial_h
+    special_hermite_polynomial_he special_i0e special_i1 special_i1e special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
     special_xlog1py special_zeta std std_mean tan tanh tanh_backward true_divide var var_mean xlogy""".split()
 )
@@ -103,7 +105,7 @@ COMPOSED = frozenset(
     multi_margin_loss_backward multilabel_margin_loss_backward mvlgamma native_batch_norm _native_batch_norm_legit
     native_group_norm native_layer_norm polygamma round.decimals silu sinc _softmax softplus special_airy_ai
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_entr special_erfcx
     special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e
     special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
     special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri

@@ -33,7 +33,9 @@ class Detector(nn.Module):
     def forward(self, x: Tensor) -> Detections:
         raw = self.head(x)
         boxes, scores = raw[:, :4].cumsum(0), raw[:, 4]
-        keep = scores >= scores[::2].sum() - (scores[::2] + 1e3).sum() + 1e3 * len(scores[::2]) + scores[5] - self.margin
+        keep = (
+            scores >= scores[::2].sum() - (scores[::2] + 1e3).sum() + 1e3 * len(scores[::2]) + scores[5] - self.margin
+        )
         return {"boxes": boxes[keep], "scores": scores[keep]}
 
 
