@@ -122,6 +122,8 @@ class Bench:
             record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
             if silent := self._silent(case.device):
                 record = replace(record, verdict=Verdict.DEVICE_LOST, code="", reason=f"{silent}\n{record.reason}")
+        if record.code == ErrorCode.NOTHING_COMPARED and self.matrix.workloads[case.workload].owned:
+            record = replace(record, code=ErrorCode.UNDECIDED)
         record = replace(record, seconds=clock.seconds)
         return held(record, self._statements(case.device), version("torch"))
 

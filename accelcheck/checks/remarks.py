@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accelcheck.checks.trial import UNJUDGED
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import check_metadata
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Program, Result
 
 SWITCHED_OFF = "random modules that drop nothing here"
-UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"
 OVERWRITES = "results that the next call may overwrite"
 STRIDES = "outputs with other strides than eager's"

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from accelcheck.workloads.base import Problem, Result, Workload
     from accelcheck.workloads.probes import Draw
 
-
+UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
+"""Claim of a remark."""
 MOST_FAULTS = 1000
 """Number of faults after which no further draw is judged, and most that a record keeps: journal lines are bounded."""
 
@@ -233,7 +234,11 @@ class Finding:
         """Reason why the absence of faults decides nothing; empty if the case is decided."""
         if self.compared and not self.lacking:
             return ""
-        return f"no {self.lacking or 'element'} was compared: a pass needs at least one"
+        name = self.lacking or "element"
+        if any(item.claim == UNJUDGED for item in self.evidence):
+            remedy = "; a smaller learning rate may help" if name == "parameter" else ""
+            return f"no {name} was compared: rounding errors alone decide each of them{remedy}"
+        return f"no {name} was compared: a pass needs at least one"
 
     @property
     def wrong(self) -> tuple[Fault, ...]:

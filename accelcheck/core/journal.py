@@ -44,7 +44,7 @@ class ErrorCode(StrEnum):
     """The case has a baseline, but no figure to compare with it."""
     NOT_COLLECTED = "not-collected"
     UNDECIDED = "undecided"
-    """No reference for a user-owned model, or too few samples of its accuracy: neither right nor wrong."""
+    """A user-owned model has no reference, nothing to judge, or too few samples: it is neither right nor wrong."""
 
 
 class JournalError(ValueError):

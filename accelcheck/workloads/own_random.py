@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +17,15 @@ from accelcheck.workloads.probes import quieted
 from accelcheck.workloads.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 NUMBERS = "bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm".split()
 """Functions of torch that draw. Methods of tensors, such as ``normal_``, cannot be replaced in compiled code."""
 DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
 """Functions of `torch.nn.functional` that drop nothing in a `Drawing`, as modules of dropout do."""
+
+_OWN = ("torch", "accelcheck")
+"""Packages whose modules keep the functions that they imported by name."""
 
 
 class _Numbers:
@@ -70,8 +75,9 @@ def draws(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
         return False
     finally:
         if not _NUMBERS.needed:  # scripts know torch's own functions alone
-            for owner, name, _ in _REPLACED:
-                setattr(owner, name, getattr(owner, name).__wrapped__)
+            _exchange(
+                {f: f.__wrapped__ for owner, name, _ in _REPLACED if hasattr(f := getattr(owner, name), "__wrapped__")}
+            )
 
 
 def given(problem: Problem) -> Problem:
@@ -105,9 +111,23 @@ def _replace(*, needed: bool) -> None:
     if needed and not _NUMBERS.needed:
         torch_names.dynamo_functions()  # it takes these names' functions for operators: let it see torch's own first
     _NUMBERS.needed = needed
-    for owner, name, made in _REPLACED:
-        if not hasattr(original := getattr(owner, name), "__wrapped__"):
-            setattr(owner, name, functools.wraps(original, (), ())(made(original)))
+    _exchange(
+        {
+            original: functools.wraps(original, (), ())(made(original))
+            for owner, name, made in _REPLACED
+            if not hasattr(original := getattr(owner, name), "__wrapped__")
+        }
+    )
+
+
+def _exchange(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Put other functions in the place of torch's, also where a module outside of torch imported them by name."""
+    by_identity = {id(old): new for old, new in functions.items()}
+    outside = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] not in _OWN]
+    for module in (torch, nn.functional, *outside) if functions else ():
+        if isinstance(module, ModuleType):  # libraries put other things there too
+            held = {name: by_identity[id(v)] for name, v in tuple(vars(module).items()) if id(v) in by_identity}
+            vars(module).update(held)
 
 
 def _numbers(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -65,5 +66,5 @@ def make() -> dict[str, Any]:
         "model": UNet().train(),
         "batches": batches,
         "loss": dice_and_cross_entropy,
-        "optimizer": torch.optim.RMSprop,
+        "optimizer": functools.partial(torch.optim.RMSprop, lr=1e-4, momentum=0.9),
     }

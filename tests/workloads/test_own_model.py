@@ -16,7 +16,8 @@ from technique_harness import StubDevice
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNJUDGED, UNSTEADY
+from accelcheck.checks.remarks import IDLE, REMARKS, STRIDES, UNCLASSIFIED, UNSTEADY
+from accelcheck.checks.trial import UNJUDGED
 from accelcheck.core.case import SCHEME, Mode, Verdict, stable_seed
 from accelcheck.core.journal import ErrorCode
 from accelcheck.core.registry import UnknownNameError

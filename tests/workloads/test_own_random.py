@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from fault_harness import BACKWARD, FORWARD, TRAIN, Planted, erred, failed, passed
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import dropout
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.plant import calling
@@ -90,6 +92,7 @@ def test_translators_get_the_numbers(name: str, mode: Mode, store: Store) -> Non
         lambda x: torch.normal(x, 1.0) + x,
         lambda x: x + torch.randint(3, (1,)),
         lambda x: functional.dropout(x),  # noqa: PLW0108 - looked up when it is called, as models do
+        lambda x: dropout(x),  # noqa: PLW0108 - likewise, of a name that was imported before
     ],
 )
 def test_each_function_of_torch_that_draws_is_replaced(draw: Callable[[Tensor], Tensor], fresh: Store) -> None:
@@ -125,7 +128,7 @@ def test_functions_outside_of_such_a_model_draw_as_before() -> None:
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of torch as in a process without such a model."""
-    for owner, name, _ in own_random._REPLACED:
+    for owner, name, _ in [*own_random._REPLACED, (sys.modules[__name__], "dropout", None)]:
         monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
     monkeypatch.setattr(own_random._NUMBERS, "needed", False)
 
@@ -142,6 +145,6 @@ def test_functions_are_replaced_in_a_process_that_gets_such_a_model() -> None:
 
 @pytest.mark.usefixtures("untouched")
 def test_a_model_that_draws_nothing_leaves_torch_as_it_is() -> None:
-    before = torch.randn, functional.dropout
+    before = torch.randn, functional.dropout, dropout
     assert "scriptable" in workload_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (torch.randn(5, 4),)).traits
-    assert (torch.randn, functional.dropout) == before
+    assert (torch.randn, functional.dropout, dropout) == before

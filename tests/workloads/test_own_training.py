@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.journal import ErrorCode
 from accelcheck.techniques.compilation.training_step import TrainingStep
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
@@ -222,3 +224,9 @@ def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, 
     record = verdict_of(fresh, Matrix.load().techniques[name], workload, TRAIN)
     assert record.verdict is Verdict.UNSUPPORTED, record.why
     assert f"a batch for {ranks} ranks" in record.why
+
+
+def test_steps_so_large_that_rounding_decides_the_parameters_are_undecided(fresh: Store) -> None:
+    record = verdict_of(fresh, Eager(), training(batches(), optimizer=partial(torch.optim.RMSprop, lr=1e3)), TRAIN)
+    assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)
+    assert record.reason.endswith("rounding errors alone decide each of them; a smaller learning rate may help")
