@@ -105,7 +105,7 @@ COMPOSED = frozenset(
     multi_margin_loss_backward multilabel_margin_loss_backward mvlgamma native_batch_norm _native_batch_norm_legit
     native_group_norm native_layer_norm polygamma round.decimals silu sinc _softmax softplus special_airy_ai
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_entr special_erfcx
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
     special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e
     special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
     special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri

@@ -261,7 +261,7 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
     if kinds(own) != kinds(other):
         raise OwnModelError(
             f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: "
-            "leave out the last batch where it is smaller, as drop_last=True of a DataLoader does; give one batch where "
+            "leave out the last batch if it is smaller, as drop_last=True of a DataLoader does; give one batch where "
             "sizes differ by nature"
         )
     return tensors, target
@@ -269,7 +269,7 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """User's loss of a model's own output, which `rebuilt` makes of its tensors; the target is None unless `targeted`."""
+    """User's loss of a model's output, which `rebuilt` makes of its tensors; the target is None unless `targeted`."""
 
     loss: Callable[..., Tensor]
     rebuilt: Rebuilt | None
@@ -372,7 +372,7 @@ def _adapted(
 def _check_padding(
     model: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any], out: Sequence[Tensor]
 ) -> None:
-    """Raises `OwnModelError` if the fast path of encoder layers fills padding with zeros, unlike their training mode."""
+    """Raises `OwnModelError` if the fast path of encoder layers fills padding with zeros, unlike training mode."""
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
     nested = [
         name or "model" for name, part in parts if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor
