@@ -58,14 +58,14 @@ def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkey
 
 def test_the_clock_of_a_process_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     stops: list[None] = []
-    monkeypatch.setattr(duet_process, "stop", lambda: stops.append(time.sleep(0.2)))  # type: ignore[func-returns-value]  # None
+    monkeypatch.setattr(duet_process, "stop", lambda: stops.append(time.sleep(2)))  # type: ignore[func-returns-value]  # None
     monkeypatch.setattr(duet_process, "TURN", 0.02)
     turns = duet_process.Turns()
     start, began = turns.now(), time.perf_counter()
     while not stops:
         now = turns.now()
-    assert now - start < 0.15
-    assert time.perf_counter() - began >= 0.2
+    assert now - start < 1.5  # of 0.02, on a busy machine
+    assert time.perf_counter() - began >= 2
 
 
 def test_cases_are_taken_in_the_order_in_which_they_were_asked(
