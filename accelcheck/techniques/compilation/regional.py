@@ -96,10 +96,12 @@ class MegaCache(Compiled):
         self.foreign = foreign
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        from accelcheck.devices.torch_names import fresh_inductor_cache
+        from accelcheck.devices.torch_names import fresh_inductor_cache, inductor_config
 
         artifact = self.made_elsewhere(program, mode, device)
         self.held.enter_context(fresh_inductor_cache())
+        # AOTInductor leaves notes there, which are part of the key of all that is compiled after it.
+        self.held.enter_context(inductor_config.patch({"aot_inductor.metadata": {}}))
         super().prepare(program, mode, device)
         program.extras[_ARTIFACT] = len(artifact)
         torch.compiler.load_cache_artifacts(artifact)
