@@ -120,7 +120,7 @@ def test_ties_of_quantized_numbers_go_to_the_even_level() -> None:
 
 @pytest.mark.parametrize("name", ["special-values", "formats"])
 def test_correct_results_of_special_values_and_formats_pass(name: str, fresh: Store) -> None:
-    assert verdict_of(fresh, Planted(lambda _: None), built_in()[name], FORWARD).verdict is Verdict.PASS
+    assert verdict_of(fresh, Planted(lambda _: None, keeps_strides=True), built_in()[name], FORWARD).verdict is Verdict.PASS
 
 
 def _changed(label: str, change: Any) -> Any:
@@ -150,7 +150,7 @@ FAULTS = [
 @pytest.mark.slow  # seconds each
 @pytest.mark.parametrize(("name", "label", "change"), FAULTS, ids=[f"{name}: {label}" for name, label, _ in FAULTS])
 def test_a_planted_fault_is_named(name: str, label: str, change: Any, fresh: Store) -> None:
-    record = verdict_of(fresh, Planted(_changed(label, change)), built_in()[name], FORWARD)
+    record = verdict_of(fresh, Planted(_changed(label, change), keeps_strides=True), built_in()[name], FORWARD)
     assert record.verdict is Verdict.FAIL
     assert f"out[{label!r}" in {fault.path.partition("]")[0] for fault in record.faults}
 
