@@ -29,7 +29,7 @@ class OutsideError(Exception):
 
 
 def place(path: str) -> str:
-    """Where the site has a file of the repository: its path there, from the path in the repository.
+    """Map paths of files in the repository to their paths on the site.
 
     A folder without a page of its own has its list at ``index.md``.
     """

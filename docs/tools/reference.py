@@ -70,7 +70,7 @@ def subcommands(command: argparse.ArgumentParser) -> list[tuple[argparse.Argumen
 
 
 def actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes, in the order of its help."""
+    """Options and arguments of a command, in the order of its help."""
     return command._actions  # noqa: SLF001 - argparse has no public way to ask
 
 
