@@ -146,6 +146,17 @@ def test_sequences_without_a_common_beginning_are_unsupported() -> None:
         run(named(TECHNIQUES, "prefix-cache"), problem)
 
 
+def test_a_decoder_without_a_window_has_no_sliding_cache() -> None:
+    with pytest.raises(Unsupported, match="sees all positions"):
+        run(named(TECHNIQUES, "decode-sliding"), built_in()["decoder"].problem(1))
+
+
+def test_shared_key_heads_need_attention_that_sdpa_computes() -> None:
+    technique = named(TECHNIQUES, "gqa-sdpa")
+    assert technique.accepts(built_in()["decoder"])
+    assert "attention" in technique.refusal(built_in()["decoder-scores"])
+
+
 def test_capability_by_device() -> None:
     place = StubDevice("vendor")
     answers = {technique.name: technique.capability(place).code for technique in TECHNIQUES}

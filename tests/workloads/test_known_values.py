@@ -120,7 +120,10 @@ def test_ties_of_quantized_numbers_go_to_the_even_level() -> None:
 
 @pytest.mark.parametrize("name", ["special-values", "formats"])
 def test_correct_results_of_special_values_and_formats_pass(name: str, fresh: Store) -> None:
-    assert verdict_of(fresh, Planted(lambda _: None, keeps_strides=True), built_in()[name], FORWARD).verdict is Verdict.PASS
+    assert (
+        verdict_of(fresh, Planted(lambda _: None, keeps_strides=True), built_in()[name], FORWARD).verdict
+        is Verdict.PASS
+    )
 
 
 def _changed(label: str, change: Any) -> Any:

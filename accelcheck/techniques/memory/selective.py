@@ -32,7 +32,7 @@ class Selective(TorchCheckpoint):
 
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
     level = 2
-    workloads = frozenset({"deep-blocks", "mlp-blocks", "train-gated-depth", "train-transformer", "transformer-blocks"})
+    workloads = frozenset({"deep-blocks", "mlp-blocks", "train-transformer", "transformer-blocks"})
     early = frozenset({"train-transformer", "transformer-blocks"})
 
     def __init__(self) -> None:

@@ -121,6 +121,8 @@ class SlidingCache(KeyValueCache):
     def __init__(self, decoder: Decoder, batch: int, places: int) -> None:
         super().__init__()
         self.window = decoder.options.window
+        if not self.window:
+            raise Unsupported(unsupported(Code.NO_EFFECT, "this decoder sees all positions, not those of a window"))
 
     def update(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen = super().update(layer, keys, values, positions)  # the first of several queries sees older places

@@ -109,7 +109,7 @@ def calls(program: Program, log: Log) -> Iterable[Evidence]:
 
 
 _PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
-_GQA = {"family": "attention", "source": _PAGE}
+_GQA = {"family": "attention", "source": _PAGE, "requires": Serving.requires | {"attention"}}
 _PLAIN, _SCORES = "decoder decoder-window", "decoder-scores decoder-window"
 _SAME = "soft-capping, ALiBi, windows and shared heads equals attention by definition."
 
