@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def _derivatives(parts: Collected) -> None:
 
 
 WORKLOADS = (
-    family("derivatives",
+    replace(family("derivatives",
         "Second derivatives, with forward (f) and reverse mode (r) in each order, and third ones of normalisations.",
-        _derivatives, techniques=frozenset({"eager"}), traits=KNOWN, level=4),
+        _derivatives, techniques=frozenset({"eager"}), traits=KNOWN, level=3), draws=1),
 )  # fmt: skip

@@ -106,7 +106,7 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
     probes = [PROBES[name] for name in sorted(workload.probes)]
     probes = [probe for probe in probes if mode in probe.modes and admitted(probe)]
     chosen = [Draw()]
-    for number in range(1, DRAWS):
+    for number in range(1, workload.draws or DRAWS):
         chosen += [Draw(number), *(Draw(number, probe.name) for probe in probes if probe.repeated)]
     # Probes that change shapes come last: the others still run the code compiled for the first shape.
     return [*chosen, *(Draw(0, probe.name) for probe in sorted(probes, key=lambda probe: probe.reshapes))]

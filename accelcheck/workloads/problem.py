@@ -188,6 +188,8 @@ class Workload:
     probes: frozenset[str] = frozenset()
     """Structured inputs to run besides the random ones: names in `accelcheck.workloads.probes.PROBES`. An unknown name
     raises `UnknownNameError` when a case runs."""
+    draws: int = 0
+    """Number of random draws; 0 for the usual ones. 1 where no parameter or input is random."""
     dropouts: tuple[Dropout, ...] = ()
     """Dropout layers, needed if `modes` has ``random``."""
     idle: frozenset[str] = frozenset()

@@ -175,6 +175,14 @@ def test_probes_that_are_not_admitted_are_left_out() -> None:
     assert [draw.probe for draw in drawn] == [*[""] * DRAWS, "zeros"]
 
 
+def test_a_workload_of_constants_is_drawn_once() -> None:
+    assert list(map(str, draws(replace(probed("zeros"), draws=1), FORWARD, every))) == ["draw 0", "zeros"]
+    derivatives = built_in()["derivatives"]
+    first, second = (derivatives.problem(seed) for seed in (0, 1))
+    assert derivatives.draws == 1
+    assert all(map(torch.equal, first.inputs, second.inputs))
+
+
 def test_random_draws_have_other_parameters_inputs_and_scales() -> None:
     workload = built_in()["matmul"]
     problems = [Draw(number).problem(workload, 7, "float32") for number in range(DRAWS)]
