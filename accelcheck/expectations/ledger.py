@@ -252,7 +252,7 @@ def _searchable(raw: toml.TomlTable) -> None:
 
 
 MOST_FAULTS = 20
-"""Largest number of faults that are kept of an expected failure."""
+"""Largest number of faults that are kept of an expected failure: the first of each path come before the others."""
 
 
 def hold(record: Record, ledger: Ledger) -> Record:
@@ -272,7 +272,10 @@ def hold(record: Record, ledger: Ledger) -> Record:
         return replace(record, known=tuple(_outgrown(entries, faults)))
     known = tuple(dict.fromkeys(_known(entry) for group in explained for entry in group))
     reason = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in known))
-    return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=faults[:MOST_FAULTS], known=known, traceback="")
+    firsts = {fault.path: number for number, fault in reversed(list(enumerate(faults)))}
+    order = dict.fromkeys((*sorted(firsts.values()), *range(len(faults))))
+    kept = tuple(faults[number] for number in [*order][:MOST_FAULTS])
+    return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=kept, known=known, traceback="")
 
 
 def shown(record: Record) -> tuple[Fault, ...]:

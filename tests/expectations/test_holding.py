@@ -124,6 +124,13 @@ def test_the_faults_that_are_kept_of_an_expected_failure_are_bounded() -> None:
     assert (record.verdict, len(record.faults)) == (Verdict.XFAIL, MOST_FAULTS)
 
 
+def test_an_expected_failure_shows_a_fault_of_each_path() -> None:
+    last = replace(view(), path="out[9]")
+    record = held(fail(*[view()] * 500, last), replace(ROW, path="*"))
+    assert record.verdict is Verdict.XFAIL
+    assert record.faults == (view(), last, *[view()] * (MOST_FAULTS - 2))
+
+
 def test_what_is_known_travels_through_json() -> None:
     for record in (held(fail(view("row", 40.0)), ROW), held(error("OSError: no kernel"), ERROR)):
         assert record.known
