@@ -126,7 +126,7 @@ def test_the_faults_that_are_kept_of_an_expected_failure_are_bounded() -> None:
 
 def test_an_expected_failure_shows_a_fault_of_each_path() -> None:
     last = replace(view(), path="out[9]")
-    record = held(fail(*[view()] * 500, last), replace(ROW, path="*"))
+    record = held(fail(*[view()] * 500, last), replace(ROW, path=("*",)))
     assert record.verdict is Verdict.XFAIL
     assert record.faults == (view(), last, *[view()] * (MOST_FAULTS - 2))
 
