@@ -28,10 +28,11 @@ CLASSES: dict[str, tuple[str, str, Mode]] = {
     "random numbers": ("random-numbers", r"rand_like|randn_like|ge|mul|normal_|uniform_", Mode.RANDOM),
     "copies": ("copies", r"clone|copy_|flip|roll|repeat|cat|stack", Mode.FORWARD),
 }
-"""By class of operators: the workload that has no other class in front, a pattern of the names of its operators, and the
-mode in which level 1 judges it."""
+"""By class of operators: the workload that has no other class in front, a pattern of the names of its operators, and
+the mode in which level 1 judges it."""
 NEUTRAL = (
     r"view|_unsafe_view|as_strided|t|transpose|permute|expand|slice|select|detach|alias|unsqueeze|squeeze|empty\w*"
-    r"|new_empty\w*|zeros\w*|new_zeros|ones\w*|fill_|zero_|unbind|slice_backward|select_backward|_local_scalar_dense|lift_fresh|add_"
+    r"|new_empty\w*|zeros\w*|new_zeros|ones\w*|fill_|zero_|unbind|slice_backward"
+    r"|select_backward|_local_scalar_dense|lift_fresh|add_"
 )
 """Pattern of the names of operators that compute nothing: views, allocations, fills, and counts of batches or steps."""

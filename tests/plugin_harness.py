@@ -199,7 +199,7 @@ def loses_its_device(program: Program) -> None:
     def gone(device: object) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    setattr(Cpu, "torch_device", gone)  # noqa: B010 - in the process that runs the case, where mypy would see another method
+    setattr(Cpu, "torch_device", gone)  # noqa: B010 - mypy would see another method
     gone(None)
 
 

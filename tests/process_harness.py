@@ -66,7 +66,9 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
         **options: Options of `subprocess.Popen`.
     """
     begin = functools.partial(_begin, os.getpid())
-    process = subprocess.Popen(words, text=True, start_new_session=True, preexec_fn=begin, **options)  # noqa: PLW1509 - it takes no lock
+    process = subprocess.Popen(  # noqa: PLW1509 - it takes no lock
+        words, text=True, start_new_session=True, preexec_fn=begin, **options
+    )
     with process:
         try:
             yield process

@@ -28,7 +28,8 @@ from typing import Any
 STORED = Path(__file__).with_name("upstream.json")
 _FLASH = tuple(f"flash_attn_{kind}func" for kind in ("", "qkvpacked_", "varlen_"))
 _NVML = ("Init", "Shutdown", *(f"DeviceGet{what}" for what in (
-    "HandleByUUID", "ClockInfo", "Temperature", "TotalEnergyConsumption", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons",
+    "HandleByUUID", "ClockInfo", "Temperature", "TotalEnergyConsumption", "CurrentClocksEventReasons",
+    "CurrentClocksThrottleReasons",
 )))  # fmt: skip
 _SESSION = ("io_binding", "get_inputs", "get_outputs", "run_with_iobinding")
 PACKAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = {

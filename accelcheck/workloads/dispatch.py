@@ -83,7 +83,12 @@ def unfused() -> Iterator[None]:
 
 
 def _with_eps(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rms_norm(input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: A002
+    def rms_norm(
+        input: Tensor,  # noqa: A002 - torch's own name
+        shape: Any,
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor:
         return original(input, shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
     return rms_norm

@@ -148,7 +148,12 @@ def _numbers(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _kept(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def kept(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002, FBT001, FBT002
+    def kept(  # torch's own signature
+        input: Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,  # noqa: FBT001, FBT002
+        inplace: bool = False,  # noqa: FBT001, FBT002
+    ) -> Tensor:
         if _NUMBERS.given is not None:
             return input
         if _NUMBERS.drawn is not None and training and p > 0:

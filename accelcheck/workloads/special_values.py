@@ -142,7 +142,8 @@ WORKLOADS = (
     family("special-values", "Reductions and comparisons of NaN beside numbers, and of nothing.", _special),
     family("values-windows", "Windows with NaN beside numbers.", _windows),
     family("values-signs", "Signs of zeros that operators give.", _signs, traits=KNOWN),
-    family("mixed-dtypes", "Operators of operands of two dtypes.", _mixed, traits=KNOWN, techniques=KERNELS, compiled=4),
+    family("mixed-dtypes", "Operators of operands of two dtypes.", _mixed,
+        traits=KNOWN, techniques=KERNELS, compiled=4),
     family("mixed-numbers", "Half precision beside numbers that it rounds.",
         _numbers, traits=KNOWN, techniques=KERNELS),
 )  # fmt: skip

@@ -40,7 +40,7 @@ class SamplePart:
         dtypes: Dtypes of the samples; empty for all declared ones that the operator has.
         cases: Dtypes of the cases, which all operators have.
         level: Level under eager; one more in half precision.
-        compiled: Level of forward mode under compile-static in `STANDARD` families; one more for others and half precision.
+        compiled: Level of forward mode under compile-static in `STANDARD` families; others and half precision one up.
     """
 
     declared: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Hooks of MkDocs: the pages link files of the repository as they stand there, and these links work in the site too.
 
-A page or file outside of docs/ that a page links becomes a part of the site, at the same path; a folder becomes a page that lists
-its files. README.md is the first page. Nothing else changes: a page in docs/ is shown as it is written.
+A page or file outside of docs/ that a page links becomes a part of the site, at the same path; a folder becomes a page
+that lists its files. README.md is the first page. Nothing else changes: a page in docs/ is shown as it is written.
 """
 
 from __future__ import annotations

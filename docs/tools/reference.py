@@ -1,4 +1,4 @@
-"""Makes docs/reference.md, for benchmarks/regenerate.py: every option of pytest and every command, as they are declared.
+"""Makes docs/reference.md, for benchmarks/regenerate.py: every option of pytest and every command, as declared.
 
 It reads `accelcheck.plugin.options.OPTIONS` and `accelcheck.cli.parser`, and imports no torch.
 """
@@ -22,8 +22,8 @@ prints the same. [Options, verdicts and exit status](options.md) says how option
 
 ## Options of pytest
 
-`pytest --pyargs accelcheck.suite OPTIONS`. Each has a setting in pytest's ini file; the command line takes precedence. An option that is
-repeatable is a list there.
+`pytest --pyargs accelcheck.suite OPTIONS`. Each has a setting in pytest's ini file; the command line takes
+precedence. An option that is repeatable is a list there.
 
 | option | ini | meaning |
 |---|---|---|"""
@@ -64,7 +64,8 @@ def _commands(command: argparse.ArgumentParser, depth: int = 2, short: str = "")
 
 def subcommands(command: argparse.ArgumentParser) -> list[tuple[argparse.ArgumentParser, str]]:
     """The parsers of the commands below one, each with what the list of commands says of it."""
-    groups = [action for action in actions(command) if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001 - argparse has no public name for it
+    kind = argparse._SubParsersAction  # noqa: SLF001 - it has no public name
+    groups = [action for action in actions(command) if isinstance(action, kind)]
     said = {one.dest: one.help or "" for group in groups for one in group._choices_actions}  # noqa: SLF001 - as above
     return [(below, said.get(name, "")) for group in groups for name, below in group.choices.items()]
 

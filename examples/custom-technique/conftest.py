@@ -79,7 +79,7 @@ class PreciseLinear(Technique):
         built = operator()  # here, so that no run waits for it, and torch.compile sees the operator alone
         for layer in program.module.modules():
             if isinstance(layer, nn.Linear):
-                layer.forward = partial(computed_by, built, layer)  # type: ignore[method-assign]  # on this instance alone
+                layer.forward = partial(computed_by, built, layer)  # type: ignore[method-assign]  # of this one alone
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         layers = sum(isinstance(layer, nn.Linear) for layer in program.module.modules())

@@ -1,4 +1,4 @@
-"""A device of your own. The CPU stands in for the chip, so that this file runs anywhere: comments say what a chip's has.
+"""A device of your own. The CPU stands in for the chip, so that this file runs anywhere; comments say what a chip has.
 
 Run it in this folder; `-p` loads this module as a plugin:
 

@@ -260,7 +260,7 @@ def test_calls_go_through_different_inputs(trial: Trial) -> None:
     seen: list[Tensor] = []
     contender = Contender(replace(trial, case=replace(CASE, mode=Mode.FORWARD)))
     module = contender.program.module
-    contender.program.call = lambda x: seen.append(x) or module(x)  # type: ignore[func-returns-value]  # appends, then calls
+    contender.program.call = lambda x: seen.append(x) or module(x)  # type: ignore[func-returns-value]  # appends first
     for _ in range(2 * ROTATED):
         contender.call()
     assert len({x.data_ptr() for x in seen}) == ROTATED

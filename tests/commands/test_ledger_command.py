@@ -116,7 +116,10 @@ def test_entries_with_the_same_pattern_for_a_case_overlap(tmp_path: Path) -> Non
     path = ledger(tmp_path / "a.toml", entry(), entry(cases='["eager/*"]'), entry(cases='["export/*"]'))
     _, notes = checked(path)
     assert notes == [
-        f"{path}: entry 2: overlaps {path}: entry 1: both have kind = 'view', path = 'out', view = 'row' for eager/mlp/cpu/float32/forward"
+        (
+            f"{path}: entry 2: overlaps {path}: entry 1: both have kind = 'view', path = 'out', view = 'row' for "
+            f"eager/mlp/cpu/float32/forward"
+        )
     ]
 
 
@@ -132,7 +135,10 @@ def test_an_entry_that_no_case_shows_is_idle(tmp_path: Path) -> None:
     path = ledger(tmp_path / "a.toml", entry(), entry(cases='["export/mlp/*/float32/forward"]'))
     wrong, notes = checked(path, record("eager", Verdict.PASS), record("export", Verdict.PASS))
     assert wrong == [
-        f"{path}: entry 1: idle: of its 1 cases 1 ran, such as eager/mlp/cpu/float32/forward, and none shows it: remove it"
+        (
+            f"{path}: entry 1: idle: of its 1 cases 1 ran, such as eager/mlp/cpu/float32/forward, and none shows it: "
+            f"remove it"
+        )
     ]
     assert notes == [
         f"{path}: entry 2: idle: of its 2 cases 1 ran, such as export/mlp/cpu/float32/forward, and none shows it"

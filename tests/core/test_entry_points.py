@@ -43,7 +43,9 @@ WORKLOAD = """
 import torch
 from accelcheck.workloads.base import Problem, Workload
 
-TINY = Workload("acme-tiny", "A product.", lambda generator, extent: Problem(torch.nn.Linear(3, 3), (torch.randn(2, 3, generator=generator),)))
+TINY = Workload(
+    "acme-tiny", "A product.", lambda g, extent: Problem(torch.nn.Linear(3, 3), (torch.randn(2, 3, generator=g),))
+)
 """
 BROKEN = "def load_driver():\n    raise OSError('libacme.so.2: cannot open shared object file')\n\nload_driver()\n"
 
@@ -324,7 +326,8 @@ def test_workers_get_the_mask_of_an_installed_device(site: Site, suite: Suite) -
     def open(self):
         import os
         with open({str(suite.path / "seen")!r}, "a") as file:
-            file.write(os.environ.get("PYTEST_XDIST_WORKER", "-") + " " + os.environ.get("ACME_VISIBLE_CHIPS", "all") + "\\n")
+            worker = os.environ.get("PYTEST_XDIST_WORKER", "-")
+            file.write(worker + " " + os.environ.get("ACME_VISIBLE_CHIPS", "all") + "\\n")
 """
     site.install("acme_chip", source, "devices", value=":Acme")
     assert suite.run_apart(*only("eager", workload="mlp", device="acme"), "-n", "2").ret == OK

@@ -30,7 +30,7 @@ def whole() -> Matrix:
 
 
 def ids(matrix: Matrix, modes: tuple[Mode, ...] = tuple(Mode), **fields: object) -> list[str]:
-    selection = Selection(**({"devices": ("cpu",), "level": 4} | fields))  # type: ignore[arg-type]  # fields of several types
+    selection = Selection(**({"devices": ("cpu",), "level": 4} | fields))  # type: ignore[arg-type]  # of several types
     return [case.id for case in matrix.cases(selection, modes)]
 
 

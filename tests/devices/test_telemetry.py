@@ -59,7 +59,7 @@ class Nvml(SimpleNamespace):
             nvmlInit=lambda: None,
             nvmlShutdown=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": "handle"}[uuid],
-            nvmlDeviceGetClockInfo=lambda _, type: 1980 if type == self.NVML_CLOCK_SM else 0,  # noqa: A006 - NVML's name
+            nvmlDeviceGetClockInfo=lambda _, type: 1980 if type == self.NVML_CLOCK_SM else 0,  # noqa: A006 - NVML's
             nvmlDeviceGetTemperature=lambda _, __: 55,
             nvmlDeviceGetTotalEnergyConsumption=lambda _: 12_500,
             nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x1 | 0x4 | 0x40,

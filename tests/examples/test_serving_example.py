@@ -1,4 +1,4 @@
-"""examples/serving: a Llama of transformers decodes with both caches as in one pass, and tokens in another order fail."""
+"""examples/serving: a Llama of transformers decodes with both caches as in one pass; tokens in another order fail."""
 
 from __future__ import annotations
 

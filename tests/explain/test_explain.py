@@ -243,7 +243,10 @@ def test_an_operator_that_is_wrong_now_and_then_is_named_without_a_script(fresh:
     assert all_named(explanation) == ["aten::mm"]
     assert explanation.smallest is None
     assert explanation.notes == [
-        "no script: aten::mm is right when it is called again with the same inputs; what ran before it matters, or chance"
+        (
+            "no script: aten::mm is right when it is called again with the same inputs; what ran before it matters, or "
+            "chance"
+        )
     ]
 
 

@@ -72,7 +72,7 @@ def shrunk(part: GraphPart, wrong: str) -> SmallestPart | None:
 
 def names(smallest: SmallestPart | None) -> list[str]:
     assert smallest is not None
-    return [str(node.target.name()) for node in smallest.part.operators()]  # type: ignore[union-attr]  # operators have one
+    return [str(node.target.name()) for node in smallest.part.operators()]  # type: ignore[union-attr]  # they have one
 
 
 def test_as_few_operators_are_left_as_show_the_fault() -> None:

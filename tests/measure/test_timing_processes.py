@@ -43,7 +43,8 @@ for case in wanted:
             file.write('{{"case": "' + case)
             file.flush()
             os._exit(3)
-        file.write(json.dumps(dict(case=case, **(dict(reason=does) if isinstance(does, str) else dict(ratio=does)))) + chr(10))
+        outcome = dict(reason=does) if isinstance(does, str) else dict(ratio=does)
+        file.write(json.dumps(dict(case=case, **outcome)) + chr(10))
 """
 
 
@@ -135,7 +136,10 @@ def test_nothing_is_started_when_nothing_is_left(stubbed: Stubbed) -> None:
 def test_a_first_process_that_comes_to_no_case_is_an_error_with_what_it_printed(stubbed: Stubbed) -> None:
     with pytest.raises(TimingError) as raised:
         stubbed.measure(exit=1)
-    expected = "a process that was to time 3 cases ended with status 1 before the first of them:\nabout to begin\nno such plugin"
+    expected = (
+        "a process that was to time 3 cases ended with status 1 before the first of them:\n"
+        "about to begin\nno such plugin"
+    )
     assert str(raised.value) == expected
 
 

@@ -306,15 +306,27 @@ def test_what_follows_failed_in_the_short_summary_runs_the_case_again(suite: Sui
 
 
 MAKERS = {
-    "returns a tuple": ("lambda g, e: (nn.Linear(4, 3), (torch.ones(5, 4),))", "the maker of the workload theirs returned tuple: expected a Problem"),
-    "returns a function": ("lambda g, e: print", "the maker of the workload theirs returned builtin_function_or_method: expected a Problem"),
-    "a function": ("lambda g, e: Problem(torch.relu, (torch.ones(5, 4),))", "Problem.module: expected an nn.Module, got builtin_function_or_method"),
-    "no tuple": ("lambda g, e: Problem(nn.Linear(4, 3), torch.ones(5, 4))", "Problem.inputs: expected a tuple of the module's positional arguments, got Tensor; for one argument give (x,)"),
-    "a clock": ("lambda g, e: Problem(nn.Linear(4, 3), (torch.randn(5, 4) + time.perf_counter() % 1,))", "theirs (draw 0): the workload's maker gives another input[0] when it is called again with the same seed"),
-    "a text": ("lambda g, e: Problem(Gives(lambda x: {'a': x, 'b': 'c'}), (torch.ones(5, 4),))", "out['b']: expected a tensor, or tuples, lists and mappings of them; got str, which cannot be compared: let the module return its tensors alone"),
-    "a generator": ("lambda g, e: Problem(Gives(iter), (torch.ones(5, 4),))", "which cannot be compared: let the module return its tensors alone"),
-    "random": ("lambda g, e: Problem(Gives(lambda x: x + torch.rand_like(x)), (torch.ones(5, 4),))", "two runs from the same state differ in out: what the module itself computes is random"),
-    "NaN": ("lambda g, e: Problem(Gives(lambda x: x / 0 * 0), (torch.ones(5, 4),))", "the FP64 oracle is NaN at out, with which nothing can be compared: give the model parameters and inputs for which it is finite"),
+    "returns a tuple": ("lambda g, e: (nn.Linear(4, 3), (torch.ones(5, 4),))",
+        "the maker of the workload theirs returned tuple: expected a Problem"),
+    "returns a function": ("lambda g, e: print",
+        "the maker of the workload theirs returned builtin_function_or_method: expected a Problem"),
+    "a function": ("lambda g, e: Problem(torch.relu, (torch.ones(5, 4),))",
+        "Problem.module: expected an nn.Module, got builtin_function_or_method"),
+    "no tuple": ("lambda g, e: Problem(nn.Linear(4, 3), torch.ones(5, 4))",
+        ("Problem.inputs: expected a tuple of the module's positional arguments, got Tensor; for one argument give "
+        "(x,)")),
+    "a clock": ("lambda g, e: Problem(nn.Linear(4, 3), (torch.randn(5, 4) + time.perf_counter() % 1,))",
+        "theirs (draw 0): the workload's maker gives another input[0] when it is called again with the same seed"),
+    "a text": ("lambda g, e: Problem(Gives(lambda x: {'a': x, 'b': 'c'}), (torch.ones(5, 4),))",
+        ("out['b']: expected a tensor, or tuples, lists and mappings of them; got str, which cannot be compared: let "
+        "the module return its tensors alone")),
+    "a generator": ("lambda g, e: Problem(Gives(iter), (torch.ones(5, 4),))",
+        "which cannot be compared: let the module return its tensors alone"),
+    "random": ("lambda g, e: Problem(Gives(lambda x: x + torch.rand_like(x)), (torch.ones(5, 4),))",
+        "two runs from the same state differ in out: what the module itself computes is random"),
+    "NaN": ("lambda g, e: Problem(Gives(lambda x: x / 0 * 0), (torch.ones(5, 4),))",
+        ("the FP64 oracle is NaN at out, with which nothing can be compared: give the model parameters and inputs for "
+        "which it is finite")),
 }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_what_python_calls_true_is_true(engaged: Any) -> None:
 
 def test_figures_and_measurements_hold_plain_numbers() -> None:
     case = Case("a", "b", "cpu", "float32", Mode.FORWARD, 1)
-    figure = Figure("out", "row", torch.tensor(0.5), np.float64(1.0), "", gates=np.bool_(True))  # type: ignore[arg-type]
+    figure = Figure("out", "row", torch.tensor(0.5), np.float64(1.0), "", gates=np.True_)  # type: ignore[arg-type]
     measurement = Measurement("latency", torch.tensor(0.5), "s", low=np.float32(0.25))  # type: ignore[arg-type]
     record = Record(case, Verdict.PASS, figures=(figure,), measurements=(measurement,))
     assert Record.from_json(json.loads(json.dumps(record.as_json()))) == record

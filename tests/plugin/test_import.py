@@ -71,8 +71,11 @@ def main():
     device = Generic("toy")
     device.open()
     other = ContinuationProcess(device)
-    with tempfile.TemporaryDirectory() as folder:  # without a snapshot: how far the process comes shows that it has the device
-        errand = ContinuationTask(None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=Path(folder), records=frozenset())
+    with tempfile.TemporaryDirectory() as folder:  # without a snapshot: it comes so far with the device alone
+        where, none = Path(folder), frozenset[str]()
+        errand = ContinuationTask(
+            None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=where, records=none
+        )
         try:
             other.go_on(errand)
         except ChildError as error:

@@ -135,7 +135,10 @@ def test_a_mark_without_the_fixture_is_an_error_that_names_the_test(suite: Suite
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [
-            "*test_own.py::test_it: it has the mark accel and takes neither accel, to check a model of its own, nor accel_case,*"
+            (
+                "*test_own.py::test_it: it has the mark accel and takes neither accel, to check a model of its own, "
+                "nor accel_case,*"
+            )
         ]
     )
 
@@ -143,12 +146,15 @@ def test_a_mark_without_the_fixture_is_an_error_that_names_the_test(suite: Suite
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("accel.check(net(), X[0])", "inputs: expected a tuple of the positional arguments, got Tensor; for one argument give (x,)"),
+        ("accel.check(net(), X[0])",
+            "inputs: expected a tuple of the positional arguments, got Tensor; for one argument give (x,)"),
         ("accel.check(net(), X, techniques=['eagr'])", "unknown technique 'eagr'. Did you mean 'eager'"),
         ("accel.check(net(), X, devices=['cdua'])", "unknown device 'cdua'. Did you mean 'cuda'"),
-        ("accel.check(net(), X, techniques=['sdpa-math'])", "none of the techniques asked for can be tried with this model: sdpa-math needs attention"),
+        ("accel.check(net(), X, techniques=['sdpa-math'])",
+            "none of the techniques asked for can be tried with this model: sdpa-math needs attention"),
         ("accel.check(lambda x: 'no', X)", "out: expected tensors, or containers and dataclasses of them; got str"),
-        ("accel.check_training(net(), [], None, sgd)", "batches: expected at least one pair of input and target, got none"),
+        ("accel.check_training(net(), [], None, sgd)",
+            "batches: expected at least one pair of input and target, got none"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named_at_the_line_of_the_test(suite: Suite, call: str, words: str) -> None:
@@ -199,7 +205,10 @@ def test_timing_is_skipped_with_workers(suite: Suite) -> None:
 
 
 def test_a_limit_that_is_not_kept_fails_the_benchmark(suite: Suite) -> None:
-    body = "\ndef test_it(accel):\n    accel.benchmark(net(), X, techniques=['jit-trace'], limits={'speed-up-at-least': 1000})\n"
+    body = (
+        "\ndef test_it(accel):\n"
+        "    accel.benchmark(net(), X, techniques=['jit-trace'], limits={'speed-up-at-least': 1000})\n"
+    )
     result = run(suite, body)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["  limit: speed up: expected at least 1000 (a limit of the test), got *"])

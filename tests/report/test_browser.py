@@ -85,7 +85,8 @@ class Browser:
         self.run("for (const one of document.querySelectorAll('details')) one.open = true;")
         self.run("for (const one of document.querySelectorAll('main:not([hidden]) .plot')) one.scrollIntoView();")
         self.until(
-            "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => { one.scrollIntoView(); return one.firstChild; })"
+            "return [...document.querySelectorAll('main:not([hidden]) .plot')].every((one) => { one.scrollIntoView(); "
+            "return one.firstChild; })"
         )
 
     def set(self, name: str, value: str) -> str:
@@ -114,11 +115,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.with_name("a.jsonl"),
         [
             Record(
-                case("compile-static"), Verdict.FAIL, reason="out: view row at [3, :]: expected at most 1.0e-7, got 2.0e-6", compared=40,
-                figures=(Figure("out", "row", 2e-6, 1e-7, "[3, :]", gates=True), Figure("out", "gain", 0.0, 1e-7, "", gates=True)),
+                case("compile-static"), Verdict.FAIL,
+                reason="out: view row at [3, :]: expected at most 1.0e-7, got 2.0e-6", compared=40,
+                figures=(Figure("out", "row", 2e-6, 1e-7, "[3, :]", gates=True),
+                    Figure("out", "gain", 0.0, 1e-7, "", gates=True)),
                 evidence=(Evidence("graphs >= 1", 1, engaged=True),), seconds={"run": 0.1},
             ),
-            Record(case("export", "a-workload-with-a-name-that-is-as-long-as-any-that-a-vendor-may-think-of"), Verdict.ERROR, reason="LookupError: " + "no-such-layer" * 40),
+            Record(case("export", "a-workload-with-a-name-that-is-as-long-as-any-that-a-vendor-may-think-of"),
+                Verdict.ERROR, reason="LookupError: " + "no-such-layer" * 40),
         ],
         "cpu",
     )  # fmt: skip
@@ -162,7 +166,8 @@ def test_a_plot_has_the_colours_of_the_scheme_also_when_it_changes(browser: Brow
       const canvas = document.querySelector("#speed canvas");
       const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
       const found = new Set();
-      for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) found.add(`${data[at]},${data[at + 1]},${data[at + 2]}`);
+      for (let at = 0; at < data.length; at += 4)
+        if (data[at + 3] > 200) found.add(`${data[at]},${data[at + 1]},${data[at + 2]}`);
       return [...found];"""
     browser.open(stored, "#speed")
     browser.until("return document.querySelector('#speed canvas')")
@@ -179,7 +184,8 @@ def test_a_plot_has_the_colours_of_the_scheme_also_when_it_changes(browser: Brow
 def test_the_page_of_a_case_says_all_that_its_record_has(browser: Browser, stored: Path) -> None:
     browser.open(stored, "#case=compile-static/mlp/cpu/float32/forward")
     text = browser.run("return document.getElementById('page').innerText")
-    for part in ("fail", "40 elements", "expected at most 1.0e-7, got 2.0e-6", "1 view beyond the budget", "20x", "[3, :]", "graphs >= 1",
+    for part in ("fail", "40 elements", "expected at most 1.0e-7, got 2.0e-6", "1 view beyond the budget", "20x",
+        "[3, :]", "graphs >= 1",
                  "--accel-case=compile-static/mlp/cpu/float32/forward"):  # fmt: skip
         assert part in text
     assert browser.run("return document.activeElement.id") == "page"
@@ -219,7 +225,8 @@ def test_filters_find_the_cases_among_20000(browser: Browser, many: tuple[Path, 
     wanted = [record for record in records if "compile" in record.case.id and "/rocm/" in record.case.id]
     assert browser.set("text", "/rocm/ COMPILE") == said(len(wanted))
     shown = browser.run(
-        "return [...document.querySelectorAll('#grid tbody tr:not([hidden])')].map((row) => [row.cells[0].textContent, row.cells[3].innerText.trim().split(/\\s+/)[1]])"
+        "return [...document.querySelectorAll('#grid tbody tr:not([hidden])')].map((row) => "
+        "[row.cells[0].textContent, row.cells[3].innerText.trim().split(/\\s+/)[1]])"
     )
     techniques = Counter(record.case.technique for record in wanted)
     assert {name for name, _ in shown} == set(techniques)
@@ -234,7 +241,8 @@ def test_the_list_turns_its_pages_and_sorts(browser: Browser, many: tuple[Path, 
     browser.run("document.querySelector('[data-turn=Next]').click()")
     assert f"101 to 200 of {passed:,} cases" in browser.run("return document.getElementById('list').textContent")
     browser.run(
-        "const box = document.querySelector('#list select'); box.value = 'fast'; box.dispatchEvent(new Event('change'));"
+        "const box = document.querySelector('#list select'); box.value = 'fast'; box.dispatchEvent(new "
+        "Event('change'));"
     )
     speeds = browser.run(
         "return [...document.querySelectorAll('#list tbody tr')].map((row) => parseFloat(row.cells[4].textContent))"
@@ -261,7 +269,8 @@ def test_the_page_of_a_check_has_its_plot_and_techniques_lead_to_cases(browser: 
 def test_a_cell_of_the_matrix_leads_to_its_cases(browser: Browser, stored: Path) -> None:
     browser.open(stored)
     browser.run(
-        "[...document.querySelectorAll('#grid a')].find((one) => one.hash.includes('technique=compile-static') && one.hash.includes('run=0')).click()"
+        "[...document.querySelectorAll('#grid a')].find((one) => one.hash.includes('technique=compile-static') && "
+        "one.hash.includes('run=0')).click()"
     )
     browser.until(
         "return location.hash.startsWith('#cases') && document.querySelectorAll('#list tbody tr').length === 1"
@@ -280,16 +289,19 @@ def test_everything_is_reached_by_the_keyboard_and_shows_its_focus(browser: Brow
     browser.open(stored)
     browser.run("for (const one of document.querySelectorAll('#list, #overview details details')) one.remove();")
     wanted = browser.run(
-        "return [...document.querySelectorAll('a[href], button:not(:disabled), select, input, summary, [tabindex=\"0\"]')]"
+        "return [...document.querySelectorAll('a[href], button:not(:disabled), select, input, summary, "
+        '[tabindex="0"]\')]'
         ".filter((one) => one.checkVisibility()).length"
     )
     reached, bare, unnamed = set(), [], []
     for _ in range(wanted + 20):
         browser.press(tab)
         number, name, outline = browser.run(
-            "const one = document.activeElement; window.met = window.met || []; if (!window.met.includes(one)) window.met.push(one);"
+            "const one = document.activeElement; window.met = window.met || []; if (!window.met.includes(one)) "
+            "window.met.push(one);"
             "const label = one.closest('label'); const style = getComputedStyle(one);"
-            "return [window.met.indexOf(one), (one.textContent + (one.getAttribute('aria-label') || '') + (label ? label.textContent : '')).trim(),"
+            "return [window.met.indexOf(one), (one.textContent + (one.getAttribute('aria-label') || '') + (label ? "
+            "label.textContent : '')).trim(),"
             " one === document.body || style.outlineStyle !== 'none']"
         )
         reached.add(number)
@@ -313,14 +325,18 @@ def test_a_folded_list_and_a_case_open_by_the_keyboard(browser: Browser, stored:
     assert wanted in browser.run("return document.getElementById('page').textContent")
 
 
-@pytest.mark.parametrize("name", ["", "#case=compile-static/mlp/cpu/float32/forward", "#case=amp-bf16/speed-mlp/cpu/float32/speed",
-    "#case=export/a-workload-with-a-name-that-is-as-long-as-any-that-a-vendor-may-think-of/cpu/float32/forward"])  # fmt: skip
+@pytest.mark.parametrize("name",
+    ["", "#case=compile-static/mlp/cpu/float32/forward", "#case=amp-bf16/speed-mlp/cpu/float32/speed",
+    "#case=export/a-workload-with-a-name-that-is-as-long-as-any-that-a-vendor-may-think-of/cpu/float32/forward",
+])  # fmt: skip
 def test_a_phone_scrolls_no_page_sideways(browser: Browser, stored: Path, name: str) -> None:
     browser.open(stored, name, width=390)
     browser.see_everything()
     wide = browser.run(
-        "return [...document.querySelectorAll('main:not([hidden]) *')].filter((one) => one.checkVisibility() && !one.closest('.scroll, pre, .unseen')"
-        " && one.getBoundingClientRect().right > 390.5).map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`)"
+        "return [...document.querySelectorAll('main:not([hidden]) *')].filter((one) => one.checkVisibility() && "
+        "!one.closest('.scroll, pre, .unseen')"
+        " && one.getBoundingClientRect().right > 390.5).map((one) => `${one.tagName} ${one.className} "
+        "${one.textContent.slice(0, 60)}`)"
     )
     assert wide == []
     assert browser.run("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
@@ -345,7 +361,8 @@ def test_hostile_texts_stay_texts(browser: Browser, tmp_path: Path) -> None:
     hostile = Record(
         case(HOSTILE, HOSTILE), Verdict.FAIL, HOSTILE, HOSTILE, (Evidence(HOSTILE, HOSTILE, engaged=False),),
         (Figure(HOSTILE, HOSTILE, 2.0, 1.0, HOSTILE, gates=True),), seconds={HOSTILE: 1.0}, traceback=HOSTILE,
-        measurements=(Measurement(HOSTILE, 1.0, "x", 0.5, 2.0, HOSTILE), Measurement("speed-up", 2.0, "x", 1.0, 3.0, HOSTILE)),
+        measurements=(Measurement(HOSTILE, 1.0, "x", 0.5, 2.0, HOSTILE),
+            Measurement("speed-up", 2.0, "x", 1.0, 3.0, HOSTILE)),
         remark=HOSTILE, digest=HOSTILE, times=(1.0, 2.0),
     )  # fmt: skip
     runs = load([journal(tmp_path / "a.jsonl", [hostile])])
@@ -381,8 +398,10 @@ def test_what_is_planted_in_a_report_neither_runs_nor_loads(browser: Browser, st
     try:
         place = f"http://127.0.0.1:{server.server_address[1]}"
         planted = (
-            f'<script>document.documentElement.dataset.ran = "yes"</script><script src="{place}/script"></script><img src="{place}/image">'
-            f'<img src="x" onerror="document.documentElement.dataset.ran = 1"><link rel="stylesheet" href="{place}/style">'
+            f'<script>document.documentElement.dataset.ran = "yes"</script><script src="{place}/script"></script><img '
+            f'src="{place}/image">'
+            f'<img src="x" onerror="document.documentElement.dataset.ran = 1"><link rel="stylesheet" '
+            f'href="{place}/style">'
             f'<iframe src="{place}/frame"></iframe><style>body {{ background: url({place}/back) }}</style>'
         )
         text = stored.read_text("utf-8").replace('<main id="overview">', f'<main id="overview">{planted}')

@@ -107,7 +107,10 @@ def test_a_green_run_has_no_causes() -> None:
     ("reason", "found"),
     [
         (
-            "NotImplementedError: Could not run 'aten::add.out' with arguments from the 'PrivateUse1' backend. This could be because",
+            (
+                "NotImplementedError: Could not run 'aten::add.out' with arguments from the 'PrivateUse1' backend. "
+                "This could be because"
+            ),
             (Kind.OPERATOR, "aten::add.out: no kernel"),
         ),
         (
@@ -119,7 +122,10 @@ def test_a_green_run_has_no_causes() -> None:
             (Kind.FEATURE, "autocast is not registered"),
         ),
         (
-            "NotImplementedError: The operator 'aten::linalg_qr.out' is not currently implemented for the MPS device. If you want",
+            (
+                "NotImplementedError: The operator 'aten::linalg_qr.out' is not currently implemented for the MPS "
+                "device. If you want"
+            ),
             (Kind.OPERATOR, "aten::linalg_qr.out: no kernel"),
         ),
         (
@@ -139,11 +145,17 @@ def test_a_green_run_has_no_causes() -> None:
             (Kind.FEATURE, "storages cannot be saved"),
         ),
         (
-            "BackendCompilerFailed: backend='inductor' raised:\nNotImplementedError: convolution_backward_overrideable not implemented. You",
+            (
+                "BackendCompilerFailed: backend='inductor' raised:\nNotImplementedError: "
+                "convolution_backward_overrideable not implemented. You"
+            ),
             (Kind.OPERATOR, "aten::convolution_backward: no kernel"),
         ),
         (
-            "RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported",
+            (
+                "RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
+                "asynchronously reported"
+            ),
             (Kind.EXCEPTION, "CUDA error: an illegal memory access was encountered"),
         ),
         (
@@ -177,12 +189,18 @@ def test_an_error_that_no_exception_is_is_told_by_its_code(code: ErrorCode, foun
 
 
 def test_the_operator_is_found_where_another_error_hides_it() -> None:
-    trace = "NotImplementedError: Could not run 'aten::exp2' with arguments from the 'NPU' backend.\nwhich led to\nTraceback (most recent call last):\n"
+    trace = (
+        "NotImplementedError: Could not run 'aten::exp2' with arguments from the 'NPU' backend.\n"
+        "which led to\nTraceback (most recent call last):\n"
+    )
     assert one("InternalTorchDynamoError: something else", traceback=trace) == (Kind.OPERATOR, "aten::exp2: no kernel")
 
 
 def test_source_lines_of_a_traceback_are_no_errors() -> None:
-    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    raise MemoryError("out of memory")\nKeyError: 3\n'
+    trace = (
+        'Traceback (most recent call last):\n  File "x.py", line 1, in f\n'
+        '    raise MemoryError("out of memory")\nKeyError: 3\n'
+    )
     assert one("KeyError: 3", traceback=trace) == (Kind.EXCEPTION, f"KeyError: {HIDDEN}")
 
 
@@ -328,26 +346,42 @@ def test_a_buffer_names_its_cause_unless_outputs_are_wrong_too() -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "title"),
     [
-        (Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", "3 of them", "0", 3.0), "wrong values", "mlp: wrong NaN or infinity in outputs"),
-        (Fault(FaultKind.PATTERN, "loss[1]", "not finite", measured=1.0), "wrong values", "mlp: wrong NaN or infinity in losses"),
-        (Fault(FaultKind.VIEW, "out", "scale gain", measured=8.0, allowed=1e-7), "wrong values", "mlp: random numbers are wrong in outputs"),
-        (Fault(FaultKind.VALUE, "buffer:bn.num_batches_tracked", expected="1", got="2"), "wrong values", "num_batches_tracked: wrong values"),
-        (Fault(FaultKind.VIEW, "loss[0:4]", "mean loss of the training", measured=2.0, allowed=1e-3), "wrong values", "mlp: wrong values in losses"),
-        (Fault(FaultKind.VIEW, "out['a: b']", "row", "draw 1", measured=2.0, allowed=1.0), "wrong values", "mlp: wrong values in outputs"),
-        (Fault(FaultKind.METADATA, "out", "dtype", expected="float32", got="float64"), "wrong metadata", "wrong dtype of outputs"),
+        (Fault(FaultKind.PATTERN, "out", "NaN", "nan[0]", "3 of them", "0", 3.0), "wrong values",
+            "mlp: wrong NaN or infinity in outputs"),
+        (Fault(FaultKind.PATTERN, "loss[1]", "not finite", measured=1.0), "wrong values",
+            "mlp: wrong NaN or infinity in losses"),
+        (Fault(FaultKind.VIEW, "out", "scale gain", measured=8.0, allowed=1e-7), "wrong values",
+            "mlp: random numbers are wrong in outputs"),
+        (Fault(FaultKind.VALUE, "buffer:bn.num_batches_tracked", expected="1", got="2"), "wrong values",
+            "num_batches_tracked: wrong values"),
+        (Fault(FaultKind.VIEW, "loss[0:4]", "mean loss of the training", measured=2.0, allowed=1e-3), "wrong values",
+            "mlp: wrong values in losses"),
+        (Fault(FaultKind.VIEW, "out['a: b']", "row", "draw 1", measured=2.0, allowed=1.0), "wrong values",
+            "mlp: wrong values in outputs"),
+        (Fault(FaultKind.METADATA, "out", "dtype", expected="float32", got="float64"), "wrong metadata",
+            "wrong dtype of outputs"),
         (Fault(FaultKind.METADATA, "grad:fc1.weight", "missing"), "wrong metadata", "missing: gradients"),
         (Fault(FaultKind.MUTATED, "input[0]"), "changed state", "an input is overwritten"),
         (Fault(FaultKind.MUTATED, "parameter:fc.weight"), "changed state", "a parameter is overwritten"),
-        (Fault(FaultKind.STATE, "default dtype", expected="float32", got="float64"), "changed state", "global state is left changed: default dtype"),
+        (Fault(FaultKind.STATE, "default dtype", expected="float32", got="float64"), "changed state",
+            "global state is left changed: default dtype"),
         (Fault(FaultKind.RERUN, "out", measured=1e-7), "not reproducible", "a second run gives other bits"),
-        (Fault(FaultKind.REGRESSION, "regression", "time", measured=1.5, allowed=1.1), "regression", "slower than the baseline"),
-        (Fault(FaultKind.REGRESSION, "regression", "memory", measured=20.0, allowed=10.0), "regression", "more memory than the baseline"),
-        (Fault(FaultKind.LIMIT, "limit", "memory", expected="the budget (of the board)", measured=1.8, allowed=1.5), "limit", "beyond a limit: the budget (of the board)"),
-        (Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", "draw 2", got="aten::exp2 x3"), "missing operator", "aten::exp2: no kernel, runs on the CPU"),
-        (Fault(FaultKind.EVIDENCE, "compiled regions entered >= 1", got="0"), "no evidence", "not seen: compiled regions entered >= 1"),
-        (Fault(FaultKind.RAISED, "run", "RuntimeError", "draw 3", got="CUDA error: misaligned address"), "exception", "CUDA error: misaligned address"),
-        (Fault(FaultKind.RULE, "scaler", "scale after step 5", expected="131072", got="65536"), "wrong values", f"scaler: scale after step {HIDDEN}: expected {HIDDEN}, got {HIDDEN}"),
-        (Fault(FaultKind.OTHER, "out: view row at [3, :]: expected at most 1, got 9"), "wrong values", f"out: view row at [{HIDDEN}, :]: expected at most {HIDDEN}, got {HIDDEN}"),
+        (Fault(FaultKind.REGRESSION, "regression", "time", measured=1.5, allowed=1.1), "regression",
+            "slower than the baseline"),
+        (Fault(FaultKind.REGRESSION, "regression", "memory", measured=20.0, allowed=10.0), "regression",
+            "more memory than the baseline"),
+        (Fault(FaultKind.LIMIT, "limit", "memory", expected="the budget (of the board)", measured=1.8, allowed=1.5),
+            "limit", "beyond a limit: the budget (of the board)"),
+        (Fault(FaultKind.EVIDENCE, "no operator left xla for the CPU", "aten::exp2", "draw 2", got="aten::exp2 x3"),
+            "missing operator", "aten::exp2: no kernel, runs on the CPU"),
+        (Fault(FaultKind.EVIDENCE, "compiled regions entered >= 1", got="0"), "no evidence",
+            "not seen: compiled regions entered >= 1"),
+        (Fault(FaultKind.RAISED, "run", "RuntimeError", "draw 3", got="CUDA error: misaligned address"), "exception",
+            "CUDA error: misaligned address"),
+        (Fault(FaultKind.RULE, "scaler", "scale after step 5", expected="131072", got="65536"), "wrong values",
+            f"scaler: scale after step {HIDDEN}: expected {HIDDEN}, got {HIDDEN}"),
+        (Fault(FaultKind.OTHER, "out: view row at [3, :]: expected at most 1, got 9"), "wrong values",
+            f"out: view row at [{HIDDEN}, :]: expected at most {HIDDEN}, got {HIDDEN}"),
     ],
 )  # fmt: skip
 def test_each_kind_of_fault_has_its_cause(fault: Fault, kind: str, title: str) -> None:
@@ -441,7 +475,8 @@ XLA_CAUSES = {
     "running_var: wrong values": ("wrong values", 8),
     "AttributeError: module 'torch' has no attribute 'xla'": ("missing feature", 4),
     "not seen: weights read back with other bits = 0": ("no evidence", 4),
-    "RuntimeError: Cannot insert a Tensor that requires grad as a constant. Consider making it a parameter or input, or detaching the gradient": ("exception", 2),
+    "RuntimeError: Cannot insert a Tensor that requires grad as a constant. Consider making it a parameter or input, "
+    "or detaching the gradient": ("exception", 2),
     "aten::native_layer_norm_backward: no kernel, runs on the CPU": ("missing operator", 2),
     "dropout: random numbers are wrong in gradients, outputs": ("wrong values", 2),
     "reductions: wrong values in outputs": ("wrong values", 2),

@@ -44,7 +44,8 @@ def run(*records: Record, device: str = "cpu", **facts: Any) -> DeviceRun:
         "remarks": (),
     } | facts
     return DeviceRun(
-        device=device, capability="ok", accelcheck="0.1.0", python="3.11.7", platforms=("Linux",), level=1, selections=({},), packages={},
+        device=device, capability="ok", accelcheck="0.1.0", python="3.11.7", platforms=("Linux",), level=1,
+        selections=({},), packages={},
         records=records, sources=("j",), **whole,
     )  # fmt: skip
 

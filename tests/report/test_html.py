@@ -50,7 +50,8 @@ def journal(
         "fingerprint": fingerprint(device) if present else None,
     }
     written.header({
-        "started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11.7", "platform": "Linux", "level": 2,
+        "started": "2026-11-23T10:00:00+00:00", "accelcheck": "0.1.0", "python": "3.11.7", "platform": "Linux",
+        "level": 2,
         "devices": {device: result}, "packages": {"torch": "2.13.0"}, **more,
     })  # fmt: skip
     for record in records:
@@ -71,7 +72,8 @@ def page(runs: Sequence[DeviceRun], **more: Any) -> Page:
 
 def test_the_verdict_comes_first_and_counts_what_the_journal_has(tmp_path: Path) -> None:
     records = [
-        Record(case("compile-static"), Verdict.FAIL, reason="out: view row: expected at most 1e-7, got 2e-7", compared=40),
+        Record(case("compile-static"), Verdict.FAIL, reason="out: view row: expected at most 1e-7, got 2e-7",
+            compared=40),
         Record(case(), Verdict.PASS, compared=1200),
         Record(case("flex"), Verdict.UNSUPPORTED, "no-backend", "unsupported [no-backend] no kernel"),
     ]  # fmt: skip
@@ -90,7 +92,8 @@ def checked(technique: str, mode: Mode, *figures: Figure, workload: str = "net",
     """A record of the check of a model."""
     row = Figure("out", "row", 1e-7, 3e-7, "", gates=True)
     return Record(
-        case(technique, workload, mode=mode), more.pop("verdict", Verdict.PASS), figures=(row, *figures), compared=1, **more
+        case(technique, workload, mode=mode), more.pop("verdict", Verdict.PASS), figures=(row, *figures), compared=1,
+        **more
     )  # fmt: skip
 
 
@@ -99,7 +102,8 @@ def of_a_check(folder: Path, *more: Record, **header: Any) -> Path:
     cost = Figure("out", SCHEME, 1.4e-2, math.inf, "", gates=False)
     speed = (Measurement("speed-up", 2.0, "x", 1.8, 2.2),)
     records = [
-        checked("eager", Mode.FORWARD), checked("coarse", Mode.FORWARD, cost), checked("coarse", Mode.SPEED, cost, measurements=speed), *more,
+        checked("eager", Mode.FORWARD), checked("coarse", Mode.FORWARD, cost),
+        checked("coarse", Mode.SPEED, cost, measurements=speed), *more,
     ]  # fmt: skip
     return journal(folder / "check.jsonl", records, **{"models": NET, **header})
 
@@ -109,7 +113,10 @@ def test_the_page_of_a_check_opens_with_model_recommendation_table_and_plot(tmp_
     shown = page(load([of_a_check(tmp_path, absent)]))
     wanted = [
         "net Net with 163 parameters. Checked on cpu: Chip of cpu, torch 2.13.0, 2026-11-23.",
-        "Inference on cpu: Use coarse. It is right, 2.00 times as fast as FP32 eager (1.80 or more) and is off by at most 1.4e-02",
+        (
+            "Inference on cpu: Use coarse. It is right, 2.00 times as fast as FP32 eager (1.80 or more) and is off by "
+            "at most 1.4e-02"
+        ),
         "technique forward inference speed memory worst error against FP32",
         "coarse ✓ pass 2.00x (1.80-2.20) not measured 1.0e-07 of 3.0e-07 1.4e-02",
         "gpu: unsupported [no-backend] no GPU here",
@@ -150,7 +157,8 @@ def test_commands_carry_the_model_and_the_modules_that_they_need(tmp_path: Path)
     bad = checked("odd", Mode.FORWARD, verdict=Verdict.FAIL, reason="out: wrong")
     shown = page(load([of_a_check(tmp_path, bad, imports=["my backend"])]))
     command = (
-        "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=odd/net/cpu/float32/forward '--accel-import=my backend' "
+        "pytest --pyargs accelcheck.suite --accel-device=cpu --accel-case=odd/net/cpu/float32/forward "
+        "'--accel-import=my backend' "
         "--accel-model=folder/net.py:make"
     )
     assert command in shown.text
@@ -207,7 +215,8 @@ def test_a_device_that_runs_its_must_pass_list_qualifies() -> None:
 
 def test_the_matrix_has_a_row_a_technique_and_words_beside_colours(tmp_path: Path) -> None:
     paths = [
-        journal(tmp_path / "a.jsonl", [Record(case(), Verdict.PASS, compared=1), Record(case(workload="cnn"), Verdict.CRASH)]),
+        journal(tmp_path / "a.jsonl",
+            [Record(case(), Verdict.PASS, compared=1), Record(case(workload="cnn"), Verdict.CRASH)]),
         journal(tmp_path / "b.jsonl", [Record(case("amp", device="xla"), Verdict.UNSUPPORTED, "no-kernel")], "xla"),
     ]  # fmt: skip
     cells = tables.matrix(load(paths))
@@ -228,7 +237,8 @@ def test_every_case_of_stored_journals_is_in_the_report_with_its_figures() -> No
     ids = [
         "/".join((
             index["texts"][columns["technique"][at]], index["texts"][columns["workload"][at]],
-            index["devices"][columns["run"][at]], index["texts"][columns["dtype"][at]], index["modes"][columns["mode"][at]],
+            index["devices"][columns["run"][at]], index["texts"][columns["dtype"][at]],
+            index["modes"][columns["mode"][at]],
         ))
         for at in range(len(columns["run"]))
     ]  # fmt: skip
@@ -324,7 +334,8 @@ def test_a_long_reason_is_cut_and_says_so_and_many_cases_of_a_cause_are_counted(
 def test_numbers_that_json_lacks_reach_the_script_as_their_names(tmp_path: Path) -> None:
     broken = Record(
         case(), Verdict.FAIL, reason="out: NaN",
-        figures=(Figure("out", "row", float("nan"), 1.0, "", gates=True), Figure("out", "gain", float("inf"), 0.0, "", gates=True)),
+        figures=(Figure("out", "row", float("nan"), 1.0, "", gates=True),
+            Figure("out", "gain", float("inf"), 0.0, "", gates=True)),
     )  # fmt: skip
     index, (block,) = blocks(page(load([journal(tmp_path / "a.jsonl", [broken])])))
     assert index["columns"]["used"] == ["inf"]
@@ -337,7 +348,8 @@ def test_speed_and_memory_are_gathered_by_technique_device_and_mode(tmp_path: Pa
             case("amp-bf16", workload, mode=Mode.SPEED), Verdict.PASS, compared=1,
             figures=(Figure("out", "row", error, 1.0, "", gates=True),),
             measurements=(
-                Measurement("speed-up", speed, "x"), Measurement("peak-memory", peak, "B"), Measurement("peak-memory-fp32-eager", 100.0, "B"),
+                Measurement("speed-up", speed, "x"), Measurement("peak-memory", peak, "B"),
+                Measurement("peak-memory-fp32-eager", 100.0, "B"),
             ),
         )  # fmt: skip
 

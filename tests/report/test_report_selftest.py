@@ -19,7 +19,7 @@ def outcome(
     seconds: float = 1.0,
     **more: bool | str | float,
 ) -> SeedResult:
-    row = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # a row's fields
+    row = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # any
     return SeedResult(row, seed, verdict, views, reason, seconds={"run": seconds})
 
 

@@ -535,7 +535,8 @@ def test_what_a_device_gets_wrong_by_itself_is_left_out_and_anything_else_is_a_f
     assert not plain.good
     ledger = tmp_path / "cpu.toml"
     ledger.write_text(
-        'schema = 2\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: view"\nat-most = 1.5\n'
+        'schema = 2\n[[entry]]\ncases = ["doubling/matmul/cpu/float32/forward"]\nverdict = "fail"\nmatch = "out: '
+        'view"\nat-most = 1.5\n'
         'reason = "known"\nlink = "x"\nowner = "x"\nexpires = 9999-01-01\n'
     )
     monkeypatch.setattr(runner, "shipped", lambda _: (ledger,))

@@ -135,7 +135,7 @@ def answered(facts: dict[str, Any] | None = None, **changes: Any) -> list[RankRe
 def shown(name: str, answers: Sequence[RankReport]) -> list[Evidence]:
     program = Program.of(small().problem(0))
     program.extras[ANSWERS] = answers
-    return list(named(TECHNIQUES, name).evidence(program, None, Mode.TRAIN, Cpu()))  # type: ignore[arg-type]  # not asked
+    return list(named(TECHNIQUES, name).evidence(program, None, Mode.TRAIN, Cpu()))  # type: ignore[arg-type]  # unused
 
 
 VIEWS = {"storages": [1, 2, 2, 2, 2, 2]}
@@ -155,8 +155,10 @@ FSDP = {"facts": SHARDS, "calls": GATHERED, "sent": [2190] * 6}
         ("ddp-2", {}, {"sent": [1460] * 5 + [1456]}, "bytes sent by each rank = 8760"),
         ("ddp-2", {}, {"calls": [{"allreduce_": 2}] * 5 + [{"allreduce_": 1}]}, "all-reduces of a step"),
         ("ddp-bucket-view", {"facts": VIEWS}, {}, ""),
-        ("ddp-no-sync", {"facts": PASSES}, {"facts": {"passes": [0, 1] * 5 + [1, 1]}}, "all-reduces of each first pass"),
-        ("ddp-no-sync", {"facts": PASSES}, {"facts": {"passes": [0, 1] * 5 + [0, 0]}}, "all-reduces of each first pass"),
+        ("ddp-no-sync", {"facts": PASSES}, {"facts": {"passes": [0, 1] * 5 + [1, 1]}},
+            "all-reduces of each first pass"),
+        ("ddp-no-sync", {"facts": PASSES}, {"facts": {"passes": [0, 1] * 5 + [0, 0]}},
+            "all-reduces of each first pass"),
         ("fsdp2", FSDP, {"facts": {"sharded": 3, "bytes held": 730}}, "sharded parameters = 4"),
         ("fsdp2", FSDP, {"facts": {"sharded": 4, "bytes held": 1460}}, "bytes of parameters that ranks hold"),
         ("fsdp2", FSDP, {"calls": [{"_allgather_base_": 4}] * 6}, "reduce_scatter_base of each step"),
@@ -168,7 +170,8 @@ FSDP = {"facts": SHARDS, "calls": GATHERED, "sent": [2190] * 6}
         ("ddp-int8", {"facts": FED, "sent": [369] * 6}, {"facts": FED | {"lost": {"2.bias": 1}}}, "elements whose sum"),
         ("ddp-int8", {"facts": FED, "sent": [369] * 6}, {"facts": FED | {"accounts": 3}}, "elements whose sum"),
         ("ddp-topk", {"facts": FED, "sent": [360] * 6}, {"sent": [361] * 6}, "bytes sent by each rank = 2160"),
-        ("ddp-powersgd", {"facts": FED, "sent": [1460] * 2 + [328] * 4}, {"sent": [1460] * 6}, "bytes sent by each rank = 4232"),
+        ("ddp-powersgd", {"facts": FED, "sent": [1460] * 2 + [328] * 4}, {"sent": [1460] * 6},
+            "bytes sent by each rank = 4232"),
     ],
 )  # fmt: skip
 def test_each_observation_can_fail(name: str, good: dict[str, Any], wrong: dict[str, Any], claim: str) -> None:

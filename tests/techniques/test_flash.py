@@ -237,10 +237,14 @@ def test_a_run_without_calls_of_the_package_fails_the_evidence(installed: Any) -
 @pytest.mark.parametrize(
     ("forward", "backward"),
     [
-        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<T>"),
-        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<T>>", "void cutlass::device_kernel<flash::FlashAttnBwdSm90<T>>"),
-        ("kernel_cutlass_kernel_flash_attncuteflash_fwdFlashAttentionForwardSm90_object", "kernel_cutlass_kernel_FlashAttentionBackwardSm90_object"),
-        ("void ck_tile::kentry<2, ck_tile::FmhaFwdKernel<T>>", "void ck_tile::kentry<2, ck_tile::FmhaBwdDQDKDVKernel<T>>"),
+        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>",
+            "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<T>"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<T>>",
+            "void cutlass::device_kernel<flash::FlashAttnBwdSm90<T>>"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwdFlashAttentionForwardSm90_object",
+            "kernel_cutlass_kernel_FlashAttentionBackwardSm90_object"),
+        ("void ck_tile::kentry<2, ck_tile::FmhaFwdKernel<T>>",
+            "void ck_tile::kentry<2, ck_tile::FmhaBwdDQDKDVKernel<T>>"),
     ],
 )  # fmt: skip
 def test_kernels_on_a_gpu_are_evidence(forward: str, backward: str) -> None:

@@ -140,7 +140,7 @@ class Forgetful(torch.autograd.Function):
 
 
 def forgetful(module: Any, x: Tensor) -> Tensor:
-    return Forgetful.apply(x, module.rate) if module.training else x  # type: ignore[no-untyped-call]  # untyped in torch
+    return Forgetful.apply(x, module.rate) if module.training else x  # type: ignore[no-untyped-call]  # torch's
 
 
 FAULTS: dict[str, tuple[Callable[..., Any], str]] = {

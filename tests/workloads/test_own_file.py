@@ -41,7 +41,10 @@ def test_a_function_returns_a_model_in_any_of_the_forms(tmp_path: Path, returned
 
 
 def test_data_and_a_metric_are_a_workload_of_their_own(tmp_path: Path) -> None:
-    body = "def make():\n    return {'model': net(), 'inputs': (X,), 'data': [(X, None)], 'metric': lambda out, _: out.mean(1)}\n"
+    body = (
+        "def make():\n"
+        "    return {'model': net(), 'inputs': (X,), 'data': [(X, None)], 'metric': lambda out, _: out.mean(1)}\n"
+    )
     assert [(workload.name, Mode.ACCURACY in workload.modes) for workload in made(tmp_path, body)] == [
         ("net", False),
         ("net.accuracy", True),
@@ -61,7 +64,10 @@ def test_the_function_names_the_workload_unless_it_is_make(tmp_path: Path) -> No
 
 
 def test_random_numbers_are_the_same_in_each_process_and_the_callers_go_on(tmp_path: Path) -> None:
-    body = "def make():\n    return net(), (torch.full((5, 4), random.random()) + torch.from_numpy(np.random.rand(5, 4)).float(),)\n"
+    body = (
+        "def make():\n"
+        "    return net(), (torch.full((5, 4), random.random()) + torch.from_numpy(np.random.rand(5, 4)).float(),)\n"
+    )
     torch.manual_seed(3)
     before = torch.rand(1)
     torch.manual_seed(3)
@@ -70,7 +76,7 @@ def test_random_numbers_are_the_same_in_each_process_and_the_callers_go_on(tmp_p
     (tmp_path / "more").mkdir()
     torch.rand(7)
     (second,) = made(tmp_path / "more", body)
-    a, b = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # of `Redrawn`
+    a, b = first.problem(first.make.seed), second.problem(second.make.seed)  # type: ignore[attr-defined]  # `Redrawn`
     assert torch.equal(a.inputs[0], b.inputs[0])
     assert all(map(torch.equal, a.module.parameters(), b.module.parameters()))
 
@@ -90,13 +96,16 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ("def mak():\n    pass\n", "net.py:make", "net.py:make: unknown function 'make'. Did you mean 'mak'"),
         ("1 / 0\n", "net.py:make", "net.py:make: the file raised ZeroDivisionError: division by zero"),
         ("def make():\n    return {}['x']\n", "net.py", r"net.py: make\(\) raised KeyError: 'x'"),
-        ("def make():\n    return net()\n", "net.py", r"net.py: expected \(model, inputs\), .* or a dict .*, got Linear"),
+        ("def make():\n    return net()\n", "net.py",
+            r"net.py: expected \(model, inputs\), .* or a dict .*, got Linear"),
         ("def make():\n    return net\n", "net.py", "got function"),
         ("def make():\n    return (net(),)\n", "net.py", "got a tuple of 1"),
-        ("def make():\n    return net(), X\n", "net.py", r"inputs: expected a tuple of the positional arguments, got Tensor; for one argument give \(x,\)"),
+        ("def make():\n    return net(), X\n", "net.py",
+            r"inputs: expected a tuple of the positional arguments, got Tensor; for one argument give \(x,\)"),
         ("def make():\n    return {'modle': net()}\n", "net.py", "unknown key 'modle'. Did you mean 'model'"),
         ("def make():\n    return {'inputs': (X,)}\n", "net.py", "got a dict without 'model'"),
-        ("def make():\n    return {'model': net(), 'inputs': (X,), 'data': []}\n", "net.py", "accuracy needs data and a metric: give both"),
+        ("def make():\n    return {'model': net(), 'inputs': (X,), 'data': []}\n", "net.py",
+            "accuracy needs data and a metric: give both"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_checked_is_named_in_command_words(tmp_path: Path, body: str, spec: str, words: str) -> None:

@@ -266,7 +266,8 @@ from accelcheck.api import workload_of
 used = []
 original = torch.autograd.backward
 torch.autograd.backward = lambda *a, **k: used.append(1) or original(*a, **k)
-workload_of(torch.nn.Linear(4, 3), (torch.ones(2, 4),), loss=torch.nn.functional.mse_loss, target=torch.ones(2, 3), optimizer=torch.optim.SGD)
+training = dict(loss=torch.nn.functional.mse_loss, target=torch.ones(2, 3), optimizer=torch.optim.SGD)
+workload_of(torch.nn.Linear(4, 3), (torch.ones(2, 4),), **training)
 print(len(used))
 """
     done = completed([sys.executable, "-c", code], check=True, timeout=120)
@@ -452,16 +453,21 @@ def fail(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "inputs", "more", "message"),
     [
-        (Images(), torch.ones(1), {}, r"inputs: expected a tuple of the positional arguments, got Tensor; for one argument give \(x,\)"),
+        (Images(), torch.ones(1), {},
+            r"inputs: expected a tuple of the positional arguments, got Tensor; for one argument give \(x,\)"),
         (Images(), (3,), {}, "inputs: expected tensors among the arguments, got none"),
         (3, (torch.ones(1),), {}, "model: expected a module or a function, got int"),
         (fail, (torch.ones(1),), {}, "model: raised LookupError with the inputs given: no such row"),
-        (lambda x: {"text": "no", "x": x}, (torch.ones(1),), {}, r"out\['text'\]: expected tensors, .* got str, which cannot be compared"),
+        (lambda x: {"text": "no", "x": x}, (torch.ones(1),), {},
+            r"out\['text'\]: expected tensors, .* got str, which cannot be compared"),
         (nothing_at_all, (torch.ones(1),), {}, "out: expected tensors, got none in NoneType"),
         (lambda x: (y for y in x), (torch.ones(1),), {}, "out: expected tensors, .* got generator"),
-        (Images().double(), (torch.ones(1, 3, 8, 8).double(),), {}, "conv.weight: expected it on the CPU in float32, got float64 on cpu"),
-        (Images(), (torch.ones(1, 3, 8, 8),), {"name": "My Model"}, "name 'My Model': expected small letters and digits"),
-        (Images(), (torch.ones(1, 3, 8, 8),), {"loss": functional.mse_loss}, "training needs a loss, an optimizer, and a target or batches: give all three"),
+        (Images().double(), (torch.ones(1, 3, 8, 8).double(),), {},
+            "conv.weight: expected it on the CPU in float32, got float64 on cpu"),
+        (Images(), (torch.ones(1, 3, 8, 8),), {"name": "My Model"},
+            "name 'My Model': expected small letters and digits"),
+        (Images(), (torch.ones(1, 3, 8, 8),), {"loss": functional.mse_loss},
+            "training needs a loss, an optimizer, and a target or batches: give all three"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_checked_is_named(model: Any, inputs: Any, more: dict[str, Any], message: str) -> None:

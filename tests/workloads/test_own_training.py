@@ -77,7 +77,8 @@ def by_hand(given: list[tuple[Tensor, Tensor]], steps: int) -> list[float]:
 
 def test_each_step_takes_the_next_batch_and_the_first_one_again_after_the_last() -> None:
     workload = training(batches(3))
-    problem = workload.make(torch.Generator().manual_seed(workload.make.seed), 0)  # type: ignore[attr-defined]  # of `Redrawn`
+    seed = workload.make.seed  # type: ignore[attr-defined]  # of `Redrawn`
+    problem = workload.make(torch.Generator().manual_seed(seed), 0)
     result = Program.of(problem).run(TRAIN)
     outcome = [float(value) for path, value in result.items() if path.startswith("loss")]
     assert outcome == pytest.approx(by_hand(batches(3), 4), rel=1e-6)
@@ -140,7 +141,10 @@ def test_the_callers_batches_are_not_changed() -> None:
         ([(torch.ones(8, 6), 3)], "batch 0: target: expected a tensor or None, got int"),
         (
             [*batches(1), (torch.ones(5, 6), torch.ones(5, dtype=torch.long))],
-            "batch 1: expected tensors as in batch 0, float32 (8, 6), int64 (8,); got float32 (5, 6), int64 (5,): leave out the last batch",
+            (
+                "batch 1: expected tensors as in batch 0, float32 (8, 6), int64 (8,); got float32 (5, 6), int64 (5,): "
+                "leave out the last batch"
+            ),
         ),
     ],
 )

@@ -102,8 +102,8 @@ def test_a_workload_is_well_formed(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
     assert workload.level in {1, 2, 3}
     assert workload.traits <= TRAITS.keys()
-    # The gradient of a view of 2**32 elements would take 16 GiB. elementwise-large and gelu-infinity show nothing more in
-    # the backward pass. Views have no computation whose gradient could be compiled. The gradients of a class of
+    # The gradient of a view of 2**32 elements would take 16 GiB. elementwise-large and gelu-infinity show nothing more
+    # in the backward pass. Views have no computation whose gradient could be compiled. The gradients of a class of
     # operators may be of another class.
     outputs_alone = {"far-elements", "elementwise-large", "gelu-infinity", "shared-views"}
     outputs_alone |= {workload for workload, _, mode in CLASSES.values() if mode is Mode.FORWARD}

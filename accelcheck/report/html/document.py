@@ -39,7 +39,8 @@ Plotly add style elements.
 SHOWN = 40
 """Most cases that a cause lists in the static part; the script's list has them all."""
 SYMBOLS = {
-    "device-lost": "⊘", "crash": "⊗", "hang": "∞", "error": "!", "fail": "✗", "flaky": "≈", "xpass": "⁈", "xfail": "↓",
+    "device-lost": "⊘", "crash": "⊗", "hang": "∞", "error": "!",
+    "fail": "✗", "flaky": "≈", "xpass": "⁈", "xfail": "↓",
     "waived": "∅", "pass": "✓", "unsupported": "\N{EN DASH}", "unavailable": "○",
 }  # fmt: skip
 """Signs of the verdicts, beside the words, so that colour is not the only sign."""

@@ -41,7 +41,7 @@ def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
         for part in program.module.modules():
             if isinstance(part, VocabularyLoss):
                 plain: Any = part.loss
-                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign,misc]  # this one alone
+                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign,misc]  # its own
 
     return lambda _: change
 

@@ -36,7 +36,12 @@ def dropping(drop: Drop, *, evaluating: bool = False) -> Change:
     def call(plain: Any, *inputs: Any) -> Any:
         places = itertools.count()
 
-        def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own signature
+        def dropout(  # torch's own signature
+            x: Tensor,
+            p: float = 0.5,
+            training: bool = True,  # noqa: FBT001, FBT002
+            inplace: bool = False,  # noqa: FBT001, FBT002
+        ) -> Tensor:
             return drop(x, p, next(places)) if training or evaluating else x
 
         with mock.patch.object(functional, "dropout", dropout):

@@ -18,5 +18,5 @@ def autoload() -> None:
     from acme_npu import module
 
     backend_registration.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch documents it for backends
+    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]  # noqa: SLF001 - documented
     backend_registration.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
