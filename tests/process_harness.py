@@ -66,8 +66,12 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
         **options: Options of `subprocess.Popen`.
     """
     begin = functools.partial(_begin, os.getpid())
-    process = subprocess.Popen(  # noqa: PLW1509 - it takes no lock
-        words, text=True, start_new_session=True, preexec_fn=begin, **options
+    process = subprocess.Popen(
+        words,
+        text=True,
+        start_new_session=True,
+        preexec_fn=begin,
+        **options,  # noqa: PLW1509 - it takes no lock
     )
     with process:
         try:
