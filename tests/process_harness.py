@@ -70,8 +70,8 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator[subprocess.
         words,
         text=True,
         start_new_session=True,
-        preexec_fn=begin,
-        **options,  # noqa: PLW1509 - it takes no lock
+        preexec_fn=begin,  # noqa: PLW1509 - it takes no lock
+        **options,
     )
     with process:
         try:
