@@ -148,7 +148,9 @@ def _driver() -> str:
         return card
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603 - fixed
+        answer = subprocess.run(  # noqa: S603 - fixed words
+            asked, capture_output=True, text=True, check=False, timeout=30
+        )
         lines = answer.stdout.splitlines()
         return lines[0].strip() if lines else ""
     return ""

@@ -272,9 +272,9 @@ def hold(record: Record, ledger: Ledger) -> Record:
         return replace(record, known=tuple(_outgrown(entries, faults)))
     known = tuple(dict.fromkeys(_known(entry) for group in explained for entry in group))
     reason = "; ".join(dict.fromkeys(f"{entry.reason} ({entry.link})" for entry in known))
-    firsts = {fault.path: number for number, fault in reversed(list(enumerate(faults)))}
-    order = dict.fromkeys((*sorted(firsts.values()), *range(len(faults))))
-    kept = tuple(faults[number] for number in [*order][:MOST_FAULTS])
+    paths = [fault.path for fault in faults]
+    order = sorted(range(len(faults)), key=lambda number: paths.index(paths[number]) < number)
+    kept = tuple(faults[number] for number in order[:MOST_FAULTS])
     return replace(record, verdict=Verdict.XFAIL, reason=reason, faults=kept, known=known, traceback="")
 
 

@@ -220,7 +220,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the daemons as it unwinds
     try:
         with cluster() as environ:
-            status = subprocess.run(given.command, env=environ, check=False).returncode  # noqa: S603 - the user's
+            status = subprocess.run(given.command, env=environ, check=False).returncode  # noqa: S603 - user's command
             wait(environ, given.limit)
             return status
     except ClusterError as error:

@@ -58,8 +58,12 @@ def test_a_process_measures_latency_and_its_part_of_eager(tmp_path: Path, monkey
 
 def test_the_clock_of_a_process_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     stops: list[None] = []
-    waits = lambda: stops.append(time.sleep(2))  # type: ignore[func-returns-value]  # noqa: E731 - None
-    monkeypatch.setattr(duet_process, "stop", waits)
+
+    def stop() -> None:
+        time.sleep(2)
+        stops.append(None)
+
+    monkeypatch.setattr(duet_process, "stop", stop)
     monkeypatch.setattr(duet_process, "TURN", 0.02)
     turns = duet_process.Turns()
     start, began = turns.now(), time.perf_counter()

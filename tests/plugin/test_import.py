@@ -71,7 +71,8 @@ def main():
     device = Generic("toy")
     device.open()
     other = ContinuationProcess(device)
-    with tempfile.TemporaryDirectory() as folder:  # without a snapshot: it comes so far with the device alone
+    # Without a snapshot: how far the process comes shows that it has the device.
+    with tempfile.TemporaryDirectory() as folder:
         where, none = Path(folder), frozenset[str]()
         errand = ContinuationTask(
             None, device, None, 0, Mode.TRAIN, scaled=False, threads=1, folder=where, records=none

@@ -410,5 +410,5 @@ def test_headers_of_a_real_run_name_their_ledgers(tmp_path: Path) -> None:
         ledgers = (tmp_path / "known.toml",)
 
     (tmp_path / "known.toml").write_text("schema = 2\n")
-    named = configuration.RunConfiguration.inputs(Run())["ledgers"]  # type: ignore[arg-type]  # what is read
+    named = configuration.RunConfiguration.inputs(Run())["ledgers"]  # type: ignore[arg-type]  # all that is read
     assert named == [used(path) for path in (*shipped(("cpu",)), tmp_path / "known.toml")]

@@ -19,7 +19,8 @@ def outcome(
     seconds: float = 1.0,
     **more: bool | str | float,
 ) -> SeedResult:
-    row = replace(PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32"), **more)  # type: ignore[arg-type]  # any
+    row = PlantedRow(plant, 1.0, "matmul", Mode.FORWARD, "float32")
+    row = replace(row, **more)  # type: ignore[arg-type]  # a row's fields
     return SeedResult(row, seed, verdict, views, reason, seconds={"run": seconds})
 
 

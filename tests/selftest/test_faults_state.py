@@ -84,7 +84,8 @@ def test_the_counter_based_generator_is_splitmix64_and_uniform() -> None:
 
 def test_a_frozen_parameter_has_the_old_value_and_its_own_gradient() -> None:
     parameter = torch.nn.Parameter(torch.tensor([2.0]))
-    out = staleness.StaleParameter.apply(parameter, torch.tensor([3.0])) * 5  # type: ignore[no-untyped-call]  # torch's
+    old = torch.tensor([3.0])
+    out = staleness.StaleParameter.apply(parameter, old) * 5  # type: ignore[no-untyped-call]  # untyped in torch
     out.backward()
     assert (float(out.detach()), float(parameter.grad)) == (15.0, 5.0)  # type: ignore[arg-type]  # it has one
 

@@ -207,7 +207,7 @@ def test_jax_does_not_reserve_the_devices_memory(jax: None, monkeypatch: pytest.
     seen: list[str | None] = []
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     monkeypatch.delenv(name, raising=False)
-    sys.modules["jax"].devices = lambda: seen.append(os.environ.get(name))  # type: ignore[attr-defined]  # stand-in
+    sys.modules["jax"].devices = lambda: seen.append(os.environ.get(name))  # type: ignore[attr-defined]  # a stand-in
     made = run(NUMPY, seeded("mlp").problem(1)).program
     JAX.prepare(made, Mode.FORWARD, StubDevice("cuda"))
     assert seen == ["false"]

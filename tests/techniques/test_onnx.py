@@ -274,7 +274,9 @@ class FakeRuntime:
     __spec__ = ModuleSpec("onnxruntime", None)  # torch looks for it
     SessionOptions = SimpleNamespace
 
-    def InferenceSession(self, path_or_bytes: str, sess_options: Any, providers: list[Any]) -> Any:  # noqa: N802 - its
+    def InferenceSession(  # noqa: N802 - the runtime's name
+        self, path_or_bytes: str, sess_options: Any, providers: list[Any]
+    ) -> Any:
         self.made |= {"path": path_or_bytes, "settings": sess_options, "providers": providers, "binding": Binding()}
         put = SimpleNamespace(name="x", shape=[3, 4], type="tensor(float)")
 

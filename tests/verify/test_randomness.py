@@ -140,7 +140,10 @@ class Forgetful(torch.autograd.Function):
 
 
 def forgetful(module: Any, x: Tensor) -> Tensor:
-    return Forgetful.apply(x, module.rate) if module.training else x  # type: ignore[no-untyped-call]  # torch's
+    if not module.training:
+        return x
+    out: Tensor = Forgetful.apply(x, module.rate)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
 
 
 FAULTS: dict[str, tuple[Callable[..., Any], str]] = {

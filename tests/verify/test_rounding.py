@@ -413,7 +413,7 @@ def test_running_statistics_of_batch_norm_are_perturbed() -> None:
         sample(x)
     for name in ("running_mean", "running_var"):
         assert 0 < error(getattr(sample, name), getattr(plain, name)) < 1e-5
-    assert torch.equal(sample.num_batches_tracked, plain.num_batches_tracked)  # type: ignore[arg-type]  # no None
+    assert torch.equal(sample.num_batches_tracked, plain.num_batches_tracked)  # type: ignore[arg-type]  # not None
 
 
 def test_running_statistics_stay_in_evaluation_mode() -> None:

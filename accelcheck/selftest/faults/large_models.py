@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +41,7 @@ def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
     def change(program: Program) -> None:
         for part in program.module.modules():
             if isinstance(part, VocabularyLoss):
-                plain: Any = part.loss
-                part.loss = lambda h, t, plain=plain: wrong(plain, h, t)  # type: ignore[method-assign,misc]  # its own
+                part.loss = partial(wrong, part.loss)  # type: ignore[method-assign]  # on this instance alone
 
     return lambda _: change
 
