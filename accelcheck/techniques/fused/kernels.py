@@ -104,7 +104,7 @@ class FusedKernel(Technique):
             )
         try:
             got = self.example(device.torch_device()).cpu()
-        except (RuntimeError, NotImplementedError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (RuntimeError, AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"torch {torch.__version__} has no {self.operator} on {device.name}: {str(error).splitlines()[0]}"
             return unsupported(Code.NO_FEATURE, reason, tried=True)
         if not bool((got == 1).all()):

@@ -26,7 +26,7 @@ def page_locked(device: Device) -> Capability:
     if not device.has("pinned-memory"):
         try:
             tried = torch.empty(1, pin_memory=True)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             reason = f"torch cannot pin memory for {device.name}: {str(error).splitlines()[0]}"
             return unsupported(Code.NO_FEATURE, reason)
         if not tried.is_pinned():

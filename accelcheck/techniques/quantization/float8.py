@@ -247,7 +247,7 @@ def tried(device: Device, dtype: torch.dtype, out: torch.dtype, *, rows: bool) -
     device.reset_fallbacks()
     try:
         got = Float8Linear(layer.to(place), dtype, rows=rows)(torch.ones(TILE, TILE, dtype=out).to(place)).cpu()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         if not _REFUSALS.search(str(error)):
             raise
         reason = f"{device.name} does not multiply {dtype} to {out}: {str(error).splitlines()[0]}"
@@ -347,7 +347,7 @@ class WeightOnly(Replacing):
         device.reset_fallbacks()
         try:
             back = held.to(device.torch_device()).to(self.stored).to(torch.float32).cpu()
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             if not _NO_CAST.search(str(error)):
                 raise
             reason = f"{device.name} has no {self.stored}: {str(error).splitlines()[0]}"

@@ -127,7 +127,7 @@ class BlockScaled(Replacing):
             back = self.scheme.quantized(x.to(device.torch_device())).dequantize(torch.float32).cpu()
         except ImportError as error:
             return unavailable(Code.WRONG_VERSION, f"torchao has no {self.name}: {error}", AO_PACKAGE)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             reason = f"{device.name} does not round to {self.name}: {str(error).splitlines()[0]}"
             return unsupported(Code.NO_DTYPE, reason, tried=True)
         if not torch.equal(back, x):
