@@ -98,16 +98,18 @@ class MegaCache(Compiled):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import fresh_inductor_cache, inductor_config
 
-        artifact = self.made_elsewhere(program, mode, device)
+        artifact, settings = self.made_elsewhere(program, mode, device)
         self.held.enter_context(fresh_inductor_cache())
-        # AOTInductor leaves notes there, which are part of the key of all that is compiled after it.
-        self.held.enter_context(inductor_config.patch({"aot_inductor.metadata": {}}))
+        # Settings are part of the key. AOTInductor and torchao leave some of their own to all that is compiled after them.
+        ours = inductor_config.get_config_copy()
+        changed = {name: value for name, value in settings.items() if name in ours and ours[name] != value}
+        self.held.enter_context(inductor_config.patch(changed))
         super().prepare(program, mode, device)
         program.extras[_ARTIFACT] = len(artifact)
         torch.compiler.load_cache_artifacts(artifact)
 
-    def made_elsewhere(self, program: Program, mode: Mode, device: Device) -> bytes:
-        """Compiles in another process with an empty cache, and returns its artifact."""
+    def made_elsewhere(self, program: Program, mode: Mode, device: Device) -> tuple[bytes, dict[str, Any]]:
+        """Compiles in another process with an empty cache; returns its artifact and inductor's settings there."""
         with tempfile.TemporaryDirectory(prefix="artifact-", dir=scratch()) as folder:
             box, environ = Mailbox(Path(folder)), {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
             dtype = next(program.module.parameters()).dtype
@@ -122,8 +124,8 @@ class MegaCache(Compiled):
                 made = box.wait(["artifact"], PATIENCE, lambda: bool(box.errors()) or not child.running)
                 if made is None:
                     raise ChildError(f"the process that was to compile: {box.errors()[-1:]}\n{child.last()}")
-                artifact: bytes = made[0]
-                return artifact
+                artifact, settings = made[0]
+                return artifact, settings
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         from accelcheck.devices.torch_names import counters
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     box = Mailbox(Path(arguments[0]))
     imports.load()
     try:
-        from accelcheck.devices.torch_names import CacheBase
+        from accelcheck.devices.torch_names import CacheBase, inductor_config
 
         problem, device, dtype, mode, threads, foreign = box.take("task")
         torch.set_num_threads(threads)
@@ -155,7 +157,8 @@ def main(arguments: Sequence[str]) -> None:
             program = program_on(device, problem, dtype, 0)
             program.call = torch.compile(program.module)
             program.run(mode)
-        box.put("artifact", (torch.compiler.save_cache_artifacts() or [b""])[0])
+        artifact = (torch.compiler.save_cache_artifacts() or [b""])[0]
+        box.put("artifact", (artifact, inductor_config.get_config_copy()))
     except Exception as error:  # noqa: BLE001 - a workload or backend may raise anything: the parent reports it
         box.raised("compilation", error)
 
