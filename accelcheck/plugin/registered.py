@@ -79,8 +79,9 @@ def own_models(config: pytest.Config) -> Mapping[str, Sequence[Workload]]:
         return {}
     from accelcheck.workloads.own_file import workloads_of
 
+    taken = frozenset(Matrix.load(seconds=options.seconds(config)).workloads)
     with quiet.torchao_imported():
-        return {spec: workloads_of(spec, folder) for spec, folder in given}
+        return {spec: workloads_of(spec, folder, taken) for spec, folder in given}
 
 
 def model_facts(config: pytest.Config) -> dict[str, dict[str, str]]:

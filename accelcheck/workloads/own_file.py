@@ -37,15 +37,16 @@ KEYS = ("model", "inputs", "keywords", "sizes", "estimators", "name", "traits", 
 
 
 @functools.cache  # a command asks for them too, and models may be large
-def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
+def workloads_of(spec: str, folder: Path, taken: frozenset[str] = frozenset()) -> tuple[Workload, ...]:
     """Workloads of a model: one for numbers and speed, and one for accuracy where there are data and a metric.
 
     The function is called without arguments. The name seeds the random generators of Python, NumPy and torch, so that
-    every process makes the same model.
+    every process makes the same model: the file's, with the function's where that is not `make` or the name is taken.
 
     Args:
         spec: ``FILE:FUNCTION``, or ``FILE`` for its function ``make``.
         folder: Folder that the path is relative to.
+        taken: Names of other workloads.
 
     Raises:
         OwnModelError: There is no such file or function, or its return value cannot be checked.
@@ -53,8 +54,9 @@ def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
         UnknownNameError: A dict has an unknown key.
     """
     path, function = _found(spec, folder)
-    own = path.stem if function == FUNCTION else f"{path.stem}.{function}"
-    name = re.sub(r"[^a-z0-9.]+", "-", own.lower()).strip("-.") or "model"
+    name, longer = (_slug(own) for own in (path.stem, f"{path.stem}.{function}"))
+    if function != FUNCTION or name in taken:
+        name = longer
     with calling(f"{spec}: the file"):
         module = _imported(path)
     make = getattr(module, function, None)
@@ -65,6 +67,10 @@ def workloads_of(spec: str, folder: Path) -> tuple[Workload, ...]:
         made = make()
     with _named(spec):
         return tuple(_workloads(made, name))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
 
 
 def _found(spec: str, folder: Path) -> tuple[Path, str]:

@@ -117,6 +117,16 @@ def test_a_model_is_judged_timed_and_recommended_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_may_have_the_name_of_a_workload(tmp_path: Path) -> None:
+    (tmp_path / "mlp.py").write_text(NET)
+    done = pasted(
+        tmp_path, ["accelcheck.cli", "check", "mlp.py:make", "--device=cpu", "--technique=eager", "--no-speed"]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("mlp.make: Sequential with 163 parameters.\n")
+
+
+@pytest.mark.slow
 def test_each_command_of_a_check_works_when_it_is_pasted(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(WRONG)
     words = ("net.py:untrained", "--device=cpu", "--technique=inplace", "--technique=toy-wrong", "--report=r.html")

@@ -30,6 +30,12 @@ def made(tmp_path: Path, body: str, spec: str = "net.py", file: str = "net.py") 
     return workloads_of(spec, tmp_path)
 
 
+def test_a_name_that_is_taken_has_the_functions_name_too(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(HEAD + "def make():\n    return net(), (X,)\n")
+    names = [[w.name for w in workloads_of("net.py", tmp_path, frozenset(taken))] for taken in ((), ("net", "mlp"))]
+    assert names == [["net"], ["net.make"]]
+
+
 @pytest.mark.parametrize(
     "returned",
     ["net(), (X,)", "net(), (X,), {}", "{'model': net(), 'inputs': (X,)}", "workload_of(net(), (X,), name='net')"],
