@@ -186,7 +186,7 @@ def _watched(trial: Trial, program: Program, mode: Mode) -> tuple[Result, tuple[
         fallbacks = device.fallbacks()
     with trial.judging():
         seen = technique.evidence(program, log, mode, device)
-        return result, (*seen, on_device(log, fallbacks, device))
+        return result, (*seen, on_device(log, fallbacks, trial))
 
 
 def _logits(result: Result, shape: torch.Size, device_type: str) -> tuple[Tensor, list[Fault]]:

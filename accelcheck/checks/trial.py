@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.capability import Code, unsupported
-from accelcheck.core.case import Evidence
+from accelcheck.core.case import FELL_BACK, Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.devices.torch_names import UnknownTorchError
@@ -277,7 +277,7 @@ def watched(
         seen = [*technique.evidence(program, log, mode, device)]
     if _foreign(technique) and isinstance(log, OperatorLog) and _compiled() != program.extras.get(_GRAPHS):
         seen = [one if one.engaged else replace(one, observed=f"{one.observed}; {COMPILED}") for one in seen]
-    return result, [*seen, on_device(log, fallbacks, device)]
+    return result, [*seen, on_device(log, fallbacks, trial)]
 
 
 def unobserved(
@@ -293,7 +293,7 @@ def unobserved(
         trial.device.reset_fallbacks()
         result = program.run(mode)
         ended()
-        return result, [on_device(None, trial.device.fallbacks(), trial.device)]
+        return result, [on_device(None, trial.device.fallbacks(), trial)]
 
 
 def absent(known: Iterable[Evidence], later: Iterable[Evidence], where: str) -> list[Evidence]:
@@ -390,10 +390,16 @@ def changed(path: str, value: Any, was: Any) -> list[Fault]:
     return [Fault(FaultKind.MUTATED, path, expected="it bitwise unchanged", got="other bits")]
 
 
-def on_device(log: Log | None, fallbacks: Mapping[str, int], device: Device) -> Evidence:
-    """Makes the evidence that no operator fell back to the CPU; `log` is None for an unobserved run."""
+def on_device(log: Log | None, fallbacks: Mapping[str, int], trial: Trial) -> Evidence:
+    """Makes the evidence that no operator fell back to the CPU; `log` is None for an unobserved run.
+
+    Operators that the backend lacks are no fault of a technique for a user-owned model: the evidence names them.
+    """
     strays = dict(fallbacks)
     find: Callable[[], Mapping[str, int]] | None = getattr(log, "strays", None)
     if find is not None:
         strays |= find()
-    return Evidence.stayed(strays, device.name)
+    evidence = Evidence.stayed(strays, trial.device.name)
+    if trial.workload.owned and strays and strays.keys() <= fallbacks.keys():
+        return replace(evidence, claim=FELL_BACK, engaged=True)
+    return evidence

@@ -218,6 +218,8 @@ class Evidence:
         return not self.claim.startswith(UNSEEN)
 
 
+FELL_BACK = "operators that the device lacks, and the CPU computed"
+"""Claim of evidence about a user-owned model."""
 SCHEME = "row against FP32"
 """View of a row's error under a scheme such as quantization, against the FP64 result without the scheme."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import SCHEME, Mode, Verdict
+from accelcheck.core.case import FELL_BACK, SCHEME, Mode, Verdict
 from accelcheck.core.journal import ErrorCode
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
@@ -159,7 +159,7 @@ class Advice:
         device: Name of the device.
         lost: Eager's case that is an error, so that nothing else is known; None where eager was judged.
         table: Table of the techniques that ran; None where none did.
-        uses: Sentences that recommend a technique, for each use that ran.
+        uses: Sentences that recommend a technique, for each use that ran, and one on operators that the device lacks.
         wrong: Line about each technique that is not right, with its worst case.
         unsaid: Line for each reason why techniques did not run.
     """
@@ -181,6 +181,9 @@ def by_device(records: Sequence[Record]) -> Iterator[Advice]:
         own = [row for row in rows(records) if row.device == device]
         shown = [row for row in own if row.executed]
         uses = [line for use in TIMED if (line := recommended(shown, use))]
+        evidence = [e for row in shown for record in row.records.values() for e in record.evidence]
+        if lacking := sorted({name for e in evidence if e.claim == FELL_BACK for name, _ in e.strays}):
+            uses.append(f"{FELL_BACK}: {', '.join(lacking)}.")
         wrong = [(_wrong(row), row.worst.case) for row in shown if not (row.worst.verdict.green or row.undecided)]
         yield Advice(device, None, _table(shown) if shown else None, uses, wrong, list(_unsaid(own)))
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from accelcheck.checks import execute, numerics
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unavailable, unsupported
-from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.core.case import FELL_BACK, Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.devices.base import Device, Status
@@ -46,6 +46,7 @@ from accelcheck.techniques.observe import Log
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.probes import DRAWS, draws
+from accelcheck.workloads.problem import OtherSizes
 
 SEEDS = (0, 1, 2)
 
@@ -287,6 +288,10 @@ def test_work_that_left_the_device_fails(store: Store) -> None:
     record = bench(store, Planted(nothing), workload, Straying()).run(case(workload))
     assert record.verdict is Verdict.FAIL
     assert "no operator left cpu for the CPU: observed aten::topk x3" in record.why
+    owned = replace(workload, sizes=OtherSizes({}))
+    record = bench(store, Planted(nothing), owned, Straying()).run(case(owned))
+    assert record.verdict is Verdict.PASS, record.why
+    assert {e.observed for e in record.evidence if e.claim == FELL_BACK} == {"aten::topk x3"}
 
 
 def test_a_device_without_true_float32_is_judged_by_its_results(store: Store) -> None:

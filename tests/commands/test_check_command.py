@@ -19,7 +19,7 @@ from process_harness import completed
 from report_page import Page, blocks
 
 from accelcheck.commands.check import USUAL, _usual
-from accelcheck.core.case import SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.core.case import FELL_BACK, SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.quiet import LEAVES
 from accelcheck.report.advice import INFERENCE, TRAINING, Row, advice, recommended, rows, unjudgeable
@@ -313,6 +313,15 @@ def test_the_error_of_a_scheme_against_the_fp32_model_is_what_a_recommendation_n
     lines = plain(advice([*of("eager"), *coarse], {}))
     assert any(line.startswith("technique") and "against FP32" in line for line in lines)
     assert any("use coarse" in line and "is off by at most 1.4e-02 from the FP32 model" in line for line in lines)
+
+
+def test_operators_that_the_device_lacks_are_named() -> None:
+    lacking = replace(
+        Evidence.stayed({"aten::topk": 3, "aten::_embedding_bag": 1}, "cpu"), claim=FELL_BACK, engaged=True
+    )
+    records = [replace(r, evidence=(*r.evidence, lacking)) for r in of("eager")]
+    lines = plain(advice([Record.from_json(r.as_json()) for r in records], {}))
+    assert f"cpu, {FELL_BACK}: aten::_embedding_bag, aten::topk." in lines
 
 
 def test_eager_that_cannot_be_judged_is_said_once_and_nothing_else_is() -> None:
