@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.trial import Finding, Trial
 
+CHANGING = ("accelcheck.techniques.quantization.", "accelcheck.techniques.compilation.")
+"""Packages of techniques that change parts of a model, and may find none."""
+
 
 def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -> Finding:
     """Adds faults at other sizes and of custom functions to a finding of forward or backward mode.
@@ -32,13 +35,14 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
         judge: Function that prepares a trial's technique and judges one draw.
 
     Raises:
-        Unsupported: Nothing is wrong, and one of accelcheck's quantizations found no layer that it converts.
+        Unsupported: Nothing is wrong, and a quantization found no layer that it converts, or a compiler nothing that it
+            compiles in this mode.
     """
     finding = _lenient(finding)
     nothing = [
         item for item in finding.evidence if not item.engaged and item.observed == 0 and item.claim.endswith(">= 1")
     ]
-    ours = type(trial.technique).__module__.startswith("accelcheck.techniques.quantization.")
+    ours = type(trial.technique).__module__.startswith(CHANGING)
     if ours and nothing and not finding.faults:
         reason = f"{trial.technique.name} finds nothing in this model to change: {nothing[0].claim}: 0"
         raise Unsupported(unsupported(Code.NO_EFFECT, reason))

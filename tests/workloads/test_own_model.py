@@ -300,6 +300,19 @@ def test_a_technique_that_finds_nothing_to_change_is_unsupported(fresh: Store) -
     assert "int4-torchao-weight-only finds nothing in this model to change: linear layers with a weight" in record.why
 
 
+def test_a_compiler_that_finds_nothing_to_compile_is_unsupported(fresh: Store) -> None:
+    class Looping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):  # Dynamo skips a function with a graph break in a loop
+                x = super().forward(x) if bool(x.sum() > -1e9) else x
+            return x
+
+    workload = workload_of(Looping(8, 8), (torch.randn(4, 8),))
+    record = verdict_of(fresh, Matrix.load().techniques["compile-aot-eager"], workload, FORWARD)
+    assert record.verdict is Verdict.UNSUPPORTED, record.why
+    assert "compile-aot-eager finds nothing in this model to change: compiled regions entered >= 1: 0" in record.why
+
+
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD, Mode.SPEED])
 def test_a_conversion_that_a_library_refuses_is_unsupported_with_its_reason(mode: Mode, fresh: Store) -> None:
     class Outside(nn.Module):
