@@ -63,7 +63,7 @@ def checked(name: str, device: str, more: list[str]) -> dict[str, Any]:
 
 
 def fastest(advice: str) -> str:
-    """Returns technique and speed-up of a recommendation, `eager` where nothing is faster, or `-` where nothing was timed."""
+    """Returns technique and speed-up of a recommendation, `eager` if none is faster, or `-` if none was timed."""
     if known := re.search(r"use (\S+)\. It is right, ([\d.]+) times", advice):
         return "{} {}x".format(*known.groups())
     return "eager" if "stay with eager" in advice else "-"

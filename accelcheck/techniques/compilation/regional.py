@@ -100,7 +100,7 @@ class MegaCache(Compiled):
 
         artifact, settings = self.made_elsewhere(program, mode, device)
         self.held.enter_context(fresh_inductor_cache())
-        # Settings are part of the key. AOTInductor and torchao leave some of their own to all that is compiled after them.
+        # Settings are part of the key, and AOTInductor and torchao leave some of their own.
         ours = inductor_config.get_config_copy()
         changed = {name: value for name, value in settings.items() if name in ours and ours[name] != value}
         self.held.enter_context(inductor_config.patch(changed))
