@@ -103,6 +103,7 @@ class Compiled(Compilation):
         yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
 
 
+ENTERED = "compiled regions entered"
 AGAIN, GRAPHS = "recompilations over", "graphs compiled over"
 """Beginnings of the claims that one graph serves all sizes; a user-owned model that loops over rows breaks them."""
 
@@ -198,7 +199,7 @@ class OpenXla(Compiled):
 
 def compiled(log: Log, mode: Mode, backend: str) -> Iterable[Evidence]:
     """Yields evidence that a backend compiled graphs through AOTAutograd, and that they ran."""
-    yield at_least("compiled regions entered", log.count(REGION))
+    yield at_least(ENTERED, log.count(REGION))
     yield at_least("AOTAutograd graphs called", log.count(AOT_GRAPH))
     backward = mode is not Mode.FORWARD
     if backward:
