@@ -19,7 +19,7 @@ import torch
 from accelcheck.checks import accuracy, numerics, randomness, speed, trajectory
 from accelcheck.checks.platform import items, modes
 from accelcheck.checks.remarks import REMARKS
-from accelcheck.checks.trial import MOST_FAULTS, Clock, Finding, Trial
+from accelcheck.checks.trial import MOST_FAULTS, Clock, Finding, Trial, forget
 from accelcheck.core import imports
 from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.case import Case, Figure, Mode, Verdict
@@ -120,6 +120,7 @@ class Bench:
             first, *rest = _brief(error).splitlines()
             reason = "\n".join([first + (_place(error) if owned and not undecided else ""), *rest])
             record = Record(case, Verdict.ERROR, code=code, reason=reason, traceback=_traceback(error))
+            forget(error)
             if silent := self._silent(case.device):
                 record = replace(record, verdict=Verdict.DEVICE_LOST, code="", reason=f"{silent}\n{record.reason}")
         if record.code == ErrorCode.NOTHING_COMPARED and self.matrix.workloads[case.workload].owned:

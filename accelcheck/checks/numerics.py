@@ -17,7 +17,18 @@ from accelcheck.checks.own_model import widened
 from accelcheck.checks.remarks import ALGORITHM, REFUSED, UNSTEADY, remarks
 from accelcheck.checks.repeats import halved, held
 from accelcheck.checks.traces import Traces, asking
-from accelcheck.checks.trial import MOST_FAULTS, Finding, State, absent, given, reason_of, unobserved, warm_up, watched
+from accelcheck.checks.trial import (
+    MOST_FAULTS,
+    Finding,
+    State,
+    absent,
+    forget,
+    given,
+    reason_of,
+    unobserved,
+    warm_up,
+    watched,
+)
 from accelcheck.core.case import SCHEME, Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
@@ -97,20 +108,26 @@ def refusals(trial: Trial) -> dict[str, str]:
 
 def _refusal(trial: Trial, left_out: frozenset[str]) -> str:
     """Returns a line about the exception of a run without some parts; empty where it runs."""
-    part = replace(trial, workload=trial.workload.without(left_out).narrowed())
     try:
         trial.technique.finish()
-        program = part.program(trial.case.seed)
-        trial.technique.prepare(program, trial.case.mode, trial.device)
-        warm_up(part, program)
-        with trial.technique.watch(trial.device.type):  # vmap raises for some operators under a dispatch mode alone
-            program.run(trial.case.mode)
-        trial.device.synchronize()
+        _try(replace(trial, workload=trial.workload.without(left_out).narrowed()))
     except Exception as error:  # noqa: BLE001 - a converter may raise anything
-        return reason_of(error)
+        reason = reason_of(error)
+        forget(error)
+        return reason
     finally:
         trial.technique.finish()
     return ""
+
+
+def _try(part: Trial) -> None:
+    """Runs a program once; its results are released at the end."""
+    program = part.program(part.case.seed)
+    part.technique.prepare(program, part.case.mode, part.device)
+    warm_up(part, program)
+    with part.technique.watch(part.device.type):  # vmap raises for some operators under a dispatch mode alone
+        program.run(part.case.mode)
+    part.device.synchronize()
 
 
 MOST_RAISED = 3
@@ -178,6 +195,7 @@ class _Run:
             except Exception as error:  # noqa: BLE001 - a fault of this draw, or raised again below
                 first = next(iter(text(error).splitlines()), "")
                 raised[_drawn(Fault(FaultKind.RAISED, "run", type(error).__name__, got=first), draw)] = error
+                forget(error)
                 own = isinstance(error, OracleError | KnownAnswerError | Unsupported)  # it says nothing of the draws
                 if own or len(raised) == MOST_RAISED or not self._renewed():
                     break
@@ -187,8 +205,9 @@ class _Run:
             together = self._closer.together(self.alike[probe])
             self.faults += [_drawn(fault, Draw(0, probe)) for fault in together.faults]
             self.figures += together.figures
-        # A ledger may know one of several exceptions: the others must show.
-        if not self.faults and len({(fault.view, fault.got) for fault in raised}) == 1:
+        # A ledger may know one of several exceptions: the others must show. Parts that raise are looked for one by one.
+        kinds = {(fault.view, fault.got) for fault in raised}
+        if not self.faults and (len(kinds) == 1 or (kinds and trial.workload.divisible)):
             raise next(iter(raised.values()))
         self.faults += raised
         if self._closer.needed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import time
 import traceback
@@ -56,6 +57,15 @@ def reason_of(error: BaseException) -> str:
         error = error.__cause__
     lines = _COLOURS.sub("", text(error)).strip().splitlines()
     return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
+
+
+def forget(error: BaseException) -> None:
+    """Releases the tensors that a traceback holds: torch_xla lowers live ones again, and fails in every later call."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    gc.collect()
 
 
 COMPILED = "an OperatorLog does not see the operators of compiled code: set `watch = ProfilerLog`"

@@ -8,7 +8,7 @@ from typing import Any
 import operator_table as table
 import pytest
 
-from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.case import Case, Evidence, Mode, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import Record
 from accelcheck.techniques.matrix import Matrix
@@ -36,7 +36,7 @@ def cells(workloads: Any, *records: Record) -> Any:
 
 
 def test_operators_of_a_case_that_passes_are_right(workloads: Any) -> None:
-    tried, wrong, refused = cells(workloads, record(Verdict.PASS))
+    tried, wrong, refused, _ = cells(workloads, record(Verdict.PASS))
     assert {AVERAGE, LARGEST} <= tried
     assert not wrong
     assert not refused
@@ -46,7 +46,7 @@ def test_a_wrong_result_and_a_wrong_gradient_name_their_operator(workloads: Any)
     (first, *_) = workloads[NAME].problem(1).module.calls
     faults = (fault(f"out['{LARGEST} float32 3'][0]"),)
     gradients = (fault("grad:input[1]"),)
-    _, wrong, _ = cells(
+    _, wrong, *_ = cells(
         workloads, record(Verdict.XFAIL, faults=faults), record(Verdict.FAIL, Mode.BACKWARD, faults=gradients)
     )
     assert wrong.keys() == {LARGEST, first.label.split()[0]}
@@ -54,10 +54,27 @@ def test_a_wrong_result_and_a_wrong_gradient_name_their_operator(workloads: Any)
 
 
 def test_refused_parts_and_cases_that_do_not_run_have_their_reasons(workloads: Any) -> None:
-    _, _, refused = cells(workloads, record(Verdict.PASS, refused={f"{LARGEST} float32 3": "no kernel"}))
+    refused = cells(workloads, record(Verdict.PASS, refused={f"{LARGEST} float32 3": "no kernel"})).refused
     assert refused == {LARGEST: "no kernel"}
-    tried, _, refused = cells(workloads, record(Verdict.ERROR, reason="no graph"))
+    tried, _, refused, _ = cells(workloads, record(Verdict.ERROR, reason="no graph"))
     assert refused == dict.fromkeys(tried, "no graph")
+
+
+def test_an_operator_that_raised_is_refused_and_not_wrong(workloads: Any) -> None:
+    raised = Fault(FaultKind.RAISED, f"out['{LARGEST} float32 3']", "RuntimeError", got="no kernel")
+    column = cells(workloads, record(Verdict.FAIL, faults=(raised,), refused={f"{LARGEST} float32 3": "no kernel"}))
+    assert column.refused == {LARGEST: "no kernel"}
+    assert not column.wrong
+
+
+def test_an_operator_whose_kernel_ran_on_the_cpu_is_elsewhere(workloads: Any) -> None:
+    claim, strays = "no operator left acme for the CPU", (("aten::_adaptive_avg_pool2d", 2),)
+    gone = Evidence(claim, "aten::_adaptive_avg_pool2d x2", engaged=False, strays=strays)
+    column = cells(workloads, record(Verdict.FAIL, evidence=(gone,)))
+    assert column.elsewhere[AVERAGE] == "aten::_adaptive_avg_pool2d"
+    assert LARGEST not in column.elsewhere
+    (counts,) = table.stored({"eager": column}, {})["techniques"].values()
+    assert counts["right"] == counts["tried"] - len(counts["elsewhere"])
 
 
 def test_every_operator_is_accounted_for(workloads: Any) -> None:

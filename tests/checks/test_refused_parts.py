@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import Planted, built_in, failed, passed, verdict_of
+from fault_harness import Bed, Planted, bench, built_in, case, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -86,6 +87,48 @@ def test_a_part_that_raises_in_eager_is_a_fault_and_the_others_are_judged(fresh:
     assert str(record.faults[0]) == "out['b']: raised: expected a result, got RuntimeError: no kernel for b"
     assert {fault.path for fault in record.faults[1:]} == {"out['c']"}
     assert set(record.refused) == {"b"}
+
+
+class Lazy(Bed):
+    """A lazy device: every call fails while a tensor that cannot be computed is alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.calls = 0
+
+    def synchronize(self) -> None:
+        self.calls += 1
+        if self.broken:
+            raise RuntimeError(f"cannot lower the graph of call {self.calls}")
+
+
+def breaking(device: Lazy, refuses: Callable[[tuple[str, ...]], bool]) -> Planted:
+    def call(module: Any, *inputs: Tensor) -> dict[str, Tensor]:
+        result = dict(module(*inputs))
+        if refuses(module.labels):
+            device.broken.add(result[module.labels[0]])
+            device.synchronize()
+        return result
+
+    def change(program: Program) -> None:
+        program.call = partial(call, program.module)
+
+    return Planted(change)
+
+
+def test_what_a_failed_run_leaves_alive_does_not_fail_the_next_run(fresh: Store) -> None:
+    device = Lazy()
+    record = bench(fresh, breaking(device, has("b")), workload(), device).run(case(workload()))
+    assert record.verdict is Verdict.PASS, record.why
+    assert set(record.refused) == {"b"}
+
+
+def test_a_device_whose_failed_run_left_tensors_alive_is_not_lost(fresh: Store) -> None:
+    device = Lazy()
+    record = bench(fresh, breaking(device, has(*LABELS)), workload(), device).run(case(workload()))
+    assert record.verdict is Verdict.ERROR, record.reason
+    assert "cannot lower the graph" in record.reason
 
 
 def test_a_reference_without_some_parts_is_another_one(fresh: Store) -> None:
