@@ -10,25 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.checks import own_accuracy
-from accelcheck.checks.trial import Finding, on_device
-from accelcheck.core.case import Figure, Mode
+from accelcheck.checks.trial import Finding, Trial, on_device
+from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, learning_bound, pooled, upper_bound
 from accelcheck.verify.judge import beyond
 from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.base import Problem, Program, Result
 from accelcheck.workloads.own_task import OwnTask
-from accelcheck.workloads.task import Task
+from accelcheck.workloads.task import Lesson, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Evidence
     from accelcheck.verify.cache import Cache
-    from accelcheck.workloads.base import Result
-    from accelcheck.workloads.task import Lesson
 
 
 WATCHED_STEPS = 2

@@ -14,7 +14,7 @@ from accelcheck.checks.traces import storage
 from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.judge import apart
-from accelcheck.workloads.base import flatten, stored
+from accelcheck.workloads.base import Program, Result, flatten, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
     from accelcheck.checks.trial import Trial
-    from accelcheck.workloads.base import Program, Result
 
 CALLS = 64
 """Most further calls of a case."""

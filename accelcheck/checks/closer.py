@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 
 from accelcheck.verify.algorithms import ALGORITHMS, admitted
 from accelcheck.verify.effort import CAREFUL
-from accelcheck.verify.judge import judge, judge_together, may_be_algorithmic
-from accelcheck.verify.reference import InapplicableError, VacuousError
-from accelcheck.workloads.problem import divided, part_of
+from accelcheck.verify.judge import Judgement, judge, judge_together, may_be_algorithmic
+from accelcheck.verify.reference import InapplicableError, Reference, VacuousError
+from accelcheck.workloads.problem import Divisible, divided, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.checks.trial import Trial
     from accelcheck.core.fault import Fault
-    from accelcheck.verify.judge import Judgement
-    from accelcheck.verify.reference import Reference
     from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Result
     from accelcheck.workloads.probes import Draw
-    from accelcheck.workloads.problem import Divisible
 
     Alike = Sequence[tuple[Draw, Mapping[str, Reading], Reference]]
     """Draws of one kind, with the readings and the reference of each."""

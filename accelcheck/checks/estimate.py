@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.core.case import EFFORTS, Mode, stable_seed
+from accelcheck.core.case import EFFORTS, Case, Mode, stable_seed
 from accelcheck.verify.effort import BUDGET, Size, choose, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Case
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 

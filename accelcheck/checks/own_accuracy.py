@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, given, warm_up, watched
-from accelcheck.core.case import Figure, Mode
+from accelcheck.checks.trial import Finding, Trial, given, warm_up, watched
+from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, replicated_bound, upper_bound
 from accelcheck.verify.judge import beyond
@@ -20,8 +20,6 @@ from accelcheck.workloads.probes import Draw
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Evidence
     from accelcheck.workloads.own_task import OwnTask
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, absent, snapshot, warm_up, watched
-from accelcheck.core.case import Mode
+from accelcheck.checks.trial import Finding, Trial, absent, snapshot, warm_up, watched
+from accelcheck.core.case import Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import randomness
 from accelcheck.verify.effort import SAMPLES
@@ -18,15 +18,12 @@ from accelcheck.verify.judge import beyond
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Dropout, Program, Result, Workload
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Figure
-    from accelcheck.workloads.base import Dropout, Result, Workload
 
 ALARM = 1e-6
 """Probability that a correct generator fails a case, divided among all its statistics (Bonferroni)."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.checks import numerics
-from accelcheck.checks.trial import Finding, State, absent, warm_up, watched
-from accelcheck.core.case import TIMED, Measurement, Mode
+from accelcheck.checks.trial import Finding, State, Trial, absent, warm_up, watched
+from accelcheck.core.case import TIMED, Evidence, Measurement, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
@@ -30,16 +30,13 @@ from accelcheck.techniques.compilation.compile import graph_breaks, graphs
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import FIRST
-from accelcheck.workloads.base import flatten, stored
+from accelcheck.workloads.base import Result, flatten, stored
 from accelcheck.workloads.probes import Draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Evidence
     from accelcheck.devices.telemetry import Telemetry
-    from accelcheck.workloads.base import Result
 
 ROTATED = 4
 """Number of input sets that calls rotate through, so that neither cached inputs nor cached results serve them."""

@@ -12,16 +12,13 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accelcheck.checks.execute import recorded
-from accelcheck.core.case import Verdict, seconds_of
+from accelcheck.checks.execute import Bench, recorded
+from accelcheck.core.case import Case, Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
-from accelcheck.expectations.ledger import hold
+from accelcheck.expectations.ledger import Ledger, hold
 
 if TYPE_CHECKING:
-    from accelcheck.checks.execute import Bench
-    from accelcheck.core.case import Case
-    from accelcheck.expectations.ledger import Ledger
     from accelcheck.measure.gate import Gate
 
 BEGIN = 120.0

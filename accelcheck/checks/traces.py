@@ -9,18 +9,16 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from accelcheck.checks.trial import State, mutations, snapshot
+from accelcheck.checks.trial import State, Trial, mutations, snapshot
 from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.generators import Generators
-from accelcheck.verify.oracle import FIRST
+from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.probes import random_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.verify.oracle import Store
     from accelcheck.workloads.base import Problem, Program, Result
 
 

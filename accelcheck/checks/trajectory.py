@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from accelcheck.checks.trial import Finding, State, mutations, snapshot, warm_up, watched
+from accelcheck.checks.trial import Finding, State, Trial, mutations, snapshot, warm_up, watched
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import ensemble
-from accelcheck.verify.trajectory import judge, quantity, step
+from accelcheck.verify.trajectory import Course, judge, quantity, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.verify.trajectory import Course
     from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.trainer import Trainer
 

@@ -16,22 +16,19 @@ from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, add_select
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.commands.session import RAN, Half, Session
 from accelcheck.core import foreground, quiet
-from accelcheck.core.case import DTYPES, LEVELS, Verdict
-from accelcheck.core.journal import JournalError
+from accelcheck.core.case import DTYPES, LEVELS, Case, Verdict
+from accelcheck.core.journal import JournalError, Record
 from accelcheck.core.journal_reading import lines, read
 from accelcheck.core.selection import Selection
 from accelcheck.plugin import options, registered
 from accelcheck.report import console
 from accelcheck.report.advice import BASE, advice, as_json, unjudgeable
-from accelcheck.report.run import load
+from accelcheck.report.run import DeviceRun, load
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from accelcheck.core.case import Case
-    from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 

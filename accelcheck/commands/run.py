@@ -15,7 +15,7 @@ from accelcheck.commands.parsing import examples
 from accelcheck.commands.session import LEVEL, RAN, Half, Session
 from accelcheck.core import foreground
 from accelcheck.core.case import LEVELS
-from accelcheck.core.journal import JournalError
+from accelcheck.core.journal import JournalError, Record
 from accelcheck.core.journal_reading import read
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.core.journal import Record
 
 _OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume", "--accel-technique")
 

@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from contextlib import suppress
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from accelcheck.core.forking import end_threads, give_back
@@ -29,7 +29,6 @@ from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from multiprocessing.connection import Connection
 
 TAIL = 16384
 """Number of last bytes of its output that an error quotes."""

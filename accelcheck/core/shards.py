@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from accelcheck.core.case import WEIGHTS
+from accelcheck.core.case import WEIGHTS, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
 
-    from accelcheck.core.case import Mode
 
 T = TypeVar("T")
 

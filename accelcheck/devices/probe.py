@@ -21,7 +21,7 @@ from accelcheck.core import imports, registry
 from accelcheck.core.capability import Capability, Code, unavailable
 from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.foreign import calling as calling_foreign
-from accelcheck.core.processes import Child, Message, calling, end_at_once, say
+from accelcheck.core.processes import Child, End, Message, calling, end_at_once, say
 from accelcheck.core.strangers import quoted
 from accelcheck.devices import hardware, trying
 from accelcheck.devices.base import Device, Status, status_from_json
@@ -30,7 +30,6 @@ from accelcheck.devices.packages import AUTOLOAD, backends, installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from accelcheck.core.processes import End
 
 TIMEOUT = 60.0
 """Time limit of a child in seconds."""

@@ -6,7 +6,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
-from accelcheck.devices.base import FOUND, TRIED
+from accelcheck.devices.base import FOUND, TRIED, Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from accelcheck.devices.base import Device
 
 RUNS = 3
 """Number of runs whose bits are compared."""

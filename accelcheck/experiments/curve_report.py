@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.devices.packages import requires
-from accelcheck.measure.curve import COLUMNS, FIXED_ROWS, ROWS, Form, Gap, Point, Shapes, break_even
+from accelcheck.measure.curve import COLUMNS, FIXED_ROWS, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.capability import Capability
-    from accelcheck.measure.curve import BreakEven
 
 SIZES = {Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}", Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}"}
 _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")

@@ -13,18 +13,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.capability import Code
-from accelcheck.core.processes import Child, calling
+from accelcheck.core.processes import Child, Message, calling
 from accelcheck.devices import hardware, host, requirements
 from accelcheck.devices.base import Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, installed
-from accelcheck.devices.probe import TIMEOUT, builtin, probe
+from accelcheck.devices.probe import TIMEOUT, HostFacts, builtin, probe
 from accelcheck.experiments.doctor_child import LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from accelcheck.core.processes import Message
-    from accelcheck.devices.probe import HostFacts
     from accelcheck.devices.requirements import Needed
 
 MIB, GIB = 2**20, 2**30

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from accelcheck import __version__
-from accelcheck.core.case import TIMED, Verdict
+from accelcheck.core.case import TIMED, Case, Verdict
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import end_at_once, end_with_parent, say, stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.core.case import Case
     from accelcheck.devices.base import Device
     from accelcheck.techniques.matrix import Matrix
 

@@ -9,13 +9,12 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from accelcheck.core.processes import Child
+from accelcheck.core.processes import Child, Message
 from accelcheck.measure import duet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.core.processes import Message
 
 LINES = 5
 """Number of last lines of output that are shown."""

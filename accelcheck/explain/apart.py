@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.checks.execute import recorded
-from accelcheck.core.case import Verdict, seconds_of
+from accelcheck.checks.execute import Bench, recorded
+from accelcheck.core.case import Case, Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
 from accelcheck.explain import text
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from accelcheck.checks.execute import Bench
-    from accelcheck.core.case import Case
     from accelcheck.report.console import Table
 
 BEGIN = 120.0

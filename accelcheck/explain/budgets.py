@@ -15,9 +15,9 @@ from torch import Tensor
 
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.explain import fused, holding
-from accelcheck.explain.calls import aside
+from accelcheck.explain.calls import OperatorCall, aside
 from accelcheck.explain.holding import NoTruthError
-from accelcheck.verify.judge import value_fault
+from accelcheck.verify.judge import Judgement, value_fault
 from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Nearest, Rounding
@@ -25,8 +25,6 @@ from accelcheck.verify.rounding import Nearest, Rounding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.explain.calls import OperatorCall
-    from accelcheck.verify.judge import Judgement
     from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"native_dropout_backward"})

@@ -11,31 +11,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Verdict
-from accelcheck.core.clean_process import BEGIN_AGAIN, CleanProcessError
+from accelcheck.core.case import Case, Verdict
+from accelcheck.core.clean_process import BEGIN_AGAIN, CleanProcess, CleanProcessError
 from accelcheck.explain import layers as of_layers
 from accelcheck.explain import runs
 from accelcheck.explain.alone import alone
-from accelcheck.explain.operators import Watcher
+from accelcheck.explain.operators import Seen, Watcher
 from accelcheck.explain.source import DATA, Tensors, expression, written
 from accelcheck.explain.tensor_file import reading
 from accelcheck.verify.oracle import FIRST
-from accelcheck.workloads.probes import draws
+from accelcheck.workloads.probes import Draw, draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from accelcheck.checks.execute import Bench
-    from accelcheck.core.case import Case
-    from accelcheck.core.clean_process import CleanProcess
     from accelcheck.devices.base import Device
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.explain.explain import Explanation, Steps
     from accelcheck.explain.layers import Layer, Planned
-    from accelcheck.explain.operators import Seen
     from accelcheck.explain.trail import Trail
-    from accelcheck.workloads.probes import Draw
 
 
 @dataclass(frozen=True)

@@ -9,31 +9,27 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Verdict
-from accelcheck.core.fault import FaultKind
+from accelcheck.core.case import Case, Verdict
+from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.explain import compiled, fused, runs
 from accelcheck.explain import layers as of_layers
-from accelcheck.explain.smallest import Shrinker, smallest_runs
+from accelcheck.explain.smallest import Shrinker, Smallest, SmallestRuns, smallest_runs
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.verify.oracle import FIRST
-from accelcheck.workloads.probes import draws
+from accelcheck.workloads.probes import Draw, draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Case
-    from accelcheck.core.fault import Fault
     from accelcheck.core.journal import Record
     from accelcheck.explain.calls import OperatorCall
     from accelcheck.explain.compiled import Region
     from accelcheck.explain.layers import Layer
     from accelcheck.explain.operators import Culprit, OperatorTrace, Seen
     from accelcheck.explain.parts import SmallestPart
-    from accelcheck.explain.smallest import Smallest, SmallestRuns
     from accelcheck.explain.trail import Last
-    from accelcheck.workloads.probes import Draw
 
 
 DRAWS = 4

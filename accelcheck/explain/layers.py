@@ -6,22 +6,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from accelcheck.checks import numerics
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Case, Verdict
 from accelcheck.core.plain import text
 from accelcheck.devices import devices
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import ProfilerLog
-from accelcheck.workloads.probes import PROBES
+from accelcheck.workloads.probes import PROBES, Draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.checks.execute import Bench
     from accelcheck.checks.trial import Trial
-    from accelcheck.core.case import Case
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.probes import Draw
 
 EAGER, CAPTURED = "eager", "compile-aot-eager"
 """Techniques of the first two layers."""

@@ -8,19 +8,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.checks.trial import State, warm_up
+from accelcheck.checks.trial import State, Trial, warm_up
 from accelcheck.core.case import Mode
 from accelcheck.explain.budgets import OperatorBudgets
-from accelcheck.explain.operators import OperatorTrace, Recompute, together
+from accelcheck.explain.operators import Culprit, OperatorTrace, Recompute, Watcher, together
 from accelcheck.explain.places import Places
 from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from accelcheck.checks.trial import Trial
     from accelcheck.explain.calls import OperatorCall
-    from accelcheck.explain.operators import Culprit, Watcher
     from accelcheck.workloads.probes import Draw
 
     First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]

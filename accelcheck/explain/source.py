@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from accelcheck.explain import tensor_file
-from accelcheck.explain.calls import aside, memory
+from accelcheck.explain.calls import OperatorCall, aside, memory
 from accelcheck.explain.smallest import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from accelcheck.explain.calls import OperatorCall
 
 DATA = ".safetensors"
 """Suffix of the file beside a script."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.explain.explain import ENDED
+from accelcheck.explain.explain import ENDED, Explanation, OperatorDifference
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from accelcheck.explain.compiled import Region
-    from accelcheck.explain.explain import Explanation, OperatorDifference
     from accelcheck.explain.operators import Culprit, Seen
 
 FAULTS = 5

@@ -6,10 +6,9 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Measurement, Verdict
 
 if TYPE_CHECKING:
-    from accelcheck.core.case import Measurement
     from accelcheck.core.journal import Record
     from accelcheck.measure.timing_processes import Timed
 

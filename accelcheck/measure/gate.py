@@ -7,20 +7,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Measurement, Verdict
+from accelcheck.core.case import Case, Measurement, Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.journal import ErrorCode
-from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
+from accelcheck.core.journal import ErrorCode, Record
+from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place
 from accelcheck.measure.regression import Sample, change
 from accelcheck.measure.timing_processes import Timed, TimingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from accelcheck.core.case import Case
-    from accelcheck.core.journal import Record
     from accelcheck.expectations.limits import Limit
-    from accelcheck.measure.baselines import Place
 
     Measure = Callable[[Sequence[str], int], Mapping[str, Timed]]
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core import processes
-from accelcheck.core.processes import Child
+from accelcheck.core.processes import Child, End, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from accelcheck.core.processes import End, Message
 
 VARIABLE = "ACCELCHECK_TIMING_FILE"
 """Environment variable of timing processes: the file with the ids of the cases to time."""

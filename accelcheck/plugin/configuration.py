@@ -19,7 +19,7 @@ import pytest
 import accelcheck
 from accelcheck.core import imports
 from accelcheck.core.files import private
-from accelcheck.core.journal import SCHEMA, JournalError
+from accelcheck.core.journal import SCHEMA, JournalError, Record
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.selection import Selection
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.capability import Capability
-    from accelcheck.core.journal import Record
     from accelcheck.devices.base import Device, Status
     from accelcheck.measure.gate import Gate
     from accelcheck.techniques.matrix import Matrix

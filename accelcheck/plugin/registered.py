@@ -7,7 +7,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ from accelcheck.plugin import installed, options, validation
 from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from accelcheck.core.selection import Selection
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import seconds_of
+from accelcheck.core.case import Case, seconds_of
 from accelcheck.core.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from accelcheck.core.case import Case
     from accelcheck.techniques.matrix import Matrix
 
 _NAME = "limits.json"

@@ -6,16 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import FELL_BACK, SCHEME, Mode, Verdict
-from accelcheck.core.journal import ErrorCode
+from accelcheck.core.case import FELL_BACK, SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from accelcheck.core.case import Case, Evidence, Figure, Measurement
-    from accelcheck.core.journal import Record
 
 INFERENCE, TRAINING = "inference", "training"
 MODES = {

@@ -11,18 +11,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import HOST_RATIO, Verdict
+from accelcheck.core.case import HOST_RATIO, Measurement, Verdict
 from accelcheck.measure.paired import MARGIN
-from accelcheck.report.quality import STABLE, UNSTABLE, Rule, answer_to
-from accelcheck.report.run import measurement
+from accelcheck.report.quality import STABLE, UNSTABLE, Answer, Item, ItemTable, Rule, answer_to
+from accelcheck.report.run import DeviceRun, measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.core.case import Measurement
     from accelcheck.core.journal import Record
-    from accelcheck.report.quality import Answer, Item, ItemTable
-    from accelcheck.report.run import DeviceRun
 
 FLAKY = 0.05
 """Least share of flaky cases that is too large; 59 cases without a flaky one are the fewest that show less."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.report.assessment import level
+from accelcheck.report.assessment import Assessment, ItemResult, TableResult, level
 from accelcheck.report.console import Table, escaped
 from accelcheck.report.quality import STABLE, UNSTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelcheck.report.assessment import Assessment, ItemResult, TableResult
 
 SOURCE = "https://github.com/pytorch/pytorch/issues/167283"
 SCHEMA = 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from accelcheck.core.capability import Code
+from accelcheck.core.capability import Capability, Code
 from accelcheck.core.case import LEVELS, Verdict
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Status
     from accelcheck.report.capabilities import TechniqueRow
     from accelcheck.workloads.base import Workload

@@ -8,15 +8,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.report.run import labels
-from accelcheck.report.signatures import SHARED, Kind, signatures
+from accelcheck.report.run import DeviceRun, labels
+from accelcheck.report.signatures import SHARED, Kind, Signature, signatures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
-    from accelcheck.report.signatures import Signature
 
 MOST_PATHS = 3
 """Most parts of a result named in a title."""

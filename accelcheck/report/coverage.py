@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from accelcheck.core.case import LEVELS
+from accelcheck.core.case import LEVELS, Case
 from accelcheck.core.imports import OPTION
 from accelcheck.core.selection import Selection
 from accelcheck.expectations import must_pass
-from accelcheck.measure.gate import CHANGE, Use
+from accelcheck.measure.gate import CHANGE, Gate, Use
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from accelcheck.core.capability import Capability
-    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Status
-    from accelcheck.measure.gate import Gate
     from accelcheck.techniques.matrix import Matrix
 
 SHOWN = 3

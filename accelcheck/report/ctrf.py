@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import accelcheck
 from accelcheck.core.case import Verdict
 from accelcheck.core.plain import text
-from accelcheck.report.run import labels
+from accelcheck.report.run import DeviceRun, labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
 
 VERSION = "0.0.0"
 """Version of the specification."""

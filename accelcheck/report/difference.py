@@ -20,17 +20,15 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Case, Figure, Verdict
 from accelcheck.measure.gate import BUSY
-from accelcheck.report.run import BAD_FIRST, labels, measurement
+from accelcheck.report.run import BAD_FIRST, DeviceRun, labels, measurement
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from accelcheck.core.case import Case, Figure
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
 
 GROWTH = SLACK
 """Least ratio of a grown error to the old one; it must also exceed the errors of eager and of all rounding samples.

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from accelcheck.report import markdown
 from accelcheck.report.console import Table
-from accelcheck.report.difference import GROWTH, Aspect
+from accelcheck.report.difference import GROWTH, Aspect, CaseChange, Difference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelcheck.report.difference import CaseChange, Difference
 
 ROWS = 40
 """Most rows of a table in a terminal."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import FaultKind
 from accelcheck.core.plain import text
-from accelcheck.expectations.ledger import MOST_FAULTS, Ledger, LedgerError, shown
+from accelcheck.expectations.ledger import MOST_FAULTS, Entry, Ledger, LedgerError, shown
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.journal import Record
-    from accelcheck.expectations.ledger import Entry
 
 SOON = 30
 """Days before its expiry from which on an entry is named."""

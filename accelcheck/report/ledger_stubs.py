@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.expectations.ledger import SCHEMA, TODO, exception, shown
+from accelcheck.expectations.ledger import SCHEMA, TODO, Ledger, exception, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.expectations.ledger import Ledger
     from accelcheck.report.run import DeviceRun
 
 DAYS = 180

@@ -14,14 +14,13 @@ from accelcheck.core.case import Verdict
 from accelcheck.report import causes
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
-from accelcheck.report.run import BAD_FIRST, counts, labels
+from accelcheck.report.run import BAD_FIRST, DeviceRun, counts, labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from accelcheck.core.journal import Record
     from accelcheck.report.causes import Cause
-    from accelcheck.report.run import DeviceRun
 
 MOST = 65_536
 """Most characters of a comment on GitHub; counted in bytes here, which are no fewer."""

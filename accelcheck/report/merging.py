@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,18 +17,15 @@ from accelcheck.core import bounded, shards
 from accelcheck.core.bounded import MOST_FILE
 from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
-from accelcheck.core.journal_reading import lines, outline, table
+from accelcheck.core.journal_reading import Line, lines, outline, table
 from accelcheck.core.plain import text
-from accelcheck.report.run import BAD_FIRST, identity, read_header
+from accelcheck.report.run import BAD_FIRST, UsedLedger, identity, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import IO
 
     from accelcheck.core.case import Verdict
-    from accelcheck.core.journal_reading import Line
-    from accelcheck.report.run import UsedLedger
 
 MOST_SECTIONS = 20_000
 """Most runs that are merged; more would be an untrusted file of headers."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Case, Verdict
 from accelcheck.report.console import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
 
 

@@ -18,16 +18,14 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Verdict
+from accelcheck.core.case import Figure, Verdict
 from accelcheck.report.ctrf import begun
-from accelcheck.report.run import labels
+from accelcheck.report.run import DeviceRun, labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from accelcheck.core.case import Figure
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
 
 MAJOR, MINOR = 2, 0
 RAISED = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import WEIGHTS
+from accelcheck.core.case import WEIGHTS, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Mode
 
 INTERVAL = 10.0
 """Least seconds between two lines."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from accelcheck.core import shards
-from accelcheck.core.case import LEVELS, Verdict
-from accelcheck.core.journal import JournalError
-from accelcheck.core.journal_reading import sections
+from accelcheck.core.case import LEVELS, Case, Measurement, Verdict
+from accelcheck.core.journal import JournalError, Record
+from accelcheck.core.journal_reading import Section, sections
 from accelcheck.core.plain import text
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
 from accelcheck.report.message import reproduce
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
-    from accelcheck.core.case import Case, Measurement
-    from accelcheck.core.journal import Record
-    from accelcheck.core.journal_reading import Section
 
 BAD_FIRST = (
     Verdict.DEVICE_LOST, Verdict.CRASH, Verdict.HANG, Verdict.ERROR, Verdict.FAIL, Verdict.FLAKY, Verdict.XPASS,

@@ -11,15 +11,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
-from accelcheck.core.fault import FaultKind
-from accelcheck.core.journal import ErrorCode
+from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.expectations.ledger import exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from accelcheck.core.fault import Fault
-    from accelcheck.core.journal import Record
 
 MOST_READ = 20_000
 """Most characters read of a reason and of a traceback; torch's messages with all registrations have 5,000."""

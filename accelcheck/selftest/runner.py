@@ -15,7 +15,7 @@ from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.registry import discover, index
-from accelcheck.devices.base import Status
+from accelcheck.devices.base import Device, Status
 from accelcheck.expectations.ledger import Ledger, hold, shipped, unsteady
 from accelcheck.plugin import registered
 from accelcheck.selftest.faults.base import EVERY, Planted, PlantedFault, Variant
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
 
 

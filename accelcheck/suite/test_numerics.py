@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Case, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
 
     Check = Callable[[Case], Record]

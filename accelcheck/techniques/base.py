@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.core.case import TIMED, Evidence, Mode
 from accelcheck.devices.packages import installed
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import Log, OperatorLog
 from accelcheck.workloads import builtin
 from accelcheck.workloads.problem import described
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import OptimizerMaker, Program, Workload
     from accelcheck.workloads.probes import Probe
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import at_least, counted, none_of, operators
+from accelcheck.techniques.observe import Log, at_least, counted, none_of, operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 

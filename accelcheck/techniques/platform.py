@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.workloads.platform import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Evidence
     from accelcheck.devices.base import Device
     from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program

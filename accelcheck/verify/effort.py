@@ -18,13 +18,12 @@ from torch import Tensor
 from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.core.forking import give_back
 from accelcheck.devices.torch_names import TorchDispatchMode
-from accelcheck.workloads.probes import DRAWS, quieted
+from accelcheck.workloads.probes import DRAWS, Draw, quieted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.workloads.base import Problem, Workload
-    from accelcheck.workloads.probes import Draw
 
 AUTO, FULL_WORD, LEAST_WORD = EFFORTS
 LEAST_DRAWS = 3

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelcheck.core.case import Mode
-from accelcheck.verify.oracle_runs import Arithmetic
+from accelcheck.core.case import Case, Mode
+from accelcheck.verify.oracle_runs import Arithmetic, EmulatedTechnique
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
-from accelcheck.workloads.base import Program, cast
+from accelcheck.workloads.base import Program, Result, Workload, cast
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelcheck.core.case import Case
     from accelcheck.verify.cache import Cache
-    from accelcheck.verify.oracle_runs import EmulatedTechnique
-    from accelcheck.workloads.base import Result, Workload
 
 SAMPLES = 4
 """Trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each

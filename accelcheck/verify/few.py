@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING
 from scipy.special import stdtrit
 
 from accelcheck.verify.precision import ACCUMULATOR, SLACK, UNIT_ROUNDOFF
-from accelcheck.verify.views import VIEWS
+from accelcheck.verify.views import VIEWS, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.verify.views import Reading
     from accelcheck.workloads.base import Result
 
 UNITS: Mapping[str, float] = MappingProxyType({"row": 512.0, "column": 1024.0, "block": 512.0, "element": 1024.0})

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import ValuesView
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, ValuesView
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from accelcheck.workloads.base import is_inexact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 EXACT = frozenset(
     """abs adaptive_max_pool2d adaptive_max_pool3d alias_copy amax amin aminmax as_strided_copy as_strided_scatter

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Case, Mode
 from accelcheck.verify import algorithms, few, matched, sample_budgets
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from accelcheck.core.case import Case
     from accelcheck.core.clean_process import CleanProcess
     from accelcheck.verify.oracle_runs import EmulatedTechnique
     from accelcheck.workloads.base import Problem, Program, Result, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -18,14 +18,12 @@ from accelcheck.verify.effort import FULL, Effort
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Nearest, Rounding
-from accelcheck.workloads.base import Program, Result, flatten, is_inexact
+from accelcheck.workloads.base import OptimizerMaker, Program, Result, Workload, flatten, is_inexact
 from accelcheck.workloads.dispatch import unfused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from accelcheck.workloads.base import OptimizerMaker, Workload
     from accelcheck.workloads.probes import Draw
 
 MOST_NAMED = 3

@@ -6,17 +6,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.workloads.base import batches_to, to
+from accelcheck.workloads.base import Program, batches_to, to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from torch import Tensor
-
-    from accelcheck.workloads.base import Program
 
 PART = 0.8
 """Part of the available memory for an oracle's parameters and tensors of their size; the rest is for activations."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from accelcheck.checks.platform.tries import MOST_TEXT
-from accelcheck.checks.trial import Finding
+from accelcheck.checks.trial import Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
@@ -26,9 +26,6 @@ from accelcheck.techniques.processes.torchrun import devices_of_ranks, torchrun
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
-    from accelcheck.checks.trial import Trial
     from accelcheck.devices.base import Device
 
 RANKS = 2

@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from accelcheck.checks.platform.packed import packed
-from accelcheck.checks.platform.tries import Tries, absent, of_patterns, refuse
+from accelcheck.checks.platform.tries import Accepted, Tries, absent, of_patterns, refuse
 from accelcheck.devices.torch_names import scaled_mm
-from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
+from accelcheck.verify.number_formats import FORMATS, FloatFormat, Format, IntegerFormat, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from accelcheck.checks.platform.tries import Accepted
     from accelcheck.checks.trial import Finding, Trial
     from accelcheck.devices.base import Device
-    from accelcheck.verify.number_formats import Format, Value
 
 SIDE = 16
 """Rows, columns and terms of matrix products, as `torch._scaled_mm` takes them."""

@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelcheck.checks.trial import Finding
+from accelcheck.checks.trial import Finding, Trial
 from accelcheck.core import imports
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
-from accelcheck.core.processes import Child, Mailbox, calling, say
+from accelcheck.core.processes import Child, Mailbox, Message, calling, say
 from accelcheck.devices.pinning import mask_variable
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.processes.evidence import shareable
@@ -20,8 +20,6 @@ from accelcheck.techniques.processes.evidence import shareable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.processes import Message
     from accelcheck.devices.base import Device
 
 PATIENCE = 120.0

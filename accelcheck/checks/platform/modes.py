@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from accelcheck.checks import numerics
 from accelcheck.checks.speed import Contender
-from accelcheck.checks.trial import warm_up
+from accelcheck.checks.trial import Finding, Trial, warm_up
 from accelcheck.core.case import HOST_RATIO, Evidence, Measurement, Mode
 from accelcheck.core.registry import discover
 from accelcheck.devices import devices
 from accelcheck.measure.clocks import ClockError, block, settle, undisturbed
-from accelcheck.measure.paired import compare
-from accelcheck.techniques.base import Unsupported
+from accelcheck.measure.paired import Comparison, compare
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.oracle import FIRST
-
-if TYPE_CHECKING:
-    from accelcheck.checks.trial import Finding, Trial
-    from accelcheck.measure.paired import Comparison
-    from accelcheck.techniques.base import Technique
 
 COMPILERS = ("compile-static", "compile-openxla")
 """Graph-mode techniques, in order of preference."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.checks.platform.tries import absent, refuse
+from accelcheck.checks.platform.tries import Tries, absent, refuse
 from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from accelcheck.checks.platform.tries import Tries
 
 NATIVE = {"int4": "int4", "float4": "float4_e2m1fn_x2"}
 """Dtypes of torch itself, which hold bytes and have next to no operations."""

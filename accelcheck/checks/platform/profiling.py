@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from accelcheck.checks.trial import Finding
+from accelcheck.checks.trial import Finding, Trial
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.devices.torch_names import DeviceType
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from accelcheck.checks.trial import Trial
 
 LAYERS = 3
 """Number of the workload's linear layers, each a call of ``aten::addmm`` or ``aten::linear``."""

@@ -15,7 +15,7 @@ from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.techniques.base import Unsupported
-from accelcheck.verify.number_formats import FORMATS
+from accelcheck.verify.number_formats import FORMATS, Format, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accelcheck.devices.base import Device
-    from accelcheck.verify.number_formats import Format, Value
 
 REFUSAL = re.compile(
     r"\bnot (yet |currently )?(been )?(implemented|supported|available)|unsupported|un(known|recognized) dtype"

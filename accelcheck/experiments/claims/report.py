@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.experiments.claims.catalogue import ClaimStatus, What
+from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What
 from accelcheck.report.console import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, Measured
 
 _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from accelcheck.core.registry import discover, index
-from accelcheck.experiments.claims.catalogue import absent, judged, wrong
-from accelcheck.experiments.claims.experiment import measured, telling
+from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, absent, judged, wrong
+from accelcheck.experiments.claims.experiment import Experiment, measured, telling
 from accelcheck.experiments.curve import brief
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.experiments.claims.catalogue import Claim, ClaimResult
-    from accelcheck.experiments.claims.experiment import Experiment
 
 
 def experiments() -> Mapping[str, Experiment]:

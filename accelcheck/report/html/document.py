@@ -20,14 +20,13 @@ from accelcheck.report.causes import causes, counted, expected
 from accelcheck.report.explained import explained
 from accelcheck.report.html import experiments, figures, payload, tables
 from accelcheck.report.results import save
-from accelcheck.report.run import BAD_FIRST, labels
+from accelcheck.report.run import BAD_FIRST, DeviceRun, labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from accelcheck.report.html.experiments import ClaimsResult, CurveResult
-    from accelcheck.report.run import DeviceRun
 
 CHART = "vendored/chart-4.6.1.umd.min.js"
 """Chart.js, MIT licence (vendored/chart-LICENSE.md), as npm has it, without the address of its source map.

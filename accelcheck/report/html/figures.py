@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import SCHEME
-from accelcheck.report.run import measurement
+from accelcheck.report.run import DeviceRun, measurement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
 
 ERROR_VIEW = "row"
 """View that is plotted: the relative error of the worst row; techniques with a scheme of their own have `SCHEME`."""

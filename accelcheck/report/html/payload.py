@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.plain import text
 from accelcheck.report.html import figures
-from accelcheck.report.run import BAD_FIRST
+from accelcheck.report.run import BAD_FIRST, DeviceRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
 
 BLOCK = 400
 """Cases of one block of details, which opens in some milliseconds."""

@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accelcheck.report.qualification import highest, qualification
-from accelcheck.report.run import counts
+from accelcheck.report.qualification import Qualification, highest, qualification
+from accelcheck.report.run import DeviceRun, counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.journal import Record
-    from accelcheck.report.qualification import Qualification
-    from accelcheck.report.run import DeviceRun
 
 
 @dataclass(frozen=True, slots=True)

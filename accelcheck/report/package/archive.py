@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tarfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from accelcheck.core import bounded
 from accelcheck.core.bounded import MIB, Piece
@@ -18,7 +18,6 @@ from accelcheck.core.plain import text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-    from typing import IO
 
 BLOCK = 512
 MOST_FILE = 4096 * MIB

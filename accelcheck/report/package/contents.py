@@ -12,14 +12,13 @@ from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, outline, table
 from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
-from accelcheck.report.run import read_header
+from accelcheck.report.run import Header, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.core.bounded import Source
     from accelcheck.devices.base import Fingerprint
-    from accelcheck.report.run import Header
 
 MOST_HEADERS = 20_000
 """Most headers kept of a journal."""

@@ -12,13 +12,12 @@ from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
 from accelcheck.report.qualification import Qualification, qualification
-from accelcheck.report.run import load
+from accelcheck.report.run import DeviceRun, load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from accelcheck.core.bounded import Piece
-    from accelcheck.report.run import DeviceRun
 
 UNSIGNED = "none: whoever has the package could have changed it and computed all hashes anew"
 MOST_SAID = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,6 @@ from accelcheck.selftest.faults.plant import always, backwards, calling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from torch import Tensor
 

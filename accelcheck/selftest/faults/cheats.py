@@ -14,12 +14,10 @@ from accelcheck.selftest.faults.memory import overwriting, strided
 from accelcheck.selftest.faults.plant import always, calling, changing, editing, output, wrapping
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import Program, Result, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program, Result
 
 
 @always(changing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from torch import fx
 
 COMPILED = 2
 """Number of seeds of faults that compile something, seconds each."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, backward, fault, passes, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
 from accelcheck.selftest.faults.plant import Kernel, always, backwards, calling, convolution
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 unbiased = partial(two_pass, correction=1)
 """The variance over N - 1."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.selftest.faults.base import HALVES, PlantedFault, Variant, backward, row, single
+from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, Variant, backward, row, single
 from accelcheck.selftest.faults.ranks import TRAINING, strategy
 from accelcheck.techniques.distributed.collective_ranks import CollectiveCalls
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET
@@ -23,7 +23,6 @@ from accelcheck.techniques.optimizers.in_backward import STEPPERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.techniques.distributed.ddp import Bucket, Future
     from accelcheck.workloads.base import Program, Result
     from accelcheck.workloads.collectives import Collective

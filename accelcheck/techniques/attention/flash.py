@@ -17,7 +17,7 @@ from accelcheck.devices.packages import release, version
 from accelcheck.techniques.attention.intercept import Call, count, count_from_zero, intercept, taken
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog, at_least
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least
 from accelcheck.workloads.packed import Packed
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _KERNELS = r"(?i)(?!.*pytorch_flash)(?=.*(flash|fmha))(?=.*({})).*kernel.*"

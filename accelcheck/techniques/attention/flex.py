@@ -23,13 +23,12 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _CLEAR_REFUSAL = (2, 11)

@@ -9,7 +9,7 @@ from unittest import mock
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accelcheck.core.case import Evidence
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _CALLS = "attention calls"

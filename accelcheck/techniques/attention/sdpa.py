@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import at_least, counted, none_of
+from accelcheck.techniques.observe import Log, at_least, counted, none_of
 from accelcheck.workloads.dispatch import layer_by_layer
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _REFUSALS = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")

@@ -18,15 +18,13 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import exactly
-from accelcheck.workloads.base import flatten, is_inexact
+from accelcheck.techniques.observe import Log, exactly
+from accelcheck.workloads.base import Program, Result, flatten, is_inexact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result
 
 SAMPLEWISE = frozenset(
     """attention-causal attention-ragged cnn-frozen-norm conv-strided custom-function elementwise-5

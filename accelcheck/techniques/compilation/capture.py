@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.profiler import record_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import fx
 
     Runnable = Callable[..., Any]
 

@@ -14,14 +14,13 @@ import torch
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Holding, Technique, Unsupported
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 REGION = r"Torch-Compiled Region.*"

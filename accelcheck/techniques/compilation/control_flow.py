@@ -12,13 +12,12 @@ from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import Compilation, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
 _NODES = "operators of the graphs"

@@ -11,7 +11,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Holding, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
-from accelcheck.techniques.observe import at_least, none_of
+from accelcheck.techniques.observe import Log, at_least, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

@@ -10,7 +10,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.capture import CALL, Capture
 from accelcheck.techniques.compilation.compile import Compilation, compiled, inductor_capability, inductor_graphs
 from accelcheck.techniques.compilation.regions import entered
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.compilation._folding import FoldConstants
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 CAPTURE = "capture"

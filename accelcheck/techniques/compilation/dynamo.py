@@ -5,7 +5,7 @@ The graphs of each call are counted exactly, and the result of every call is jud
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,14 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.compilation.compile import Compilation, compilations, graph_breaks, graphs, resolved_backend
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.workloads import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
 FEED = "feed"

@@ -6,21 +6,18 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import Converted
-from accelcheck.techniques.observe import at_least, exactly, none_of
+from accelcheck.techniques.observe import Log, at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

@@ -11,24 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core import imports
-from accelcheck.core.capability import Code, unsupported
+from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.workloads.blocks import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 PATIENCE = 600.0

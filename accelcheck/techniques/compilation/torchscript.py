@@ -16,7 +16,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import pytree, recursive
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import ProfilerLog, at_least, exactly, none_of
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly, none_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 ENTRIES = "python forward entries"

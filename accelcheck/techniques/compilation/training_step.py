@@ -19,7 +19,7 @@ from accelcheck.techniques.compilation.compile import (
     xla_ran,
 )
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.problem import CONTRACTING
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 CAPTURE = "capture"

@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.data.dataloader import Delivery
-from accelcheck.workloads.trainer import Loader, Trainer
+from accelcheck.techniques.data.dataloader import Delivery, Feed
+from accelcheck.workloads.trainer import Inputs, Loader, Parts, Recipe, Trainable, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.techniques.data.dataloader import Feed
-    from accelcheck.workloads.trainer import Inputs, Parts, Recipe, Trainable
 
     Feeder = Callable[[Sequence[Tensor], Iterable[list[int]]], Feed]
 

@@ -27,7 +27,7 @@ from accelcheck.techniques.data.dataloader import (
 )
 from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
 from accelcheck.techniques.memory.host import page_locked
-from accelcheck.techniques.observe import exactly
+from accelcheck.techniques.observe import Log, exactly
 from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.data.dataloader import PassEnd
     from accelcheck.techniques.data.feeding import Feeder
-    from accelcheck.techniques.observe import Log
 
 BATCH = 3
 """Rows per batch: both workers get batches, and the last one is smaller for most workloads."""

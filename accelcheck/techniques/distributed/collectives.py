@@ -12,8 +12,8 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.distributed.collective_ranks import Calling, CollectiveCalls, calls_of
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, STRATEGY
 from accelcheck.techniques.distributed.model_parallel import ModelParallel
-from accelcheck.techniques.observe import at_least, exactly, none_of
-from accelcheck.workloads.base import flatten
+from accelcheck.techniques.observe import Log, at_least, exactly, none_of
+from accelcheck.workloads.base import Program, Result, flatten
 from accelcheck.workloads.collectives import BUNDLES
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.techniques.distributed.strategy import RankReport
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program, Result
 
 
 class Collectives(ModelParallel):

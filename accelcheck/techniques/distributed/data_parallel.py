@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
@@ -20,18 +20,12 @@ from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Re
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.sharing import device_of
-from accelcheck.techniques.distributed.strategy import TrainingJob
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
+from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import RankReport, Strategy
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
 STRATEGY = "strategy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed, nn
@@ -14,7 +14,6 @@ from accelcheck.techniques.distributed.strategy import Strategy, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TypeAlias
 
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -14,7 +14,7 @@ import torch
 
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.distributed import compression
-from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, listed, trained, whole
+from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, Size, listed, trained, whole
 from accelcheck.techniques.distributed.ddp import Exchange, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.data_parallel import Size
     from accelcheck.techniques.distributed.strategy import RankReport
     from accelcheck.workloads.base import Program
 

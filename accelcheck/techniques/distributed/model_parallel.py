@@ -9,7 +9,7 @@ from torch import nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.distributed import sharing
 from accelcheck.techniques.distributed.data_parallel import FSDP, STRATEGY, RankedTraining, listed
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
     from accelcheck.workloads.base import Program, Workload
 

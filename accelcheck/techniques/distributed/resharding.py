@@ -14,9 +14,9 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTraining
 from accelcheck.techniques.distributed.pool import rank_pool
-from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Resharded
-from accelcheck.techniques.distributed.strategy import Strategy
-from accelcheck.techniques.observe import exactly
+from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Loaded, Resharded
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy
+from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.snapshots.stepwise import adopted
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.resharding_ranks import Loaded
-    from accelcheck.techniques.distributed.strategy import RankReport
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from accelcheck.techniques.distributed.ddp import FullySharded
 from accelcheck.techniques.distributed.sharing import divide_batch
@@ -24,7 +24,6 @@ from accelcheck.techniques.processes.evidence import program_on, unlike
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelcheck.devices.base import Device

@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.workloads.large_models import GroupedExperts, VocabularyLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accelcheck.core.case import Evidence
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
 ROWS, ALIGN = 16, 8

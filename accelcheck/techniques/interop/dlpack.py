@@ -21,13 +21,12 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 EXCHANGES = "exchanges"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelcheck.techniques.interop.dlpack import CupyExchange, exchange_all
-from accelcheck.techniques.observe import at_least, exactly
+from accelcheck.techniques.observe import Log, at_least, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 DELAY = 10**7

@@ -12,15 +12,13 @@ from torch import Tensor
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import OperatorLog, counted, none_of
-from accelcheck.workloads.base import flatten
+from accelcheck.techniques.observe import Log, OperatorLog, counted, none_of
+from accelcheck.workloads.base import Program, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 MARK = 17.0
 """Value that is written: exact in every dtype, and 17 standard deviations away from the inputs of workloads."""

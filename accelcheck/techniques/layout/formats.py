@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import at_least, exactly, operators
+from accelcheck.techniques.observe import Log, Operator, at_least, exactly, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.core.case import Evidence, Mode
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log, Operator
     from accelcheck.workloads.base import Program
 
 _CONVOLUTION = re.compile(r"aten::(convolution|convolution_overrideable|\w*_convolution\w*)(?<!_backward)")

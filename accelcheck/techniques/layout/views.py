@@ -12,13 +12,12 @@ from torch import Tensor
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import at_least, operators
+from accelcheck.techniques.observe import Log, at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

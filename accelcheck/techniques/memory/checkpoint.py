@@ -15,16 +15,14 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import CONTRACTION, OperatorLog
-from accelcheck.workloads.base import flatten, leaf
+from accelcheck.techniques.observe import CONTRACTION, Log, OperatorLog
+from accelcheck.workloads.base import Program, flatten, leaf
 from accelcheck.workloads.blocks import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 XLA_SOURCE = "https://docs.pytorch.org/xla/release/r2.9/index.html"
 _COUNTS = "block calls and forwards"

@@ -12,14 +12,13 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import Peak, measurable
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.peaks import peak_of_run
-from accelcheck.techniques.observe import OperatorLog, at_least
+from accelcheck.techniques.observe import Log, OperatorLog, at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _GAINED = "operators in place beyond the plain module's"

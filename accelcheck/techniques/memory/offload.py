@@ -12,7 +12,7 @@ from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
-from accelcheck.techniques.observe import exactly
+from accelcheck.techniques.observe import Log, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.measure.memory import Peak
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 _TALLY = "tensors offloaded"

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelcheck.core.case import Evidence
+from accelcheck.core.case import Evidence, Mode
 from accelcheck.measure.memory import Peak, measurable, peak
 
 if TYPE_CHECKING:
-    from accelcheck.core.case import Mode
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Program
 

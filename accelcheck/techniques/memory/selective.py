@@ -10,14 +10,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.memory.checkpoint import PLAIN, TorchCheckpoint
-from accelcheck.techniques.observe import CONTRACTION
+from accelcheck.techniques.observe import CONTRACTION, Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import exactly
+from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.optimizers.steps import SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
 
 COUNTS = "steps of single parameters"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
@@ -17,7 +17,7 @@ from accelcheck.core.quiet import torchao_imported
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, inductor_capability, reset_compiler
-from accelcheck.techniques.observe import ProfilerLog, at_least, operators
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least, operators
 from accelcheck.techniques.optimizers.state import states_of
 from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
@@ -26,10 +26,7 @@ from accelcheck.verify.rounding import Rounding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch import nn
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import OptimizerMaker, Program
 
 LEAST, BLOCK = 4096, 256

@@ -6,23 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import operators
+from accelcheck.techniques.observe import Log, operators
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.techniques.quantization.emulation import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import nn
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import OptimizerMaker, Program
 
 _WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})

@@ -22,13 +22,12 @@ from accelcheck.techniques.compilation.compile import (
     inductor_capability,
     reset_compiler,
 )
-from accelcheck.techniques.observe import ProfilerLog, at_least, operators
+from accelcheck.techniques.observe import Log, Operator, ProfilerLog, at_least, operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log, Operator
     from accelcheck.workloads.base import Program
 
 _BANKS = frozenset(["train-adagrad", "train-amsgrad", "train-nadam", "train-nesterov", "train-rmsprop"])

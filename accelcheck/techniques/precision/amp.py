@@ -9,7 +9,7 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import CONTRACTION, at_least, exactly, operators
+from accelcheck.techniques.observe import CONTRACTION, Log, OperatorLog, at_least, exactly, operators
 from accelcheck.workloads.problem import CONTRACTING
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log, OperatorLog
     from accelcheck.workloads.base import Program
 
 INITIAL_SCALE = 2.0**7

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +17,12 @@ from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.strict import FLOAT32_LIMIT, strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import at_least
+from accelcheck.techniques.observe import Log, at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from contextlib import AbstractContextManager
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Workload
 
 _SETTING = "setting in the run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +14,11 @@ from torch.func import functional_call
 from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import at_least, exactly, operators
+from accelcheck.techniques.observe import Log, at_least, exactly, operators
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention, stored_in_float32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

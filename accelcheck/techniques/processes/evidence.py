@@ -9,13 +9,12 @@ from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence
-from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Problem, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Problem
 
 
 def shareable(device: Device) -> Capability:

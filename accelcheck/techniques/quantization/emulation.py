@@ -18,13 +18,12 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.verify.precision import UNIT_ROUNDOFF
+from accelcheck.verify.precision import UNIT_ROUNDOFF, MatrixUnit
 from accelcheck.workloads.draw import by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accelcheck.verify.precision import MatrixUnit
 
 EPSILON = torch.finfo(torch.float32).eps
 """Smallest scale of torch.ao's observers and of torchao's Int8Tensor."""

@@ -12,22 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
-from accelcheck.core.case import Evidence
+from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import disable_current_modes
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.int8 import Replacing
-from accelcheck.verify.precision import FLOAT8_UNITS, UNIT_ROUNDOFF
+from accelcheck.verify.precision import FLOAT8_UNITS, UNIT_ROUNDOFF, MatrixUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accelcheck.core.case import Mode
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.observe import Log, Operator
-    from accelcheck.verify.precision import MatrixUnit
     from accelcheck.workloads.base import Program
 
 TILE = 16

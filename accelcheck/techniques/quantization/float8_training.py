@@ -14,7 +14,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import at_least, operators
+from accelcheck.techniques.observe import Log, at_least, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides, is_linear, nearest, replaced
 from accelcheck.techniques.quantization.float8 import WeightOnly
 from accelcheck.techniques.quantization.int8 import count
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

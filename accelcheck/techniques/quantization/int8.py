@@ -16,7 +16,7 @@ from torch import nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Holding, Technique
-from accelcheck.techniques.observe import ProfilerLog, exactly, operators
+from accelcheck.techniques.observe import Log, Operator, ProfilerLog, exactly, operators
 from accelcheck.techniques.quantization.emulation import (
     DynamicRange,
     EmulatedLinear,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log, Operator
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

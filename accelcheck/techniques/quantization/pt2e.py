@@ -14,7 +14,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
-from accelcheck.techniques.observe import ProfilerLog, at_least, operators
+from accelcheck.techniques.observe import Log, ProfilerLog, at_least, operators
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.float8 import WORKLOADS
 from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, sizes
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

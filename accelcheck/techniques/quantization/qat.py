@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.observe import exactly, operators
+from accelcheck.techniques.observe import Log, exactly, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
 from accelcheck.techniques.quantization.int8 import count
 from accelcheck.techniques.quantization.torchao import torchao_capability
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program
     from accelcheck.workloads.probes import Probe
 

@@ -17,7 +17,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
 from accelcheck.measure.memory import in_memory
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import OperatorLog, operators
+from accelcheck.techniques.observe import Log, OperatorLog, operators
 from accelcheck.techniques.quantization import emulation, float8, int4
 from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, modules, sizes, stored_as
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
     from accelcheck.verify.precision import MatrixUnit
     from accelcheck.workloads.base import Program
 

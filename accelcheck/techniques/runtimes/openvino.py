@@ -26,19 +26,16 @@ from accelcheck.core.quiet import copied_trees
 from accelcheck.devices import torch_names
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import REGION, Compilation, resolved_backend
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
-from accelcheck.techniques.observe import at_least, exactly, none_of
-from accelcheck.workloads.base import flatten
+from accelcheck.techniques.observe import Log, at_least, exactly, none_of
+from accelcheck.workloads.base import Program, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
 """Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""

@@ -10,24 +10,20 @@ import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.techniques.base import Holding, Technique
-from accelcheck.techniques.observe import unwatched
+from accelcheck.techniques.observe import Log, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
-from accelcheck.techniques.snapshots.files import read
-from accelcheck.techniques.snapshots.handover import Handover
+from accelcheck.techniques.snapshots.files import Snapshots, read
+from accelcheck.techniques.snapshots.handover import ContinuationReport, Handover
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.states import pack, unpack
-from accelcheck.workloads.trainer import Trainer
+from accelcheck.workloads.trainer import Recipe, Trainable, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from accelcheck.core.capability import Capability
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.techniques.snapshots.files import Snapshots
-    from accelcheck.techniques.snapshots.handover import ContinuationReport
     from accelcheck.workloads.base import Program, Result
-    from accelcheck.workloads.trainer import Recipe, Trainable
 
 HANDOVER = "handover"
 """Key in `Program.extras` of the `Handover` of a program."""

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from torch import distributed
 
 from accelcheck.core.files import scratch
-from accelcheck.core.processes import GRACE, ChildError, Mailbox
+from accelcheck.core.processes import GRACE, Child, ChildError, Mailbox
 from accelcheck.techniques.processes.torchrun import torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from accelcheck.core.processes import Child
     from accelcheck.devices.base import Device
     from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 

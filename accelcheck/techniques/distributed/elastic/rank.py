@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, polls
-from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
+from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
 from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
     from accelcheck.workloads.base import Program
 
 SHARES = 6

@@ -19,8 +19,8 @@ from accelcheck.core.processes import GRACE
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
-from accelcheck.techniques.distributed.elastic.mailbox import TrainingTask
-from accelcheck.techniques.observe import exactly, unwatched
+from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
+from accelcheck.techniques.observe import Log, exactly, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport
-    from accelcheck.techniques.observe import Log
     from accelcheck.workloads.base import Program, Result
 
 JOB = "elastic job"
