@@ -8,18 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.devices import hardware
+from accelcheck.devices import hardware, packages
 from accelcheck.devices.base import Device, Fingerprint
-from accelcheck.devices.packages import (
-    backends,
-    load_backend,
-    package_of,
-    release,
-    requires,
-    requires_torch,
-    version,
-    versions,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,11 +43,11 @@ class Tpu(Device):
         if sys.version_info < _PYTHON:
             reason = f"torch_tpu needs Python >= 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
             return unavailable(Code.NO_PACKAGE, reason, "use a newer Python")
-        needed = requires_torch()
+        needed = packages.requires_torch()
         if needed.ok:
-            needed = requires(self.package, 'pip install "accelcheck[tpu]"')
-        if needed.ok and not _TORCH[0] <= release(version("torch")) <= _TORCH[1]:
-            reason = f"torch_tpu needs torch 2.11 to 2.15, and torch {version('torch')} is installed"
+            needed = packages.requires(self.package, 'pip install "accelcheck[tpu]"')
+        if needed.ok and not _TORCH[0] <= packages.release(packages.version("torch")) <= _TORCH[1]:
+            reason = f"torch_tpu needs torch 2.11 to 2.15, and torch {packages.version('torch')} is installed"
             return unavailable(Code.WRONG_BUILD, reason, 'pip install "torch>=2.11,<2.16"')
         return needed
 
@@ -65,7 +55,7 @@ class Tpu(Device):
         import torch
 
         if not hasattr(torch, self.type):  # `import torch` loads it, unless that is turned off
-            load_backend(entry for entry in backends() if package_of(entry) == self.package)
+            packages.load_backend(entry for entry in packages.backends() if packages.package_of(entry) == self.package)
 
     def usable(self) -> Capability:
         import torch
@@ -86,7 +76,7 @@ class Tpu(Device):
             count=chips.count,
             memory=_memory(),
             runtime="TorchTPU",
-            versions=versions("torch", "torch-tpu", "libtpu", "numpy"),
+            versions=packages.versions("torch", "torch-tpu", "libtpu", "numpy"),
             environment=self.environment(),
         )
 

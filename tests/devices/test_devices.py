@@ -325,7 +325,7 @@ def test_tpu_asks_for_hardware_then_python_then_package(monkeypatch: pytest.Monk
     monkeypatch.setattr("accelcheck.devices.packages.installed", lambda package: package == "torch")
     assert Tpu().detect().code is Code.NO_PACKAGE
     monkeypatch.setattr("accelcheck.devices.packages.installed", lambda _: True)
-    monkeypatch.setattr("accelcheck.devices.tpu.version", lambda _: "2.9.0")
+    monkeypatch.setattr("accelcheck.devices.packages.version", lambda _: "2.9.0")
     assert Tpu().detect().code is Code.WRONG_BUILD
 
 

@@ -13,15 +13,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.selftest.faults.base import Change, fault, single, variant
 from accelcheck.selftest.faults.plant import always, nothing
 from accelcheck.techniques.base import Technique
-from accelcheck.techniques.quantization import float8
-from accelcheck.techniques.quantization.emulation import (
-    EPSILON,
-    DynamicRange,
-    is_linear,
-    per_token,
-    replaced,
-    symmetric_scale,
-)
+from accelcheck.techniques.quantization import emulation, float8
 from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, count
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, TorchAOWeightOnly
 
@@ -77,7 +69,7 @@ class Int8Linear(nn.Module):
     def packed(self) -> tuple[Tensor, Tensor]:
         """Integers of the weight, ``(N, K)``, and their scale, ``(N, 1)`` or ``(1,)``."""
         weight = self.linear.weight
-        scale = symmetric_scale(weight.flatten() if self.dim is None else weight)
+        scale = emulation.symmetric_scale(weight.flatten() if self.dim is None else weight)
         return torch.round(weight * (1.0 / scale)).clamp(-128, 127), scale
 
     def product(self, x: Tensor, zero: Tensor, weight: Tensor) -> Tensor:
@@ -150,7 +142,9 @@ class Reciprocal(Int8Linear):
 def reciprocal(x: Tensor, dtype: torch.dtype, *, rows: bool) -> tuple[Tensor, Tensor]:
     """Quantize like `float8.quantize`, multiplying by the reciprocal of the scale."""
     sizes, limit = x.float().abs(), torch.finfo(dtype).max
-    inverse = limit * (1.0 / (sizes.amax(-1, keepdim=True) if rows else sizes.max()).clamp(min=EPSILON * limit))
+    inverse = limit * (
+        1.0 / (sizes.amax(-1, keepdim=True) if rows else sizes.max()).clamp(min=emulation.EPSILON * limit)
+    )
     return (x.float() * inverse).clamp(-limit, limit).to(dtype), 1.0 / inverse
 
 
@@ -207,13 +201,13 @@ class Int8Anywhere(Technique):
         # The copy shares parameters and buffers with the original, so changes of the original reach the copy.
         shared = {id(tensor): tensor for tensor in (*program.module.parameters(), *program.module.buffers())}
         copied = copy.deepcopy(program.module, shared)
-        program.call = replaced(copied, self.make)
+        program.call = emulation.replaced(copied, self.make)
         for layer in program.call.modules():
             if isinstance(layer, Int8Linear) and device.has("lazy"):
                 layer.settle = device.synchronize
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        wanted = count(program.module, is_linear)
+        wanted = count(program.module, emulation.is_linear)
         call = program.call
         made = count(call, lambda m: isinstance(m, Int8Linear)) if isinstance(call, nn.Module) else 0
         yield Evidence(f"linear layers on integers = {wanted} >= 1", made, engaged=made == wanted >= 1)
@@ -221,7 +215,7 @@ class Int8Anywhere(Technique):
 
 def affine(steps: int) -> Callable[[nn.Linear], Int8Linear]:
     """Layers with one affine scale per input and one symmetric scale per weight, as torch.ao's dynamic ones."""
-    rule = DynamicRange(steps)
+    rule = emulation.DynamicRange(steps)
 
     def ranged(x: Tensor) -> Scale:
         # The range depends on these two only. In torch_xla 2.9 `amin` over all dimensions returns the tensor itself.
@@ -232,7 +226,7 @@ def affine(steps: int) -> Callable[[nn.Linear], Int8Linear]:
 
 def tokens(linear: nn.Linear) -> Int8Linear:
     """A layer with one symmetric scale per token and one per channel, as torchao's dynamic ones."""
-    return Int8Linear(linear, per_token, -128, 127, -1)
+    return Int8Linear(linear, emulation.per_token, -128, 127, -1)
 
 
 def weights(linear: nn.Linear) -> Int8Linear:

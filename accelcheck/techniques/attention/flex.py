@@ -15,14 +15,7 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.packages import release
 from accelcheck.techniques.attention.intercept import Call, intercept, taken
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import (
-    BACKWARD_GRAPH,
-    INDUCTOR_GRAPH,
-    REGION,
-    graphs,
-    inductor_capability,
-    reset_compiler,
-)
+from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
 
 if TYPE_CHECKING:
@@ -64,16 +57,16 @@ class FlexEager(Technique):
         return SUPPORTED
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        reset_compiler()
+        compilation.reset_compiler()
         intercept(program, partial(attend, flex_attention))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
         yield at_least("score matrices held", log.count(_SCORES))
-        yield exactly("inductor graphs called", log.count(INDUCTOR_GRAPH), 0)
+        yield exactly("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH), 0)
 
     def finish(self) -> None:
-        reset_compiler()
+        compilation.reset_compiler()
 
 
 class FlexCompiled(FlexEager):
@@ -87,12 +80,12 @@ class FlexCompiled(FlexEager):
 
     def capability(self, device: Device) -> Capability:
         flex = super().capability(device)
-        return inductor_capability(device) if flex.ok else flex
+        return compilation.inductor_capability(device) if flex.ok else flex
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
-        reset_compiler()
+        compilation.reset_compiler()
         counts: list[int] = []
         program.extras[_FOUND] = counts
         intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(counts))))
@@ -100,10 +93,13 @@ class FlexCompiled(FlexEager):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
         yield at_least("flex_attention operators in compiled graphs", sum(program.extras[_FOUND]))
-        yield at_least("graphs compiled", graphs())
-        patterns = {"compiled regions entered": REGION, "inductor graphs called": INDUCTOR_GRAPH}
+        yield at_least("graphs compiled", compilation.graphs())
+        patterns = {
+            "compiled regions entered": compilation.REGION,
+            "inductor graphs called": compilation.INDUCTOR_GRAPH,
+        }
         if mode not in _INFERENCE:
-            patterns["compiled backward graphs called"] = BACKWARD_GRAPH
+            patterns["compiled backward graphs called"] = compilation.BACKWARD_GRAPH
         if device.has("inductor-triton"):
             patterns["kernels of Triton templates launched"] = _TEMPLATE
         for what, pattern in patterns.items():

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.compilation.capture import Capture
-from accelcheck.techniques.compilation.compile import (
-    INDUCTOR_GRAPH,
-    Compilation,
-    compiled,
-    count_xla_runs,
-    graphs,
-    xla_ran,
-)
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
@@ -44,7 +37,7 @@ CONTRACTIONS = frozenset(
 """Operators that autocast gives half-precision operands, by their names in Dynamo's graphs."""
 
 
-class TrainingStep(Compilation):
+class TrainingStep(compilation.Compilation):
     """Forward pass, loss, backward pass and optimizer step in one compiled function.
 
     Dynamo breaks the graph at ``backward`` and at the optimizer, which gives three graphs per step: forward pass and
@@ -79,7 +72,7 @@ class TrainingStep(Compilation):
 
         backend = backend_for(device)
         if backend == "openxla":
-            count_xla_runs(program)
+            compilation.count_xla_runs(program)
         step = torch.compile(training_step, backend=backend, dynamic=False)
         program.advance = lambda optimizer, _: step(optimizer, program.inputs, program.target).detach().clone()
 
@@ -95,10 +88,10 @@ class TrainingStep(Compilation):
             yield Evidence(f"compiled {what} run = {steps}, one a step", ran, engaged=ran == steps)
         backend = backend_for(device)
         if backend == "inductor":
-            yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), 3 * steps)
+            yield at_least("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH), 3 * steps)
         elif backend == "openxla":
-            yield xla_ran(program, 3 * steps)
-        yield at_least("graphs compiled", graphs(), 3)
+            yield compilation.xla_ran(program, 3 * steps)
+        yield at_least("graphs compiled", compilation.graphs(), 3)
 
 
 class AutocastInside(nn.Module):
@@ -114,7 +107,7 @@ class AutocastInside(nn.Module):
             return self.inner(*inputs)
 
 
-class CompiledAutocast(Compilation):
+class CompiledAutocast(compilation.Compilation):
     """Autocast to bfloat16 inside the compiled region, whose casts become part of the forward and backward graphs."""
 
     name = "compile-autocast-bf16"
@@ -137,15 +130,15 @@ class CompiledAutocast(Compilation):
         super().prepare(program, mode, device)
         name = backend_for(device)
         if name == "openxla":
-            count_xla_runs(program)
+            compilation.count_xla_runs(program)
         program.extras[CAPTURE] = backend = Capture(inner=name)
         program.call = torch.compile(AutocastInside(program.module, device.type), backend=backend, dynamic=False)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         backend: Capture = program.extras[CAPTURE]
-        yield from compiled(log, mode, backend_for(device))
+        yield from compilation.compiled(log, mode, backend_for(device))
         if backend_for(device) == "openxla":
-            yield xla_ran(program)
+            yield compilation.xla_ran(program)
         nodes = [node for graph in backend.graphs for node in graph.nodes]
         yield at_least("autocast regions captured", sum(node.target == "_enter_autocast" for node in nodes))
         dtypes = [node.dtype for node in nodes if node.target in CONTRACTIONS]

@@ -14,14 +14,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import (
-    INDUCTOR_GRAPH,
-    REGION,
-    graph_breaks,
-    graphs,
-    inductor_capability,
-    reset_compiler,
-)
+from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.observe import Log, Operator, ProfilerLog, at_least, operators
 
 if TYPE_CHECKING:
@@ -145,25 +138,25 @@ class CompiledStep(OptimizerStep):
     watch = ProfilerLog
 
     def capability(self, device: Device) -> Capability:
-        return SUPPORTED if device.has("torch-xla") else inductor_capability(device)
+        return SUPPORTED if device.has("torch-xla") else compilation.inductor_capability(device)
 
     def changed(self, optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer:
         # Code of earlier optimizers counts towards the limit beyond which Dynamo silently runs eagerly.
-        reset_compiler()
+        compilation.reset_compiler()
         step: Any = torch.compile(optimizer.step, backend="openxla" if device.has("torch-xla") else "inductor")
         vars(optimizer)["step"] = step
         return optimizer
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         steps = program.steps
-        yield at_least("compiled regions entered", log.count(REGION), steps)
-        yield at_least("graphs compiled", graphs())
+        yield at_least("compiled regions entered", log.count(compilation.REGION), steps)
+        yield at_least("graphs compiled", compilation.graphs())
         if not device.has("torch-xla"):
-            yield at_least("inductor graphs called", log.count(INDUCTOR_GRAPH), steps)
-        yield Evidence("graph breaks (any number)", graph_breaks(), engaged=True)
+            yield at_least("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH), steps)
+        yield Evidence("graph breaks (any number)", compilation.graph_breaks(), engaged=True)
 
     def finish(self) -> None:
-        reset_compiler()
+        compilation.reset_compiler()
 
 
 TECHNIQUES: tuple[Technique, ...] = (
