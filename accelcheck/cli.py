@@ -11,7 +11,7 @@ from accelcheck.commands.common import NOTHING, USAGE
 from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, examples
 from accelcheck.core import imports
 from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.registry import DuplicateNameError, UnknownNameError, discover
+from accelcheck.core.registry import DuplicateNameError, UnknownNameError, modules
 from accelcheck.expectations.must_pass import MustPassError
 from accelcheck.plugin.registered import PluginLoadError
 
@@ -34,8 +34,9 @@ def parser() -> Parser:
         help=f"print the script that completes accelcheck's commands and options in a shell: {', '.join(SHELLS)}",
     )
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
-    for add in discover("accelcheck.commands", "COMMANDS"):
-        add(commands)
+    for module in modules("accelcheck.commands"):
+        if hasattr(module, "add"):
+            module.add(commands)
     examples(
         root,
         ("accelcheck doctor", "what this machine can test, and what it lacks"),

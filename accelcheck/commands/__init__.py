@@ -1,4 +1,4 @@
-"""Commands of ``accelcheck``, one file each, listed there as `COMMANDS`.
+"""Commands of ``accelcheck``, one file each, whose function `add` declares it.
 
 A command reads arguments and prints; computation belongs in `accelcheck.experiments`, `accelcheck.measure` or
 `accelcheck.report`.

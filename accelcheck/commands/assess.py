@@ -78,6 +78,3 @@ def _assess(given: argparse.Namespace) -> int:
         if any(assessment.LEVELS.index(levels.level) < least for _, levels in assessed):
             return RED
     return GREEN
-
-
-COMMANDS = (add,)

@@ -217,6 +217,3 @@ def _named(places: dict[str, dict[str, Baseline]], name: str) -> dict[str, Basel
     if name not in places:
         raise unknown("folder of baselines", name, sorted(places))
     return places[name]
-
-
-COMMANDS = (add,)

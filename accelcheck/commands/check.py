@@ -252,6 +252,3 @@ def _show(given: argparse.Namespace, model: _Model, runs: Sequence[DeviceRun]) -
     print(f"{first.name}: {first.summary}\n")
     console.show(advice(records, refused, runs[0].reproduction))
     return records
-
-
-COMMANDS = (add,)

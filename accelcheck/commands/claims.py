@@ -78,6 +78,3 @@ def _measured(given: argparse.Namespace) -> list[ClaimResult]:
     if given.json is not None:
         results.write(given.json, KIND, fingerprint, report.as_json(answers))
     return answers
-
-
-COMMANDS = (add,)

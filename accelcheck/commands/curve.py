@@ -96,6 +96,3 @@ def counts(text: str) -> tuple[int, ...]:
         if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):
             raise unknown("number of statements", word, [f"whole numbers from 1 to {MOST}, separated by commas"])
     return tuple(sorted({int(word) for word in words}))
-
-
-COMMANDS = (add,)

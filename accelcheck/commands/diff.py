@@ -63,6 +63,3 @@ def _diff(given: argparse.Namespace) -> int:
         return refuse(error)
     console.show(difference_text.terminal(changes))
     return RED if changes.worse else GREEN
-
-
-COMMANDS = (add,)

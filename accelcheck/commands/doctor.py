@@ -79,5 +79,3 @@ def _lines(examination: Examination) -> Iterator[str]:
 
 
 _TOPICS = ("torch", "devices", "packages", "variables", "machine", "pytest")
-
-COMMANDS = (add,)

@@ -186,6 +186,3 @@ def _factor(ratio: float) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
-
-
-COMMANDS = (add,)

@@ -111,6 +111,3 @@ def _told(given: argparse.Namespace, name: str, script: Path, folder: Path) -> T
     except CleanProcessError as error:
         print(f"accelcheck: a crash or hang of the case ends this process too: {error}", file=sys.stderr)
         return explained_here(asked)
-
-
-COMMANDS = (add,)

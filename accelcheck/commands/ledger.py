@@ -112,6 +112,3 @@ def _titles(runs: Sequence[DeviceRun]) -> Mapping[str, str]:
 
 def _today() -> dt.date:
     return dt.datetime.now(tz=dt.UTC).date()
-
-
-COMMANDS = (add,)

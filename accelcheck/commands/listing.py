@@ -190,6 +190,3 @@ def _imported(asked: Sequence[str], extra: Sequence[Device]) -> list[Device]:
     for name, failure in host.failed_imports.items():
         print(f"accelcheck: --import={name}: {failure}", file=sys.stderr)
     return [Generic(name) for name in statuses if name not in known]
-
-
-COMMANDS = (add,)

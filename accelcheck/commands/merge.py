@@ -52,6 +52,3 @@ def _merge(given: argparse.Namespace) -> int:
     console.show([*merged.notes])
     console.show([f"{given.output}: {len(runs)} runs, {merged.cases:,} cases", *runs])
     return GREEN
-
-
-COMMANDS = (add,)

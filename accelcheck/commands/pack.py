@@ -65,6 +65,3 @@ def _pack(given: argparse.Namespace) -> int:
     digest = f"SHA-256 of the manifest: {packed.digest}"
     console.show([*packed.notes, f"{given.output}: {tally}", *listed, digest, signed])
     return GREEN
-
-
-COMMANDS = (add,)

@@ -79,6 +79,3 @@ def _write(name: str, path: Path, runs: tuple[DeviceRun, ...], given: argparse.N
     else:
         text_of = {"markdown": markdown.page, "ctrf": ctrf.document, "ocptv": ocptv.document}
         results.save(path, text_of[name](runs))
-
-
-COMMANDS = (add,)

@@ -166,6 +166,3 @@ def _qualified(journals: Sequence[Path]) -> list[str]:
     except JournalError:
         return []  # the tally reports it
     return [escaped(line) for level in qualified for line in (str(level), *(f"  {why}" for why in level.reasons))]
-
-
-COMMANDS = (add,)

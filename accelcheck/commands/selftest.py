@@ -103,6 +103,3 @@ def _run(device: str, rows: Sequence[PlantedRow], seeds: int, jobs: int) -> tupl
         except runner.DiedError as error:
             died = str(error)
     return sorted(outcomes, key=lambda outcome: (str(outcome.row), outcome.seed)), died
-
-
-COMMANDS = (add,)

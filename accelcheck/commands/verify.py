@@ -63,6 +63,3 @@ def _lines(verified: Verified) -> Iterator[str]:
         yield from (f"  {remark}" for remark in run.remarks)
     if not verified.intact:
         yield "What was altered proves nothing."
-
-
-COMMANDS = (add,)

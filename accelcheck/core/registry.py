@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class _Named(Protocol):
@@ -26,8 +26,8 @@ class UnknownNameError(ValueError):
     """A name is unknown; the message gives the legal names and the nearest one."""
 
 
-def discover(package: str, attribute: str) -> list[Any]:
-    """All members of `attribute`, such as ``DEVICES`` or ``WORKLOADS``, of the modules of `package` and its packages.
+def modules(package: str) -> Iterator[ModuleType]:
+    """Imports `package`, its modules and its packages, sorted by name.
 
     Modules whose name begins with an underscore are not imported: they may import compilers, which would slow every
     collection.
@@ -35,13 +35,16 @@ def discover(package: str, attribute: str) -> list[Any]:
     import pkgutil
 
     root = importlib.import_module(package)
-    members: list[Any] = [*getattr(root, attribute, ())]
+    yield root
     for module in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
-        if module.name.startswith("_"):
-            continue
-        name = f"{package}.{module.name}"
-        members += discover(name, attribute) if module.ispkg else getattr(importlib.import_module(name), attribute, ())
-    return members
+        if not module.name.startswith("_"):
+            name = f"{package}.{module.name}"
+            yield from modules(name) if module.ispkg else (importlib.import_module(name),)
+
+
+def discover(package: str, attribute: str) -> list[Any]:
+    """All members of `attribute`, such as ``DEVICES`` or ``WORKLOADS``, of the `modules` of `package`."""
+    return [member for module in modules(package) for member in getattr(module, attribute, ())]
 
 
 def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:

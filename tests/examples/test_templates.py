@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from process_harness import completed, script
 
 from accelcheck.core.journal_reading import read
-from accelcheck.core.registry import discover
+from accelcheck.core.registry import modules
 from accelcheck.core.shards import Shard
 from accelcheck.plugin.options import OPTIONS
 
@@ -58,8 +58,9 @@ def parser() -> argparse.ArgumentParser:
     """The program's, with the commands that it finds."""
     made = argparse.ArgumentParser(prog="accelcheck", exit_on_error=False)
     result = made.add_subparsers(dest="command", required=True)
-    for add in discover("accelcheck.commands", "COMMANDS"):
-        add(result)
+    for module in modules("accelcheck.commands"):
+        if hasattr(module, "add"):
+            module.add(result)
     return made
 
 
