@@ -86,7 +86,7 @@ def _eager(task: OwnTask, seed: int) -> dict[str, Any]:
 
 
 def _check_decidable(task: OwnTask, scores: Sequence[Tensor]) -> None:
-    if not _right_or_wrong(scores):
+    if not all(score.dtype == torch.bool for score in scores):
         return
     samples, least = sum(map(len, scores)), fewest(task.max_drop)
     if samples < least:
@@ -95,10 +95,6 @@ def _check_decidable(task: OwnTask, scores: Sequence[Tensor]) -> None:
             f"with none lost, the bound at {CONFIDENCE:.1%} confidence is {upper_bound(Pairs(samples, 0, 0)):.2%}. "
             f"Give {least} samples or more, or a larger max_drop"
         )
-
-
-def _right_or_wrong(scores: Sequence[Tensor]) -> bool:
-    return all(score.dtype == torch.bool for score in scores)
 
 
 def _finding(task: OwnTask, before: Sequence[Tensor], after: Sequence[Tensor], evidence: Sequence[Evidence]) -> Finding:

@@ -230,14 +230,9 @@ def _amd_names(root: Path) -> Iterator[str]:
         # The properties of a GPU that the container may not use cannot be read.
         properties = dict(line.split(maxsplit=1) for line in _read(path / "properties").splitlines() if " " in line)
         if int(properties.get("simd_count", "0")) > 0:
-            yield _gfx(int(properties.get("gfx_target_version", "0")))
-
-
-def _gfx(version: int) -> str:
-    # 90402 is gfx942, 90010 is gfx90a, 110001 is gfx1101.
-    if not version:
-        return "AMD GPU"
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            version = int(properties.get("gfx_target_version", "0"))
+            # 90402 is gfx942, 90010 is gfx90a, 110001 is gfx1101.
+            yield f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else "AMD GPU"
 
 
 def _children(path: Path) -> list[Path]:

@@ -76,7 +76,10 @@ def load(architecture: str, folder: Path = FOLDER) -> tuple[ChipStatement, ...]:
         return ()
     raws = toml.read(path, "statement", _FIELDS, ChipError, SCHEMA)
     return tuple(
-        ChipStatement(architecture, **{**raw.values, "cases": tuple(raw["cases"]), "since": _release(raw["since"])})
+        ChipStatement(
+            architecture,
+            **{**raw.values, "cases": tuple(raw["cases"]), "since": tuple(map(int, raw["since"].split(".")))},
+        )
         for raw in raws
     )
 
@@ -99,8 +102,3 @@ def held(record: Record, statements: tuple[ChipStatement, ...], torch: str) -> R
     if record.verdict.executed and not stated.supported:
         return replace(record, remark=f"{RUNS} on {stated.chip}: {stated.fact} ({stated.source})")
     return record
-
-
-def _release(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)

@@ -338,6 +338,5 @@ def _tensors(problem: Problem) -> Mapping[str, Tensor]:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(torch.allclose(one.detach(), other.detach(), rtol=0.0, atol=0.0, equal_nan=True))
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.allclose(one.detach(), other.detach(), rtol=0.0, atol=0.0, equal_nan=True)

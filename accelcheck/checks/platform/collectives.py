@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import tempfile
 from pathlib import Path
@@ -21,6 +20,8 @@ from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.data_parallel import library
+from accelcheck.techniques.distributed.pool import PATIENCE
+from accelcheck.techniques.distributed.pool_rank import joined
 from accelcheck.techniques.processes.torchrun import devices_of_ranks, torchrun
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 RANKS = 2
 """Most ranks; one if only one device is visible."""
-PATIENCE = 120.0
-"""Time limit of the ranks in seconds."""
 NO_BACKEND = "No backend type associated with device type"
 """Text of torch's error for tensors without a backend (torch/csrc/distributed/c10d/ProcessGroup.hpp)."""
 
@@ -112,12 +111,7 @@ def rank(arguments: Sequence[str]) -> None:
     box, number = Mailbox(Path(arguments[0])), int(os.environ["RANK"])
     try:
         imports.load()
-        device: Device = box.take("device")
-        device.open()
-        if not device.has("host"):
-            torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        backend = distributed.get_default_backend_for_device(device.type)
-        distributed.init_process_group(backend, timeout=dt.timedelta(seconds=PATIENCE))
+        device = joined(box.take("device"))
         own: Tensor = box.take(f"value-{number}").to(device.torch_device())
         total = own.clone()
         distributed.all_reduce(total)

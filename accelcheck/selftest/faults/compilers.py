@@ -56,9 +56,7 @@ def dynamic_loop_short(strength: float) -> AbstractContextManager[None]:
 
 def sine_by_series(strength: float) -> AbstractContextManager[Any]:
     """A lowering computes sines from the first terms of the series. The argument's range is not reduced."""
-    from accelcheck.devices.torch_names import lowering
-
-    ops, table = torch.ops.aten, lowering.lowerings
+    ops, table = torch.ops.aten, torch_names.lowering.lowerings
 
     def lowered(x: Any) -> Any:
         multiply, add = table[ops.mul.Tensor], table[ops.add.Tensor]

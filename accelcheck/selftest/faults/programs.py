@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from accelcheck.selftest.faults.base import PlantedFault, row, single
 from accelcheck.selftest.faults.sowing import calls_of, exported
@@ -14,25 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _value(node: fx.Node) -> Tensor:
-    value: Tensor = node.meta["val"]
-    return value
-
-
-def _convert(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
-    with graph.inserting_before(node):
-        node.replace_input_with(operand, graph.call_function(torch.ops.aten.to.dtype, (operand, dtype)))
-
-
 def overflow_kept(graph: fx.Graph) -> int:
     """A negative number is joined before it wraps around in its eight bits. The join is in 32 bits."""
     chosen = [
         node
         for node in calls_of(graph, "neg")
-        if _value(node).dtype in {torch.int8, torch.uint8} and set(node.users) <= set(calls_of(graph, "cat"))
+        if node.meta["val"].dtype in {torch.int8, torch.uint8} and set(node.users) <= set(calls_of(graph, "cat"))
     ]
     for node in chosen:
-        _convert(graph, node, node.all_input_nodes[0], torch.int32)
+        (operand,) = node.all_input_nodes
+        with graph.inserting_before(node):
+            node.replace_input_with(operand, graph.call_function(torch.ops.aten.to.dtype, (operand, torch.int32)))
     return len(chosen)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from accelcheck.core.capability import Code
+from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import where
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[
 @contextlib.contextmanager
 def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
     """Enter `plants` with temporary compiler caches, so that no later case finds a faulty kernel."""
-    from accelcheck.devices.torch_names import fresh_inductor_cache
-
-    with fresh_inductor_cache(), contextlib.ExitStack() as held:
+    with torch_names.fresh_inductor_cache(), contextlib.ExitStack() as held:
         for plant in plants:
             held.enter_context(plant)
         yield
@@ -88,8 +87,6 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
         edit: Function from a match to its replacement.
         most: Number of matches per kernel that are replaced; 0 for all.
     """
-    from accelcheck.devices.torch_names import AsyncCompile
-
     edits: list[int] = []
 
     def wrong(plain: Callable[..., Any], compiler: Any, types: list[str], text: str) -> Any:
@@ -97,7 +94,7 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
         edits.append(times)
         return plain(compiler, types, text)
 
-    plant = fresh_code(swapped(AsyncCompile, "cpp_pybinding", wrong))
+    plant = fresh_code(swapped(torch_names.AsyncCompile, "cpp_pybinding", wrong))
     return _editing(plant, edits, f"no generated kernel has a text like {pattern!r}")
 
 
@@ -108,10 +105,10 @@ def graph_pass(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
         edit: Function that changes a graph of ATen operators in place, and returns the number of changed nodes; a
             `LookupError` where it changes no graph.
     """
-    from accelcheck.devices.torch_names import inductor_config as config
-
     edits: list[int] = []
-    plant = fresh_code(config.patch(post_grad_custom_post_pass=lambda graph: edits.append(edit(graph))))
+    plant = fresh_code(
+        torch_names.inductor_config.patch(post_grad_custom_post_pass=lambda graph: edits.append(edit(graph)))
+    )
     return _editing(plant, edits, "no graph that inductor compiled has such a node")
 
 

@@ -13,6 +13,7 @@ import torch
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Holding, Technique, Unsupported
 from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
 from accelcheck.workloads.problem import CONTRACTING
@@ -157,21 +158,19 @@ class MaxAutotune(Compiled):
     warmups = CAPTURE_WARMUPS
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        from accelcheck.devices.torch_names import fresh_inductor_cache
-
-        self.held.enter_context(fresh_inductor_cache())
+        self.held.enter_context(torch_names.fresh_inductor_cache())
         super().prepare(program, mode, device)
         if device.has("cuda-graphs"):
             mark_step(program)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        tuned = _counters()["inductor"]["select_algorithm_autotune"]
+        tuned = torch_names.counters["inductor"]["select_algorithm_autotune"]
         if tuned == 0:
             reason = f"inductor had no choice of kernels to time for this workload on {device.name}"
             raise Unsupported(unsupported(Code.NO_EFFECT, f"{reason}: max-autotune does the same as compile-static"))
         yield from super().evidence(program, log, mode, device)
         yield at_least("contractions whose kernels were timed", tuned)
-        own = _counters()["inductor"]["cpp_templated_kernel_counter"]
+        own = torch_names.counters["inductor"]["cpp_templated_kernel_counter"]
         yield Evidence("of them won by a C++ template (any number)", own, engaged=True)
         if device.has("cuda-graphs"):  # not what the mode promises: for information only
             yield Evidence("graphs that were not captured (any number)", declined_captures().observed, engaged=True)
@@ -247,21 +246,19 @@ def inductor_capability(device: Device) -> Capability:
 def reset_compiler() -> None:
     """Drops all compiled code, and resets Dynamo's counters and records."""
     torch.compiler.reset()
-    _counters().clear()
-    from accelcheck.devices.torch_names import clear_compilation_metrics
-
-    clear_compilation_metrics()
+    torch_names.counters.clear()
+    torch_names.clear_compilation_metrics()
 
 
 def graphs() -> int:
     """Counts the graphs compiled since `reset_compiler`, including recompilations."""
-    return int(_counters()["stats"]["unique_graphs"])
+    return int(torch_names.counters["stats"]["unique_graphs"])
 
 
 def inductor_graphs() -> int:
     """Counts the graphs that inductor compiled or took from its cache since `reset_compiler`."""
     kinds = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
-    return sum(int(_counters()["inductor"][kind]) for kind in kinds)
+    return sum(int(torch_names.counters["inductor"][kind]) for kind in kinds)
 
 
 def graph_breaks() -> int:
@@ -271,7 +268,7 @@ def graph_breaks() -> int:
     branches on data.
     """
     resumed = sum(1 for metric in compilations() if str(metric.co_name).startswith("torch_dynamo_resume_in"))
-    return max(resumed, int(sum(_counters()["graph_break"].values())))
+    return max(resumed, int(sum(torch_names.counters["graph_break"].values())))
 
 
 def recompilations() -> int:
@@ -289,7 +286,7 @@ def declined_captures() -> Evidence:
     For others torch counts, warns and launches kernels one by one: ``log_cudagraph_skip_and_bump_counter`` in
     torch/_inductor/cudagraph_utils.py.
     """
-    skips = int(_counters()["inductor"]["cudagraph_skips"])
+    skips = int(torch_names.counters["inductor"]["cudagraph_skips"])
     reasons = [str(metric.cudagraph_skip_reason) for metric in compilations() if metric.cudagraph_skip_reason]
     why = "; ".join(dict.fromkeys(reasons)) or "no reason recorded; TORCH_LOGS=cudagraphs shows it"
     return Evidence("graphs that were not captured = 0", f"{skips}: {why}" if skips else 0, engaged=skips == 0)
@@ -323,17 +320,9 @@ def mark_step(program: Program) -> None:
     program.overwrites = reason
 
 
-def _counters() -> Any:
-    from accelcheck.devices.torch_names import counters
-
-    return counters
-
-
 def compilations() -> list[Any]:
     """Returns Dynamo's records of all compilations since `reset_compiler`, including failed ones."""
-    from accelcheck.devices.torch_names import get_compilation_metrics
-
-    return list(get_compilation_metrics())
+    return list(torch_names.get_compilation_metrics())
 
 
 def _cached_graph_runs() -> int:

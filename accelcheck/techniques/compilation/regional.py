@@ -15,6 +15,7 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
@@ -93,14 +94,12 @@ class MegaCache(Compiled):
         self.foreign = foreign
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        from accelcheck.devices.torch_names import fresh_inductor_cache, inductor_config
-
         artifact, settings = self.made_elsewhere(program, mode, device)
-        self.held.enter_context(fresh_inductor_cache())
+        self.held.enter_context(torch_names.fresh_inductor_cache())
         # Settings are part of the key, and AOTInductor and torchao leave some of their own.
-        ours = inductor_config.get_config_copy()
+        ours = torch_names.inductor_config.get_config_copy()
         changed = {name: value for name, value in settings.items() if name in ours and ours[name] != value}
-        self.held.enter_context(inductor_config.patch(changed))
+        self.held.enter_context(torch_names.inductor_config.patch(changed))
         super().prepare(program, mode, device)
         program.extras[_ARTIFACT] = len(artifact)
         torch.compiler.load_cache_artifacts(artifact)
@@ -125,15 +124,13 @@ class MegaCache(Compiled):
                 return artifact, settings
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        from accelcheck.devices.torch_names import counters
-
         yield from compiled(log, mode, "inductor")
         yield at_least("bytes in the artifact", program.extras[_ARTIFACT])
-        taken = int(counters["inductor"]["fxgraph_cache_hit"])
+        taken = int(torch_names.counters["inductor"]["fxgraph_cache_hit"])
         if self.foreign:
             yield exactly("graphs taken from another machine's artifact", taken, 0)
         else:
-            anew = sum(int(counters["inductor"][f"fxgraph_cache_{how}"]) for how in ("miss", "bypass"))
+            anew = sum(int(torch_names.counters["inductor"][f"fxgraph_cache_{how}"]) for how in ("miss", "bypass"))
             yield at_least("graphs taken from the artifact", taken)
             yield exactly("graphs compiled anew", anew, 0)
 
@@ -143,19 +140,17 @@ def main(arguments: Sequence[str]) -> None:
     box = Mailbox(Path(arguments[0]))
     imports.load()
     try:
-        from accelcheck.devices.torch_names import CacheBase, inductor_config
-
         problem, device, dtype, mode, threads, foreign = box.take("task")
         torch.set_num_threads(threads)
         device.open()
         other = foreign and not device.has("host")  # there, its vector instructions are others
-        system = {"hash": "another machine"} if other else CacheBase.get_system()
-        with device.strict_float32(), mock.patch.object(CacheBase, "get_system", return_value=system):
+        system = {"hash": "another machine"} if other else torch_names.CacheBase.get_system()
+        with device.strict_float32(), mock.patch.object(torch_names.CacheBase, "get_system", return_value=system):
             program = program_on(device, problem, dtype, 0)
             program.call = torch.compile(program.module)
             program.run(mode)
         artifact = (torch.compiler.save_cache_artifacts() or [b""])[0]
-        box.put("artifact", (artifact, inductor_config.get_config_copy()))
+        box.put("artifact", (artifact, torch_names.inductor_config.get_config_copy()))
     except Exception as error:  # noqa: BLE001 - a workload or backend may raise anything: the parent reports it
         box.raised("compilation", error)
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     rank = int(os.environ["RANK"])
     try:
         imports.load()
-        device = _joined(mailbox.take("device"))
+        device = joined(mailbox.take("device"))
         mailbox.put(f"pid-{rank}", os.getpid())
         for number in itertools.count():
             answer = mailbox.coming(f"job-{number}").run(device)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(1)  # at once: a process group may wait for the others when it is destroyed
 
 
-def _joined(device: Device) -> Device:
+def joined(device: Device) -> Device:
     """Opens the device, selects this rank's own chip, and joins all ranks in one process group."""
     device.open()
     if not device.has("host"):

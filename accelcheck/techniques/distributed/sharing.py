@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Mode
+from accelcheck.devices import torch_names
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.ddp import FullySharded
 from accelcheck.techniques.distributed.shards import shards
@@ -169,18 +170,14 @@ class CompiledShards(Division):
     """FSDP2 in a compiled module, whose graphs end where shards are gathered."""
 
     def prepare(self, program: Program) -> None:
-        from accelcheck.devices.torch_names import counters
-
         torch.compiler.reset()
-        counters.clear()
+        torch_names.counters.clear()
         super().prepare(program)
         program.call = torch.compile(program.module)  # compile() of a layer of torch.nn alone compiles nothing
         divide_batch(program, distributed.group.WORLD)
 
     def facts(self, program: Program) -> Mapping[str, Any]:
-        from accelcheck.devices.torch_names import counters
-
-        return {**super().facts(program), "graphs": counters["stats"]["unique_graphs"]}
+        return {**super().facts(program), "graphs": torch_names.counters["stats"]["unique_graphs"]}
 
 
 MICRO_BATCHES = 4
@@ -284,11 +281,9 @@ class ContextParallel(Division):
         from torch.distributed.tensor.experimental import context_parallel
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        from accelcheck.devices.torch_names import context_parallel_unshard, set_rotate_method
-
         place = device_of(program).type
         mesh = mesh_of(place, distributed.get_world_size())
-        set_rotate_method(self.rotation)
+        torch_names.set_rotate_method(self.rotation)
         wanted = program.cotangent("out", torch.empty_like(program.inputs[0]))
         buffers = [value.detach().clone() for value in (*program.inputs, wanted)]
         dimensions = [self.sequence] * len(buffers)
@@ -301,7 +296,7 @@ class ContextParallel(Division):
             out.backward(buffers[-1])
         tensors = [out.detach(), *(leaf.grad for leaf in leaves)]
         paths = ["out", *(f"grad:input[{place}]" for place in range(len(leaves)))]
-        return dict(zip(paths, context_parallel_unshard(mesh, tensors, dimensions), strict=True))
+        return dict(zip(paths, torch_names.context_parallel_unshard(mesh, tensors, dimensions), strict=True))
 
     def facts(self, program: Program) -> Mapping[str, Any]:
         return {"lengths": self.lengths}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import Log, Operator, at_least, exactly, operators
+from accelcheck.techniques.observe import Log, at_least, exactly, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ class ChannelsLast(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         convolutions = [operator for operator in operators(log).operators if _CONVOLUTION.fullmatch(operator.name)]
         given = sum(1 for operator in convolutions if "channels_last" in operator.formats_in)
-        lost = sum(1 for operator in convolutions if not _gives_channels_last(operator))
+        lost = sum(not {*operator.formats_out} <= {"channels_last", "both"} for operator in convolutions)
         yield at_least("convolutions that took a channels-last input or weight", given)
         yield exactly(f"of {len(convolutions)} convolutions, outputs not channels-last", lost, 0)
 
@@ -105,10 +105,6 @@ def _to_channels_last(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() == 4:
         return value.contiguous(memory_format=torch.channels_last)
     return value
-
-
-def _gives_channels_last(operator: Operator) -> bool:
-    return all(form in {"channels_last", "both"} for form in operator.formats_out)
 
 
 TECHNIQUES: tuple[Technique, ...] = (ChannelsLast(), Contiguous())

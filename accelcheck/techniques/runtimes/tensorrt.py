@@ -150,7 +150,8 @@ class HalvedEngines(Engines):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        halves = sum(_dtype(node) == torch.float16 for node in self.exported.graph.nodes if node.op == "call_function")
+        values = [node.meta.get("val") for node in self.exported.graph.nodes if node.op == "call_function"]
+        halves = sum(isinstance(value, Tensor) and value.dtype == torch.float16 for value in values)
         yield at_least("operators of the exported graph with float16 results", halves)
 
 
@@ -242,11 +243,6 @@ def emulated(linear: nn.Linear, seen: emulation.Ranges) -> emulation.Dequantized
 
 def _as(dtype: torch.dtype) -> Any:
     return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _dtype(node: torch.fx.Node) -> torch.dtype | None:
-    value = node.meta.get("val")
-    return value.dtype if isinstance(value, Tensor) else None
 
 
 TECHNIQUES: tuple[Technique, ...] = (TensorRt(), TensorRtHalf(), TensorRtInt8())

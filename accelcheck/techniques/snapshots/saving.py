@@ -132,7 +132,8 @@ class SnapshotRestore(Holding):
         least = sum(parameter.nbytes for parameter in program.module.parameters())
         size = left.stat().st_size
         yield Evidence(f"bytes of its file > {least}, those of the parameters", size, engaged=size > least)
-        wanted = {"module", "generator"} | ({"optimizer"} if _remembers(handover.ended) else set())
+        remembers = handover.ended.get("optimizer", {}).get("state")  # SGD without momentum has none
+        wanted = {"module", "generator"} | ({"optimizer"} if remembers else set())
         wanted |= set() if program.scaler is None else {"scaler"}
         wanted |= {"schedule", "loader"} if mode is Mode.TRAJECTORY else set()
         full = {key for key in wanted if _holds(held, key)}
@@ -189,11 +190,6 @@ def _holds(state: Mapping[str, Any], key: str) -> bool:
     """Returns whether there is something under a key; an optimizer that remembers nothing was never used."""
     value = state.get(key)
     return bool(value["state"]) if key == "optimizer" and value else value is not None
-
-
-def _remembers(ended: Mapping[str, Any]) -> bool:
-    """Returns whether the optimizer has a state at the end of a training; SGD without momentum has none."""
-    return bool(ended.get("optimizer", {}).get("state"))
 
 
 def _flipped(content: bytes) -> bytes:
