@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import accelcheck
 from accelcheck.commands.common import NOTHING, USAGE
@@ -14,9 +14,6 @@ from accelcheck.core.foreign import ForeignCodeError
 from accelcheck.core.registry import DuplicateNameError, UnknownNameError, modules
 from accelcheck.expectations.must_pass import MustPassError
 from accelcheck.plugin.registered import PluginLoadError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CLOSED = 128 + 13
 """Exit code for a closed output, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""

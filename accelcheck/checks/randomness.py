@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +20,6 @@ from accelcheck.verify.randomness import Mask
 from accelcheck.verify.rounding import Rounding
 from accelcheck.workloads.base import Dropout, Program, Result, Workload
 from accelcheck.workloads.dispatch import unfused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 ALARM = 1e-6
 """Probability that a correct generator fails a case, divided among all its statistics (Bonferroni)."""

@@ -6,8 +6,9 @@ import argparse
 import fnmatch
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from accelcheck.core import imports
 from accelcheck.core.capability import Code
@@ -17,9 +18,6 @@ from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 from accelcheck.report import console
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, USAGE, add_device, add_many, number, positive, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
@@ -17,9 +18,6 @@ from accelcheck.experiments.duet import TIMEOUT, DuetCase, Facts, located, media
 from accelcheck.experiments.duet_side import AbsentError, DuetSide, SideError
 from accelcheck.measure import duet
 from accelcheck.report import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def add(commands: Any) -> None:

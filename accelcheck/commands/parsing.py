@@ -7,13 +7,11 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 from accelcheck.commands.common import USAGE
 from accelcheck.core.registry import unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
 """Shells with a completion script."""

@@ -7,14 +7,11 @@ Standard library only, because nox runs this without packages.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.devices import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 LEVEL, WORKERS = "ACCELCHECK_LEVEL", "ACCELCHECK_WORKERS"
 """Environment variables with the level and the number of workers."""

@@ -9,13 +9,11 @@ import io
 import itertools
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import IO, Any, TypeAlias
 
 MIB = 1 << 20
 MOST_FILE = 4096 * MIB

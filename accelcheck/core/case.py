@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from accelcheck.core.plain import number, plain, text, truth
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LEVELS = (1, 2, 3, 4)
 """smoke, standard, full, soak."""

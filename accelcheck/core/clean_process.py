@@ -19,16 +19,14 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from accelcheck.core.forking import end_threads, give_back
 from accelcheck.core.native_stacks import native_stacks
 from accelcheck.core.processes import End, adopt_orphans, end_with_parent, kill_tree, let_trace, polls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 TAIL = 16384
 """Number of last bytes of its output that an error quotes."""

@@ -8,12 +8,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import IO
 
 SCRATCH = "ACCELCHECK_SCRATCH"
 """Environment variable of child processes with the folder of `scratch`."""

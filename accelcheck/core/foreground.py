@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 from accelcheck.core.forking import end_threads
 from accelcheck.core.processes import end_with_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 INTERVAL = 0.5
 """Seconds between two calls of `meanwhile`."""

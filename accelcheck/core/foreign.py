@@ -11,13 +11,11 @@ import os
 import signal
 import threading
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SECONDS = 60.0
 """Default time limit of a call, in seconds."""

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, MutableMapping, Sequence
 
 from accelcheck.core.registry import UnknownNameError, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping, Sequence
 
 VARIABLE = "ACCELCHECK_IMPORT"
 """Environment variable with the names, separated by commas."""

@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of records
+from collections.abc import Mapping  # at run time: msgspec reads the annotations of records
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import operator
 import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,10 +21,6 @@ from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import OLDER, SCHEMA, JournalError, Record
 from accelcheck.core.plain import LARGEST, text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 T = TypeVar("T")
 KINDS = ("run", "case", "resumed", "end")

@@ -9,14 +9,11 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SECONDS = 20.0
 """Time limit of a debugger, in seconds: it reads the symbols of all libraries of the process."""

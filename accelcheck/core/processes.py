@@ -21,16 +21,14 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.files import SCRATCH, replacing, scratch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 LINES = 25
 """Number of last lines of output that an error quotes."""

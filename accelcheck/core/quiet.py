@@ -6,10 +6,7 @@ import contextlib
 import logging
 import re
 import warnings
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 LEAVES = "`isinstance(treespec, LeafSpec)` is deprecated"
 """Beginning of the FutureWarning with which torch deprecates its own way of copying a tree of outputs."""

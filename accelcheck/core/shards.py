@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from accelcheck.core.case import WEIGHTS, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
 
 T = TypeVar("T")
 

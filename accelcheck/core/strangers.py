@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Callable
 from json import loads
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST_PARTS = 32
 """Most parts of a dotted key of TOML, and of the name of a table."""

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations of statuses
+from collections.abc import Mapping  # at run time: msgspec reads the annotations of statuses
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType

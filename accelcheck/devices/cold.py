@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FLUSHED = 256 << 20
 """Least bytes to write before a call, as in Triton: twice the largest L2 (B200: 126 MB), MI300X's whole last cache."""

@@ -11,14 +11,11 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path("/")
 _NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"

@@ -10,15 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.devices import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 CUDA_13_DRIVER = 580
 """First major version of NVIDIA's driver that runs CUDA 13. https://docs.nvidia.com/deploy/cuda-compatibility."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.core.entry_points import spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Environment variable that, set to 0, keeps `import torch` from loading the installed out-of-tree backends."""

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, MutableMapping
 
 from accelcheck.devices import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping
 
 _TPU_MASK = "TPU_VISIBLE_CHIPS"
 _ONE_TPU = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}

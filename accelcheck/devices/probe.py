@@ -12,10 +12,11 @@ import re
 import sys
 import traceback
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from accelcheck.core import imports, registry
 from accelcheck.core.capability import Capability, Code, unavailable
@@ -26,10 +27,6 @@ from accelcheck.core.strangers import quoted
 from accelcheck.devices import hardware, trying
 from accelcheck.devices.base import Device, Status, status_from_json
 from accelcheck.devices.packages import AUTOLOAD, backends, installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 TIMEOUT = 60.0
 """Time limit of a child in seconds."""

@@ -6,13 +6,11 @@ Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for t
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 _SYS = Path("/sys")
 _SLOWED = {

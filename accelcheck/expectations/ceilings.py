@@ -9,11 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from typing import Any
 
 SCHEMA = 1
 FILE = "ceilings.json"

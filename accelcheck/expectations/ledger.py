@@ -14,18 +14,15 @@ import datetime as dt
 import fnmatch
 import math
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core import entry_points, strangers, toml
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Known, Record
 from accelcheck.expectations import must_pass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SCHEMA = 3
 """Version of the layout. Schema 2, which is read too, finds the faults of a ``fail`` by ``match`` in their texts."""

@@ -6,15 +6,12 @@ It stops itself at the end of a turn, and so its threads, such as OpenMP's, whic
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from accelcheck.core.processes import Child, Message
 from accelcheck.measure import duet
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 LINES = 5
 """Number of last lines of output that are shown."""

@@ -6,13 +6,10 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.processes import End, end_with_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SECONDS = 300.0
 """Time limit of a script."""

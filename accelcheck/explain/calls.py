@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.devices.torch_names import disable_current_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Operators whose result has no values yet."""

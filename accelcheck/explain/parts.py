@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -19,9 +20,6 @@ from accelcheck.explain.smallest import SEED, cut, filled_tensor, listed
 from accelcheck.verify.operators import is_float
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 SECONDS = 40.0
 """Most time for shrinking, beyond the step in progress, which compiles."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COUNTS = (1, 2, 5, 10, 15, 20, 25, 30)
 """Numbers of statements, as published."""

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from accelcheck.measure.paired import SpeedVerdict, judged
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LOOKS = (5, 8, 13, 21, 34)
 """Numbers of pairs of processes after which the interval is computed."""

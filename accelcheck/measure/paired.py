@@ -10,13 +10,10 @@ import importlib
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LOOKS = (0.25, 0.5, 1.0, 2.0)
 """Seconds of measuring after which the interval is computed. The first look decides most cases."""

@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core import processes
 from accelcheck.core.processes import Child, End, Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
 
 VARIABLE = "ACCELCHECK_TIMING_FILE"
 """Environment variable of timing processes: the file with the ids of the cases to time."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from accelcheck.core.case import DTYPES, Mode
 from accelcheck.core.registry import unknown
 from accelcheck.expectations.limits import KINDS
 from accelcheck.report.console import escaped_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 KEYWORDS = ("techniques", "devices", "dtypes", "limits", "level")
 """Keyword arguments of the mark, and of each check."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.case import FELL_BACK, SCHEME, Case, Evidence, Figure, Measurement, Mode, Verdict
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
 
 INFERENCE, TRAINING = "inference", "training"
 MODES = {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from accelcheck.report.assessment import Assessment, ItemResult, TableResult, level
 from accelcheck.report.console import Table, escaped
 from accelcheck.report.quality import STABLE, UNSTABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 SOURCE = "https://github.com/pytorch/pytorch/issues/167283"
 SCHEMA = 1

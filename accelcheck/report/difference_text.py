@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from accelcheck.report import markdown
 from accelcheck.report.console import Table
 from accelcheck.report.difference import GROWTH, Aspect, CaseChange, Difference
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 ROWS = 40
 """Most rows of a table in a terminal."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from accelcheck.core.case import WEIGHTS, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 INTERVAL = 10.0
 """Least seconds between two lines."""

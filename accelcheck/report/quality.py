@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from accelcheck.core import toml
 from accelcheck.core.registry import unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).parent / "quality_levels"
 SCHEMA = 1

@@ -6,18 +6,14 @@ Numbers, shapes, addresses, folders and the case's own names are left out, so th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.expectations.ledger import exception
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 MOST_READ = 20_000
 """Most characters read of a reason and of a traceback; torch's messages with all registrations have 5,000."""

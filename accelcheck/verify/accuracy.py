@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 CONFIDENCE = 0.975
 """One-sided confidence of every bound, from ICH E9 (Statistical Principles for Clinical Trials, 1998, 5.5) for trials

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 CONFIGS = (
     "torch._dynamo.config",

@@ -6,16 +6,14 @@ A judge whose own products or sums are wrong finds anything right. All answers f
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.verify.views import Yardstick
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DOUBLE = torch.float64
 _NEAR = 2.0**-50

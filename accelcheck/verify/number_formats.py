@@ -5,13 +5,11 @@ A number is a `fractions.Fraction`; other values are ``"nan"``, ``"inf"`` and ``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import TypeAlias
 
 Value: TypeAlias = "Fraction | str"
 """Number, or ``nan``, ``inf``, ``-inf``."""

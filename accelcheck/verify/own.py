@@ -21,16 +21,14 @@ all rates), and then gets a closer look.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from accelcheck.verify.precision import ACCUMULATOR, SLACK, UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 OWN = ("channel", "faint")
 LEAST = 8

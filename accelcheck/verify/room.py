@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Program, batches_to, to
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 PART = 0.8
 """Part of the available memory for an oracle's parameters and tensors of their size; the rest is for activations."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +32,6 @@ from accelcheck.verify.operators import (
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 SMALL = 2**15
 """Most elements for which NumPy is faster than torch: calls take the time."""

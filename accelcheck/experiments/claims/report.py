@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, ClaimStatus, Measured, What
 from accelcheck.report.console import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 _HEAD = ("claim", "promised", "measured here", "outcome", "promised for")
 

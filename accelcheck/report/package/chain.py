@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from accelcheck.core import bounded
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 START = bytes(32)
 MOST_SAID = 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,6 @@ from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFaul
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _CONVOLUTIONS = passes("conv-replicated", FLOAT32) + passes("cnn", FLOAT32)
 _PRODUCTS = passes("matmul", FLOAT32) + passes("mlp", FLOAT32)

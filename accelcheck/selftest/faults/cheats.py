@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,6 @@ from accelcheck.selftest.faults.plant import always, calling, changing, editing,
 from accelcheck.selftest.faults.staleness import kept_by, shapes
 from accelcheck.techniques.quantization.int8 import Holder
 from accelcheck.workloads.base import Program, Result, flatten
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @always(changing)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.selftest.faults.plant import accumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 # Attention
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.selftest.faults.base import HALVES, Cell, Change, fault, passes
 from accelcheck.selftest.faults.plant import Kernel, always, aside, kernel, output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 TILE = 16
 LAST = slice(-1, None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import fx
 
 from accelcheck.selftest.faults.base import PlantedFault, row, single
 from accelcheck.selftest.faults.sowing import calls_of, exported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def overflow_kept(graph: fx.Graph) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from accelcheck.selftest.faults.plant import Kernel, always, kernel, kernels
 from accelcheck.selftest.faults.sowing import replacing
 from accelcheck.techniques.memory import checkpoint as checkpointing
 from accelcheck.techniques.memory import checkpoint_segments as segments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 @replacing(checkpointing, "checkpoint")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import CustomGraphPass, OpOverload, disable_current_modes, get_hash_for_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class FoldConstants(CustomGraphPass):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[tuple[tuple[Any, ...], Any]]:

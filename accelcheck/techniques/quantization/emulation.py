@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -20,10 +21,6 @@ from torch import Tensor, nn
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.verify.precision import UNIT_ROUNDOFF, MatrixUnit
 from accelcheck.workloads.draw import by_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 EPSILON = torch.finfo(torch.float32).eps
 """Smallest scale of torch.ao's observers and of torchao's Int8Tensor."""
