@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, beside, laid_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,32 @@ class SampleCall:
         """Call with its inputs at other places."""
         leaves = (Hole(leaf.place + by, leaf.is_complex) if isinstance(leaf, Hole) else leaf for leaf in self.leaves)
         return replace(self, leaves=tuple(leaves))
+
+
+SELECTIONS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
+    {"topk": (1, -1), "kthvalue": (1, -1), "median": (0, None), "nanmedian": (0, None)}
+    | dict.fromkeys(("sort", "argsort", "mode", "cummax", "cummin"), (0, -1))
+)
+"""Operators that may give the index of any of several equal elements: place among `args` and default of ``dim``."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One of `SELECTIONS`, which returns the elements at its indices in their place."""
+
+    name: str
+    function: Callable[..., Any]
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = self.function(x, *args, **kwargs)
+        place, default = SELECTIONS[self.name]
+        dim = kwargs.get("dim", args[place] if len(args) > place else default)
+        if dim is None or kwargs.get("stable"):
+            return out
+        *values, indices = out if isinstance(out, tuple) else (out,)
+        if indices.dim() == x.dim():
+            return *values, x.detach().gather(dim, indices)
+        return *values, x.detach().gather(dim, indices.unsqueeze(dim)).squeeze(dim)
 
 
 def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:

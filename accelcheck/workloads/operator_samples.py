@@ -21,7 +21,7 @@ from torch import Tensor
 
 from accelcheck.core.case import stable_seed
 from accelcheck.devices.torch_names import UnknownTorchError, pytree
-from accelcheck.workloads.operator_calls import Calls, Hole, Mark, SampleCall, plain
+from accelcheck.workloads.operator_calls import SELECTIONS, Calls, Hole, Mark, SampleCall, Selection, plain
 from accelcheck.workloads.operator_trials import seeded, tried
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, changed
 from accelcheck.workloads.problem import Problem
@@ -39,6 +39,9 @@ ELEMENTS = 2**14
 SCALARS = (bool, int, float, complex, str, slice, torch.dtype, torch.memory_format, torch.layout, type(None), type(...))
 LARGE = frozenset({"nn.functional.grid_sample"})
 """Operators whose reference inputs have more than `ELEMENTS`."""
+COUNTED = frozenset({"nn.functional.embedding_bag"})
+"""Operators whose gradients, scaled by frequency, the CPU and its oracle divide by another index's count:
+https://github.com/pytorch/pytorch/issues/190063."""
 _STRUCTURE = re.compile(r"gradcheck_wrapper_(hermitian|triangular)_input|<lambda>")
 """Names of OpInfo's functions that give a matrix the structure that an operator needs."""
 
@@ -181,12 +184,14 @@ def _chosen(operator: CalledOperator, word: str, most: int, left: Counter[str]) 
             leaves, spec = _flat(drawn[place])
             if not _fits(leaves):
                 continue
+            derived = smooth and not (name in COUNTED and drawn[place].kwargs.get("scale_grad_by_freq"))
             opened, tensors = _open(leaves)
             process = drawn[place].output_process_fn_grad
             label = f"{name} {variant or word} {place}"
             # The function that gives a matrix its structure makes a tensor with other strides.
             function = info.op if variant in LAYOUTS else structured(info)
-            call = SampleCall(label, function, opened, spec, process, smooth=smooth, variant=variant)
+            function = Selection(name, function) if name in SELECTIONS else function
+            call = SampleCall(label, function, opened, spec, process, smooth=derived, variant=variant)
             tested, values = _tested(call, tensors, operator.cases)
             if isinstance(tested, str):
                 left[tested] += 1

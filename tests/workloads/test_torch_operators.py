@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.operator_calls import Calls
+from accelcheck.workloads.operator_calls import Calls, Selection
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
 from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
@@ -165,6 +165,52 @@ def test_attention_has_the_same_samples_under_every_kernel() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         other = template((operator,), 3)
     assert first.origins == other.origins
+
+
+X = torch.tensor([[3, 1, 3, 2], [5, 5, 5, 4]])
+CHOICES: list[tuple[str, tuple[Any, ...], dict[str, Any], list[list[int]], list[list[int]]]] = [
+    ("topk", (2,), {}, [[0, 2], [0, 1]], [[2, 0], [2, 1]]),
+    ("topk", (2, 0), {}, [[1, 1, 1, 1], [0, 0, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0]]),
+    ("sort", (), {"descending": True}, [[0, 2, 3, 1], [0, 1, 2, 3]], [[2, 0, 3, 1], [2, 0, 1, 3]]),
+    ("argsort", (1,), {}, [[1, 3, 0, 2], [3, 0, 1, 2]], [[1, 3, 2, 0], [3, 2, 0, 1]]),
+    ("kthvalue", (3,), {"keepdim": True}, [[0], [0]], [[2], [1]]),
+    ("median", (), {"dim": 1, "keepdim": True}, [[3], [0]], [[3], [2]]),
+    ("mode", (), {"keepdim": True}, [[0], [0]], [[2], [2]]),
+    ("cummax", (1,), {}, [[0, 0, 0, 0], [0, 0, 0, 0]], [[0, 0, 2, 2], [0, 1, 2, 2]]),
+]
+"""Operators with further arguments, and two choices among indices of equal elements."""
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "one", "other"), CHOICES)
+def test_any_index_of_equal_elements_is_right_and_no_other_index(
+    name: str, args: Any, kwargs: Any, one: Any, other: Any
+) -> None:
+    values = getattr(torch, name)(X, *args, **kwargs)
+    head = () if name == "argsort" else (values[0],)
+
+    def giving(indices: Any) -> list[list[Any]]:
+        given = torch.tensor(indices)
+        out = Selection(name, lambda *_, **__: (*head, given) if head else given)(X, *args, **kwargs)
+        return [value.tolist() for value in out]
+
+    assert (
+        giving(one)
+        == giving(other)
+        == [value.tolist() for value in Selection(name, getattr(torch, name))(X, *args, **kwargs)]
+    )
+    assert giving([[1 for _ in row] for row in one]) != giving(one)
+
+
+@pytest.mark.parametrize("name", ["median", "sort"])
+def test_what_names_no_dimension_or_promises_an_order_is_unchanged(name: str) -> None:
+    kwargs = {"stable": True} if name == "sort" else {}
+    function = getattr(torch, name)
+    out, expected = Selection(name, function)(X, **kwargs), function(X, **kwargs)
+    assert torch.equal(out, expected) if name == "median" else torch.equal(out[1], expected[1])
+
+
+def test_indices_without_the_dimension_stay_without_it() -> None:
+    assert [tuple(value.shape) for value in Selection("kthvalue", torch.kthvalue)(X, 2)] == [(2,), (2,)]
 
 
 def test_a_torch_without_an_operator_says_so() -> None:
