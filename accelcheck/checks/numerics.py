@@ -76,13 +76,18 @@ def verify(trial: Trial, chosen: Sequence[Draw] | None = None) -> Finding:
             refused = refusals(trial)
             if not refused:
                 raise  # parts are refused only together, or all are refused
-        finding = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
-        observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
-        evidence = [*finding.evidence, Evidence(REFUSED, observed, engaged=True)]
         # A translation may refuse an operator; in eager a missing operator is a fault.
         lacking = refused if trial.technique.family == "eager" else {}
         raised = [(label, reason.partition(": ")) for label, reason in lacking.items()]
         faults = [Fault(FaultKind.RAISED, f"out[{label!r}]", kind, got=got) for label, (kind, _, got) in raised]
+        try:
+            finding = _Run(replace(trial, workload=trial.workload.without(frozenset(refused)))).finding(chosen)
+        except OracleError:
+            if not faults:
+                raise
+            finding = Finding([], [], [], 0)  # the other parts have no gradients, and nothing is left to judge
+        observed = ", ".join(f"{label} ({reason})" for label, reason in refused.items())
+        evidence = [*finding.evidence, Evidence(REFUSED, observed, engaged=True)]
         return replace(finding, evidence=evidence, faults=[*faults, *finding.faults], refused=refused)
 
 

@@ -96,6 +96,26 @@ class Selection:
         return *values, x.detach().gather(dim, indices.unsqueeze(dim)).squeeze(dim)
 
 
+CASTS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"byte": (0, 255), "char": (-128, 127), "short": (-(2**15), 2**15 - 1), "int": (-(2**30), 2**30)}
+    | {"long": (-(2**62), 2**62)}
+)
+"""Numbers that integers of casts have: C leaves open what others become."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """One of `CASTS`, of numbers that its integers have."""
+
+    name: str
+    function: Callable[..., Any]
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        lowest, highest = CASTS[self.name]
+        known = x.nan_to_num(0.0).clamp(lowest, highest) if x.is_floating_point() else x
+        return self.function(known, *args, **kwargs)
+
+
 def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:
     if leaf is Mark.DEVICE:
         return anchor.device

@@ -21,7 +21,17 @@ from torch import Tensor
 
 from accelcheck.core.case import stable_seed
 from accelcheck.devices.torch_names import UnknownTorchError, pytree
-from accelcheck.workloads.operator_calls import SELECTIONS, Calls, Hole, Mark, SampleCall, Selection, plain
+from accelcheck.workloads.operator_calls import (
+    CASTS,
+    SELECTIONS,
+    Calls,
+    Cast,
+    Hole,
+    Mark,
+    SampleCall,
+    Selection,
+    plain,
+)
 from accelcheck.workloads.operator_trials import seeded, tried
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, changed
 from accelcheck.workloads.problem import Problem
@@ -190,7 +200,8 @@ def _chosen(operator: CalledOperator, word: str, most: int, left: Counter[str]) 
             label = f"{name} {variant or word} {place}"
             # The function that gives a matrix its structure makes a tensor with other strides.
             function = info.op if variant in LAYOUTS else structured(info)
-            function = Selection(name, function) if name in SELECTIONS else function
+            wrapper = Selection if name in SELECTIONS else Cast if name in CASTS else None
+            function = wrapper(name, function) if wrapper else function
             call = SampleCall(label, function, opened, spec, process, smooth=derived, variant=variant)
             tested, values = _tested(call, tensors, operator.cases)
             if isinstance(tested, str):

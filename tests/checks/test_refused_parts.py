@@ -19,8 +19,10 @@ from accelcheck.checks.trial import reason_of
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads import operator_samples
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.function_parts import Functions
+from accelcheck.workloads.operator_samples import CalledOperator
 
 LABELS = tuple("abcdefg")
 
@@ -129,6 +131,17 @@ def test_a_device_whose_failed_run_left_tensors_alive_is_not_lost(fresh: Store) 
     record = bench(fresh, breaking(device, has(*LABELS)), workload(), device).run(case(workload()))
     assert record.verdict is Verdict.ERROR, record.reason
     assert "cannot lower the graph" in record.reason
+
+
+def test_in_eager_all_parts_with_gradients_may_raise(fresh: Store) -> None:
+    operators = (CalledOperator("add", ("float32",)), CalledOperator("argmax", ("float32",), gradients=False))
+    made = partial(operator_samples.make, operators=operators, most=1)
+    mixed = Workload("mixed", "A derivative.", made, divisible=True, given=True)
+    technique = refusing(lambda labels: any(label.startswith("add") for label in labels))
+    technique.family = "eager"
+    record = failed(fresh, technique, mixed, Mode.BACKWARD)
+    (label,) = record.refused
+    assert str(record.faults[0]).startswith(f"out['{label}']: raised: expected a result, got RuntimeError: no kernel")
 
 
 def test_a_reference_without_some_parts_is_another_one(fresh: Store) -> None:

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.operator_calls import Calls, Selection
+from accelcheck.workloads.operator_calls import CASTS, Calls, Cast, Selection
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
 from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
@@ -211,6 +211,15 @@ def test_what_names_no_dimension_or_promises_an_order_is_unchanged(name: str) ->
 
 def test_indices_without_the_dimension_stay_without_it() -> None:
     assert [tuple(value.shape) for value in Selection("kthvalue", torch.kthvalue)(X, 2)] == [(2,), (2,)]
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_get_numbers_that_their_integers_have(name: str) -> None:
+    cast = Cast(name, getattr(Tensor, name))
+    x = torch.tensor([-1e30, -5.5, float("nan"), 3.5, 1e30, float("-inf")])
+    exact = x.double().nan_to_num(0.0).clamp(*CASTS[name]).trunc()
+    assert cast(x).tolist() == exact.tolist()
+    assert torch.equal(cast(torch.tensor([3, 4])), getattr(torch.tensor([3, 4]), name)())
 
 
 def test_a_torch_without_an_operator_says_so() -> None:
