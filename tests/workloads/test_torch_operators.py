@@ -13,7 +13,7 @@ from fault_harness import BACKWARD, FORWARD, Planted, built_in, failed, passed
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelcheck.devices.torch_names import UnknownTorchError
+from accelcheck.devices.torch_names import UnknownTorchError, pytree
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.operator_calls import CASTS, Calls, Cast, Selection
@@ -220,6 +220,20 @@ def test_casts_get_numbers_that_their_integers_have(name: str) -> None:
     exact = x.double().nan_to_num(0.0).clamp(*CASTS[name]).trunc()
     assert cast(x).tolist() == exact.tolist()
     assert torch.equal(cast(torch.tensor([3, 4])), getattr(torch.tensor([3, 4]), name)())
+
+
+@pytest.mark.parametrize(("name", "wrapper"), [("topk", Selection), ("byte", Cast)])
+def test_samples_of_selections_and_casts_are_judged_by_what_torch_promises(name: str, wrapper: type) -> None:
+    calls = template((CalledOperator(name, ("float32", "int64"), gradients=False),), FEW).calls
+    assert calls
+    assert all(isinstance(call.function, wrapper) for call in calls)
+
+
+def test_gradients_that_the_oracle_divides_by_another_count_are_left_out() -> None:
+    calls = template((CalledOperator("nn.functional.embedding_bag", ("float32",)),), FEW).calls
+    counted = [bool(pytree.tree_unflatten(call.leaves, call.spec)[2].get("scale_grad_by_freq")) for call in calls]
+    assert {call.smooth for call, by_count in zip(calls, counted, strict=True) if by_count} == {False}
+    assert any(call.smooth for call in calls)
 
 
 def test_a_torch_without_an_operator_says_so() -> None:
