@@ -88,7 +88,7 @@ class Selection:
         out = self.function(x, *args, **kwargs)
         place, default = SELECTIONS[self.name]
         dim = kwargs.get("dim", args[place] if len(args) > place else default)
-        if dim is None or kwargs.get("stable"):
+        if dim is None or kwargs.get("stable") or not x.dim():  # the index of a number is 0
             return out
         *values, indices = out if isinstance(out, tuple) else (out,)
         if indices.dim() == x.dim():

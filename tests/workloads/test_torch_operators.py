@@ -209,6 +209,10 @@ def test_what_names_no_dimension_or_promises_an_order_is_unchanged(name: str) ->
     assert torch.equal(out, expected) if name == "median" else torch.equal(out[1], expected[1])
 
 
+def test_the_index_of_a_number_is_judged() -> None:
+    assert Selection("sort", torch.sort)(torch.tensor(3.0))[1].tolist() == 0
+
+
 def test_indices_without_the_dimension_stay_without_it() -> None:
     assert [tuple(value.shape) for value in Selection("kthvalue", torch.kthvalue)(X, 2)] == [(2,), (2,)]
 
