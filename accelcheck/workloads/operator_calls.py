@@ -70,7 +70,7 @@ class SampleCall:
         return replace(self, leaves=tuple(leaves))
 
 
-SELECTIONS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
+CHOOSERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
     {"topk": (1, -1), "kthvalue": (1, -1), "median": (0, None), "nanmedian": (0, None)}
     | dict.fromkeys(("sort", "argsort", "mode", "cummax", "cummin"), (0, -1))
 )
@@ -78,15 +78,15 @@ SELECTIONS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Selection:
-    """One of `SELECTIONS`, which returns the elements at its indices in their place."""
+class Chooser:
+    """One of `CHOOSERS`, which returns the elements at its indices in their place."""
 
     name: str
     function: Callable[..., Any]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         out = self.function(x, *args, **kwargs)
-        place, default = SELECTIONS[self.name]
+        place, default = CHOOSERS[self.name]
         dim = kwargs.get("dim", args[place] if len(args) > place else default)
         if dim is None or kwargs.get("stable") or not x.dim():  # the index of a number is 0
             return out

@@ -23,13 +23,13 @@ from accelcheck.core.case import stable_seed
 from accelcheck.devices.torch_names import UnknownTorchError, pytree
 from accelcheck.workloads.operator_calls import (
     CASTS,
-    SELECTIONS,
+    CHOOSERS,
     Calls,
     Cast,
+    Chooser,
     Hole,
     Mark,
     SampleCall,
-    Selection,
     plain,
 )
 from accelcheck.workloads.operator_trials import seeded, tried
@@ -200,7 +200,7 @@ def _chosen(operator: CalledOperator, word: str, most: int, left: Counter[str]) 
             label = f"{name} {variant or word} {place}"
             # The function that gives a matrix its structure makes a tensor with other strides.
             function = info.op if variant in LAYOUTS else structured(info)
-            wrapper = Selection if name in SELECTIONS else Cast if name in CASTS else None
+            wrapper = Chooser if name in CHOOSERS else Cast if name in CASTS else None
             function = wrapper(name, function) if wrapper else function
             call = SampleCall(label, function, opened, spec, process, smooth=derived, variant=variant)
             tested, values = _tested(call, tensors, operator.cases)

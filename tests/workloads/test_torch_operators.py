@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelcheck.devices.torch_names import UnknownTorchError, pytree
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Program, Workload
-from accelcheck.workloads.operator_calls import CASTS, Calls, Cast, Selection
+from accelcheck.workloads.operator_calls import CASTS, Calls, Cast, Chooser
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
 from accelcheck.workloads.torch_operators import ALONE, COMMON, FILE, PARTS, WORKLOADS
 
@@ -190,13 +190,13 @@ def test_any_index_of_equal_elements_is_right_and_no_other_index(
 
     def giving(indices: Any) -> list[list[Any]]:
         given = torch.tensor(indices)
-        out = Selection(name, lambda *_, **__: (*head, given) if head else given)(X, *args, **kwargs)
+        out = Chooser(name, lambda *_, **__: (*head, given) if head else given)(X, *args, **kwargs)
         return [value.tolist() for value in out]
 
     assert (
         giving(one)
         == giving(other)
-        == [value.tolist() for value in Selection(name, getattr(torch, name))(X, *args, **kwargs)]
+        == [value.tolist() for value in Chooser(name, getattr(torch, name))(X, *args, **kwargs)]
     )
     assert giving([[1 for _ in row] for row in one]) != giving(one)
 
@@ -205,16 +205,16 @@ def test_any_index_of_equal_elements_is_right_and_no_other_index(
 def test_what_names_no_dimension_or_promises_an_order_is_unchanged(name: str) -> None:
     kwargs = {"stable": True} if name == "sort" else {}
     function = getattr(torch, name)
-    out, expected = Selection(name, function)(X, **kwargs), function(X, **kwargs)
+    out, expected = Chooser(name, function)(X, **kwargs), function(X, **kwargs)
     assert torch.equal(out, expected) if name == "median" else torch.equal(out[1], expected[1])
 
 
 def test_the_index_of_a_number_is_judged() -> None:
-    assert Selection("sort", torch.sort)(torch.tensor(3.0))[1].tolist() == 0
+    assert Chooser("sort", torch.sort)(torch.tensor(3.0))[1].tolist() == 0
 
 
 def test_indices_without_the_dimension_stay_without_it() -> None:
-    assert [tuple(value.shape) for value in Selection("kthvalue", torch.kthvalue)(X, 2)] == [(2,), (2,)]
+    assert [tuple(value.shape) for value in Chooser("kthvalue", torch.kthvalue)(X, 2)] == [(2,), (2,)]
 
 
 @pytest.mark.parametrize("name", CASTS)
@@ -226,7 +226,7 @@ def test_casts_get_numbers_that_their_integers_have(name: str) -> None:
     assert torch.equal(cast(torch.tensor([3, 4])), getattr(torch.tensor([3, 4]), name)())
 
 
-@pytest.mark.parametrize(("name", "wrapper"), [("topk", Selection), ("byte", Cast)])
+@pytest.mark.parametrize(("name", "wrapper"), [("topk", Chooser), ("byte", Cast)])
 def test_samples_of_selections_and_casts_are_judged_by_what_torch_promises(name: str, wrapper: type) -> None:
     calls = template((CalledOperator(name, ("float32", "int64"), gradients=False),), FEW).calls
     assert calls
