@@ -38,7 +38,7 @@ def widened(trial: Trial, finding: Finding, judge: Callable[[Trial], Finding]) -
             compiles in this mode.
     """
     finding = _lenient(finding)
-    # A compiler that runs, and leaves out a part of its promise, is not engaged; one that skips the model finds nothing.
+    # A compiler that leaves out a part of its promise is not engaged; one that skips the model finds nothing.
     claims = ">= 1" if type(trial.technique).__module__.startswith(QUANTIZATIONS) else f"{ENTERED} >= 1"
     nothing = [item for item in finding.evidence if item.observed == 0 and item.claim.endswith(claims)]
     if nothing and not finding.faults:

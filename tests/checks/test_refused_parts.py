@@ -15,10 +15,12 @@ from fault_harness import Bed, Planted, bench, built_in, case, failed, passed, v
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from accelcheck.checks import numerics
 from accelcheck.checks.trial import reason_of
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.core.journal import Record
 from accelcheck.verify.oracle import Store
+from accelcheck.verify.reference import OracleError
 from accelcheck.workloads import operator_samples
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.function_parts import Functions
@@ -142,6 +144,22 @@ def test_in_eager_all_parts_with_gradients_may_raise(fresh: Store) -> None:
     record = failed(fresh, technique, mixed, Mode.BACKWARD)
     (label,) = record.refused
     assert str(record.faults[0]).startswith(f"out['{label}']: raised: expected a result, got RuntimeError: no kernel")
+
+
+def test_an_oracle_that_fails_beside_a_part_that_raises_is_an_error(
+    fresh: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([RuntimeError("no kernel"), OracleError("no truth")])
+
+    def finding(run: Any, chosen: Any = None) -> Any:
+        raise next(errors)
+
+    monkeypatch.setattr(numerics._Run, "finding", finding)
+    technique = refusing(has("b"))
+    technique.family = "eager"
+    record = verdict_of(fresh, technique, workload())
+    assert record.verdict is Verdict.ERROR
+    assert "no truth" in record.reason
 
 
 def test_a_reference_without_some_parts_is_another_one(fresh: Store) -> None:
