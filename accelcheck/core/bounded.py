@@ -70,13 +70,6 @@ def read(source: Source, most: int) -> bytes:
     return content
 
 
-def chunks(source: Source, most: int = MOST_FILE, size: int = MIB) -> Iterator[bytes]:
-    """The bytes of a file of at most `most`, `size` at once."""
-    with opened(source, most) as file:
-        while chunk := file.read(size):
-            yield chunk
-
-
 def lines(path: Source, most_file: int = MOST_FILE, most_line: int = MOST_LINE) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1, each with its line end; only the last one may lack it.
 

@@ -160,6 +160,7 @@ class Evidence:
     """One observation that shows whether a technique really ran.
 
     A claim or an observation of another type is kept as its text, cut where it is long, and a 0-D tensor as its number.
+    A `TypeError` where `engaged` is a text, or Python cannot tell whether it is true.
 
     Attributes:
         claim: The expected observation, such as ``compiled regions entered >= 1``.
@@ -167,9 +168,6 @@ class Evidence:
         engaged: True when the observation supports the claim.
         draw: A later run that shows it, such as ``draw 1``; empty for the first.
         strays: Operators that ran on the CPU instead of the device, with counts, where the claim is that none did.
-
-    Raises:
-        TypeError: `engaged` is a text, or Python cannot tell whether it is true.
     """
 
     claim: str

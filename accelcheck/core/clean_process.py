@@ -94,10 +94,8 @@ class CleanProcess:
         """The result of a function in the process that computes; its exception is raised here too.
 
         After `limit` seconds that process and its children are killed. A process that takes the place of another has
-        further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not.
-
-        Raises:
-            CleanProcessError: The process died during the call, or none begins, or the call cannot be sent.
+        further seconds to begin, at least `BEGIN_AGAIN`, and is replaced once where it does not. A `CleanProcessError`
+        where the process died during the call, none begins, or the call cannot be sent.
         """
         self._call += 1
         if self._pipe.closed:

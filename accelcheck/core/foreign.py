@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from accelcheck.core.errors import InputError
 from accelcheck.core.plain import text
 
 SECONDS = 60.0
@@ -28,7 +29,7 @@ LINES = 12
 _STDERR: list[int] = []
 
 
-class ForeignCodeError(ValueError):
+class ForeignCodeError(InputError):
     """Code of another package raised, did not return in time, or gave a wrong result."""
 
     late = False

@@ -25,8 +25,7 @@ class ModuleImportError(ImportError):
 def announce(modules: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets the modules that `load` imports, in this process and in those that it starts from now on; none removes them.
 
-    Raises:
-        UnknownNameError: A name is not that of a module.
+    An `UnknownNameError` where a name is not that of a module.
     """
     names = tuple(dict.fromkeys(modules))
     for name in names:

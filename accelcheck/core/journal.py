@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from accelcheck.core.case import Case, Evidence, Figure, Measurement, Verdict
-from accelcheck.core.fault import Fault  # noqa: TC001 - msgspec reads the annotations of records
-from accelcheck.core.plain import LARGEST, text
+from accelcheck.core.errors import InputError
+from accelcheck.core.fault import Fault
+from accelcheck.core.plain import LARGEST, text, with_floats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ class ErrorCode(StrEnum):
     """A user-owned model has no reference, nothing to judge, or too few samples: it is neither right nor wrong."""
 
 
-class JournalError(ValueError):
+class JournalError(InputError):
     """A journal cannot be written, or a line is malformed; the message names file, line and field."""
 
 
@@ -185,12 +186,9 @@ ENDING = 3.0
 class Journal:
     """Writes each record at once as a line, so that it survives a crash of the run; a thread syncs lines to the disk.
 
-    Args:
-        path: The file; created, or truncated, at once. No other run can write to it until `end`.
-        resumed: True to append to the file; a last line that was cut short is removed.
-
-    Raises:
-        JournalError: It cannot be written, is a symbolic link, or another run writes to it.
+    The file is created, or truncated, at once, and no other run can write to it until `end`. A run that is `resumed`
+    appends to it instead; a last line that was cut short is removed. A `JournalError` where the file cannot be written,
+    is a symbolic link, or another run writes to it.
     """
 
     def __init__(self, path: Path, *, resumed: bool = False) -> None:
@@ -294,10 +292,4 @@ class Journal:
 
 def finite(value: Any) -> Any:
     """JSON-ready values, in which numbers that JSON does not have are texts."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+    return with_floats(value, lambda number: number if math.isfinite(number) else str(number))

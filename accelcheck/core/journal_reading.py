@@ -50,13 +50,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One whole line of a journal.
+    """One whole line of a journal, without its end: number from 1, one of `KINDS`, bytes, and the place for errors.
 
     Attributes:
-        number: Line number, from 1.
-        kind: One of `KINDS`.
-        raw: Its bytes, without the line end.
-        where: File and number, for errors.
         outlined: The outline, where `lines` has read it already.
         schema: Version that the last header names.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 MOST_TEXT = 2000
@@ -50,6 +51,17 @@ def number(value: object, what: str) -> float:
     if isinstance(converted, str):
         raise TypeError(f"{what}: expected a number, got {type(value).__name__} {converted[:80]}")
     return converted if isinstance(converted, int) else float(converted)
+
+
+def with_floats(value: Any, change: Callable[[float], Any]) -> Any:
+    """A JSON-ready value with its floats changed, at any depth; tuples become lists, and keys texts."""
+    if isinstance(value, float):
+        return change(value)
+    if isinstance(value, dict):
+        return {str(key): with_floats(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_floats(item, change) for item in value]
+    return value
 
 
 def truth(value: object, what: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol, TypeVar
 
+from accelcheck.core.errors import InputError
+
 
 class _Named(Protocol):
     @property
@@ -16,11 +18,11 @@ class _Named(Protocol):
 T = TypeVar("T", bound=_Named)
 
 
-class DuplicateNameError(ValueError):
+class DuplicateNameError(InputError):
     """Two devices, techniques or workloads have the same name."""
 
 
-class UnknownNameError(ValueError):
+class UnknownNameError(InputError):
     """A name is unknown; the message gives the legal names and the nearest one."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accelcheck.core.shards import Shard  # noqa: TC001 - msgspec reads the annotations of selections
+from accelcheck.core.shards import Shard
 
 
 @dataclass(frozen=True)

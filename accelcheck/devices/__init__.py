@@ -5,13 +5,12 @@ No module here imports torch at its top: nox, the plugin's controller and the pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from accelcheck.core.registry import discover, index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from accelcheck.devices.base import Device
 
 

@@ -6,20 +6,17 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping  # at run time: msgspec reads the annotations of statuses
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
     from accelcheck.devices.strict import Products
 
 T = TypeVar("T")
@@ -259,8 +256,6 @@ class Device(ABC):
 
     def seed(self, seed: int) -> None:
         """Seeds every generator that a case may draw from."""
-        import torch
-
         torch.manual_seed(seed)
 
     def memory(self) -> Memory:

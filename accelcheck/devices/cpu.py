@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from accelcheck.devices import hardware, telemetry
+from accelcheck.core.capability import Capability
+from accelcheck.devices import hardware
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import Device, Fingerprint
 from accelcheck.devices.packages import requires_torch, versions
-
-if TYPE_CHECKING:
-    import torch
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.telemetry import Telemetry
+from accelcheck.devices.telemetry import Telemetry, processor
 
 
 class Cpu(Device):
@@ -36,11 +33,9 @@ class Cpu(Device):
         return requires_torch()
 
     def fingerprint(self) -> Fingerprint:
-        import torch
-
         return Fingerprint(
             device=self.name,
-            chip=hardware.cpu().name,
+            chip=hardware.cpu(),
             count=hardware.usable_cores(),
             runtime=f"ATen {torch.backends.cpu.get_cpu_capability()}",
             versions=versions("torch", "numpy"),
@@ -53,18 +48,14 @@ class Cpu(Device):
         return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
     def torch_device(self) -> torch.device:
-        import torch
-
         return torch.device("cpu")
 
     def seed(self, seed: int) -> None:
-        import torch
-
         # torch.manual_seed records a stack trace for each other backend, which takes longer than a small case.
         torch.default_generator.manual_seed(seed)
 
     def telemetry(self) -> Telemetry:
-        return telemetry.processor()
+        return processor()
 
     def synchronize(self) -> None:
         return  # CPU operators are synchronous

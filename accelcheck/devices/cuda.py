@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import cold, hardware, telemetry
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import requires_torch, versions
 from accelcheck.devices.pinning import chips
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
-    from accelcheck.devices.telemetry import Telemetry
+from accelcheck.devices.telemetry import Telemetry
 
 _BF16_SINCE = (8, 0)  # compute capability from which bf16 is not emulated
 
@@ -53,26 +49,33 @@ class CudaLike(Device):
 
     def offered(self) -> Capability:
         """Asks the driver for a GPU, without a context on it where torch asks NVML."""
-        import torch
-
         if torch.cuda.is_available():
             return SUPPORTED
         reason = f"torch {torch.__version__} is built for it, but torch.cuda.is_available() is False"
         action = "check the driver's version against the build, and that this user may open the device"
         return unavailable(Code.NO_HARDWARE, reason, action)
 
+    def described(self, chip: str, runtime: str, packages: Mapping[str, str]) -> Fingerprint:
+        """The fingerprint with the facts that torch and the driver tell of any GPU."""
+        return Fingerprint(
+            device=self.name,
+            chip=chip,
+            count=torch.cuda.device_count(),
+            memory=torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+            driver=self.hardware().driver,
+            runtime=runtime,
+            versions=packages,
+            environment=self.environment(),
+        )
+
     def in_use(self) -> bool:
         torch = sys.modules.get("torch")
         return torch is not None and bool(torch.cuda.is_initialized())
 
     def torch_device(self) -> torch.device:
-        import torch
-
         return torch.device("cuda", torch.cuda.current_device())
 
     def synchronize(self) -> None:
-        import torch
-
         torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[], object], times: int) -> float:
@@ -80,19 +83,13 @@ class CudaLike(Device):
         return cold.elapsed(call, times)
 
     def seed(self, seed: int) -> None:
-        import torch
-
         torch.manual_seed(seed)
         torch.cuda.manual_seed_all(seed)
 
     def memory(self) -> Memory:
-        import torch
-
         return Memory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
 
     def telemetry(self) -> Telemetry:
-        import torch
-
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())  # not all fields are declared
         if torch.version.hip is not None:
             address = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
@@ -100,8 +97,6 @@ class CudaLike(Device):
         return telemetry.nvidia(f"GPU-{properties.uuid}")
 
     def reset_memory(self) -> None:
-        import torch
-
         torch.cuda.reset_peak_memory_stats()
 
 
@@ -122,14 +117,10 @@ class Cuda(CudaLike):
 
     def architecture(self) -> str:
         """The compute capability, such as ``sm_90``."""
-        import torch
-
         major, minor = torch.cuda.get_device_capability()
         return f"sm_{major}{minor}"
 
     def usable(self) -> Capability:
-        import torch
-
         if torch.version.cuda is None:
             reason = f"torch {torch.__version__} is built without CUDA, and this machine has an NVIDIA GPU"
             action = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
@@ -137,8 +128,6 @@ class Cuda(CudaLike):
         return self.offered()
 
     def open(self) -> None:
-        import torch
-
         # Older GPUs emulate bf16.
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < _BF16_SINCE:
             self.dtypes -= {"bfloat16"}
@@ -147,20 +136,10 @@ class Cuda(CudaLike):
             self.denied = {**self.denied, "bfloat16": emulated, "autocast-bfloat16": emulated}
 
     def fingerprint(self) -> Fingerprint:
-        import torch
-
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        chip = torch.cuda.get_device_properties(torch.cuda.current_device()).name
         cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # not annotated
-        return Fingerprint(
-            device=self.name,
-            chip=properties.name,
-            count=torch.cuda.device_count(),
-            memory=properties.total_memory,
-            driver=self.hardware().driver,
-            runtime=f"CUDA {torch.version.cuda}",
-            versions=versions("torch", "triton", "numpy") | ({"cudnn": str(cudnn)} if cudnn else {}),
-            environment=self.environment(),
-        )
+        packages = versions("torch", "triton", "numpy") | ({"cudnn": str(cudnn)} if cudnn else {})
+        return self.described(chip, f"CUDA {torch.version.cuda}", packages)
 
 
 DEVICES: tuple[Device, ...] = (Cuda(),)

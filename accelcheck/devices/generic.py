@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
 
 from accelcheck.core import imports
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
-from accelcheck.devices import torch_names
+from accelcheck.devices import packages, torch_names
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import Device, Fingerprint, Memory
-from accelcheck.devices.packages import (
-    AUTOLOAD,
-    backends,
-    distributions,
-    load_backend,
-    package_of,
-    requires_torch,
-    version,
-    versions,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from importlib.metadata import EntryPoint
-
-    import torch
 
 _UNNAMED = "privateuseone"  # the name of PrivateUse1 until a backend gives it one
 _TRIAL = 1 << 20  # bytes
@@ -63,7 +50,7 @@ class Generic(Device):
         self._statistics: str | None = "not asked: the device is not open"
 
     def detect(self) -> Capability:
-        return requires_torch()
+        return packages.requires_torch()
 
     def usable(self) -> Capability:
         if self.type not in found_types():
@@ -77,12 +64,13 @@ class Generic(Device):
         return SUPPORTED
 
     def open(self) -> None:
-        import torch
-
-        if self.type not in found_types():
-            self._load()
+        if (
+            self.type not in found_types() and os.environ.get(packages.AUTOLOAD) == "0"
+        ):  # as where another backend is broken
+            provider = self._provider()
+            packages.load_backend(packages.backends() if provider is None else [provider])
         module = self._module()
-        if _says(module, "is_bf16_supported"):
+        if _ask(module, "is_bf16_supported"):
             self.dtypes |= {"bfloat16"}
         # Every out-of-tree backend with autocast has to give this function: torch.amp asks it.
         for dtype in getattr(module, "get_amp_supported_dtype", list)():
@@ -94,51 +82,43 @@ class Generic(Device):
             self.features |= {"memory-statistics"}
 
     def in_use(self) -> bool:
-        return "torch" in sys.modules and self.type in found_types() and _says(self._module(), "is_initialized")
+        return "torch" in sys.modules and self.type in found_types() and bool(_ask(self._module(), "is_initialized"))
 
     def fingerprint(self) -> Fingerprint:
         module = self._module()
         properties = _ask(module, "get_device_properties", 0)
         provider = self._provider()
         distribution = provider.dist if provider is not None else None
-        packages = [] if distribution is None else [distribution.name]
-        packages += [name for module in imports.announced() for name in distributions(module)]
+        names = [] if distribution is None else [distribution.name]
+        names += [name for module in imports.announced() for name in packages.distributions(module)]
         return Fingerprint(
             device=self.name,
             chip=str(_ask(module, "get_device_name", 0) or getattr(properties, "name", "") or self.type),
             count=int(_ask(module, "device_count") or 1),
             memory=int(getattr(properties, "total_memory", 0)),
-            runtime=next((f"{name} {version(name)}" for name in packages), f"torch.{self.type}"),
-            versions=versions("torch", "numpy", *packages),
+            runtime=next((f"{name} {packages.version(name)}" for name in names), f"torch.{self.type}"),
+            versions=packages.versions("torch", "numpy", *names),
             environment=self.environment(),
         )
 
     def torch_device(self) -> torch.device:
-        import torch
-
         return torch.device(self.type, int(_ask(self._module(), "current_device") or 0))
 
     def synchronize(self) -> None:
         self._wait()
 
     def seed(self, seed: int) -> None:
-        import torch
-
         torch.manual_seed(seed)
         module = self._module()
         if hasattr(module, "manual_seed_all"):
             module.manual_seed_all(seed)
 
     def memory(self) -> Memory:
-        import torch
-
         if self._statistics is not None:
             return Memory(None, None, self._statistics)
         return Memory(torch.accelerator.memory_allocated(), torch.accelerator.max_memory_allocated())
 
     def reset_memory(self) -> None:
-        import torch
-
         if self._statistics is None:
             torch.accelerator.reset_peak_memory_stats()
 
@@ -147,25 +127,21 @@ class Generic(Device):
         return {name: os.environ[name] for name in names if name in os.environ}
 
     def _module(self) -> Any:
-        import torch
-
         return torch.get_device_module(self.type)
 
     def _provider(self) -> EntryPoint | None:
         """The installed backend that provides the type, where names tell."""
-        return next((entry for entry in backends() if self.type in {*package_of(entry).split("_"), entry.name}), None)
-
-    def _load(self) -> None:
-        """Loads its backend where autoloading is off, as it is where another backend is broken."""
-        if os.environ.get(AUTOLOAD) != "0":
-            return
-        provider = self._provider()
-        load_backend(backends() if provider is None else [provider])
+        return next(
+            (
+                entry
+                for entry in packages.backends()
+                if self.type in {*packages.package_of(entry).split("_"), entry.name}
+            ),
+            None,
+        )
 
     def _waiter(self) -> Callable[[], object]:
         """A function that waits for the device: torch's, else the module's, else one that reads a value back."""
-        import torch
-
         candidates = [torch.accelerator.synchronize] if _current() == self.type else []
         module = self._module()
         if hasattr(module, "synchronize"):
@@ -179,15 +155,11 @@ class Generic(Device):
         return self._read_back
 
     def _read_back(self) -> object:
-        import torch
-
         with torch_names.disable_current_modes():  # a watcher would take the copy for an operator on the CPU
             return torch.zeros(1, device=self.torch_device()).cpu()
 
     def _trial(self) -> str | None:
         """The reason why torch.accelerator's memory statistics are unreliable; None where they follow an allocation."""
-        import torch
-
         if _current() != self.type:
             return f"torch.accelerator serves {_current() or 'no device'}, not {self.type}"
         try:
@@ -206,8 +178,6 @@ class Generic(Device):
 
 def found_types() -> tuple[str, ...]:
     """Types of the accelerators that torch has in this process: the one it was built for, and PrivateUse1 if named."""
-    import torch
-
     private = torch_names.privateuse1_backend_name()
     named = private if private != _UNNAMED and hasattr(torch, private) else None
     return tuple(dict.fromkeys(kind for kind in (_current(), named) if kind is not None and kind != _UNNAMED))
@@ -215,8 +185,6 @@ def found_types() -> tuple[str, ...]:
 
 def _current() -> str | None:
     """Type of the accelerator that `torch.accelerator` serves; a CUDA build says ``cuda`` without a GPU, too."""
-    import torch
-
     device = torch.accelerator.current_accelerator()
     return None if device is None else device.type
 
@@ -224,7 +192,3 @@ def _current() -> str | None:
 def _ask(module: Any, function: str, *args: Any) -> Any:
     """The result of a function of a device module; None where the module does not have it."""
     return getattr(module, function)(*args) if hasattr(module, function) else None
-
-
-def _says(module: Any, question: str) -> bool:
-    return bool(_ask(module, question))

@@ -58,17 +58,10 @@ class Hardware:
     capability: Capability
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """The processor: its model name, and the number of logical processors of the host."""
-
-    name: str
-    cores: int
-
-
 def nvidia(root: Path = ROOT) -> Hardware:
     """NVIDIA GPUs, from the driver's ``/proc`` entries, its device nodes, WSL's adapter, or the PCI bus."""
-    names = tuple(_nvidia_names(root))
+    files = [path / "information" for path in _children(root / "proc/driver/nvidia/gpus")]
+    names = tuple(_match(r"(?m)^Model:\s*(.+)$", _read(file)) or "NVIDIA GPU" for file in files)
     nodes = _nodes(root / "dev", r"nvidia\d+")
     boards = [board for board in _pci(root, _NVIDIA) if board.is_class(_DISPLAY) and board.driver != "vfio-pci"]
     driver = _match(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read(root / "proc/driver/nvidia/version"))
@@ -140,8 +133,8 @@ def vulkan(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Hardwa
     return Hardware(0, (), "", unavailable(Code.NO_HARDWARE, reason, _VULKAN_PACKAGES))
 
 
-def cpu(root: Path = ROOT) -> Processor:
-    """The processor's model name and the number of logical processors, from ``/proc/cpuinfo`` where it has them.
+def cpu(root: Path = ROOT) -> str:
+    """The processor's model name, from ``/proc/cpuinfo`` where it has one.
 
     The name includes family and model numbers: hypervisors call several generations ``AMD EPYC``, and Arm processors
     have no name.
@@ -150,11 +143,13 @@ def cpu(root: Path = ROOT) -> Processor:
     name = _match(r"(?m)^(?:model name|cpu model|Processor|cpu)\s*:\s*(.+)$", text)
     numbers = {field: _match(rf"(?m)^{field}\s*:\s*(\w+)\s*$", text) for field in _GENERATION}
     generation = ", ".join(f"{_GENERATION[field]} {number}" for field, number in numbers.items() if number)
-    cores = len(re.findall(r"(?m)^processor\s*:", text))
-    return Processor(
-        (name or platform.processor() or platform.machine() or "unknown CPU") + f" ({generation})" * bool(generation),
-        cores or os.cpu_count() or 1,
-    )
+    return (name or platform.processor() or platform.machine() or "unknown CPU") + f" ({generation})" * bool(generation)
+
+
+def chips(device: str) -> int:
+    """Number of chips on this host of a device by name; 0 where they cannot be counted without opening it."""
+    found = {"cuda": nvidia, "rocm": amd, "tpu": tpu, "xla": tpu}
+    return found[device]().count if device in found else 0
 
 
 def usable_cores() -> int:
@@ -215,11 +210,6 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _nvidia_names(root: Path) -> Iterator[str]:
-    for path in _children(root / "proc/driver/nvidia/gpus"):
-        yield _match(r"(?m)^Model:\s*(.+)$", _read(path / "information")) or "NVIDIA GPU"
 
 
 def _amd_names(root: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from accelcheck.core.native_stacks import PROGRAMS
 from accelcheck.devices import hardware
 
 CUDA_13_DRIVER = 580
@@ -23,17 +24,10 @@ _PREFIXES = (
     *("ACCELCHECK_", "KMP_", "LIBTPU_", "MKL_", "OMP_", "PJRT_", "PYTORCH_", "TORCH", "XLA_"),
     *("AOT_", "BLIS_", "DNNL_", "NCCL_", "ONEDNN_", "OPENBLAS_", "TRITON_", "XPU_"),
 )
-_NAMES = frozenset(
-    (
-        "LD_PRELOAD",
-        "MALLOC_CONF",
-        "PYTEST_ADDOPTS",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
-        "PYTEST_PLUGINS",
-        "PYTHONHASHSEED",
-    )
+_NAMES = (
+    *("LD_PRELOAD", "MALLOC_CONF", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_PLUGINS"),
+    "PYTHONHASHSEED",
 )
-_DEBUGGERS = ("py-spy", "eu-stack", "gdb")
 _PTRACE_SEIZE = 0x4206  # from <linux/ptrace.h>
 
 
@@ -112,7 +106,7 @@ def tracing() -> str:
 
 def debuggers() -> list[str]:
     """The installed programs that show native stacks of a process."""
-    return [name for name in _DEBUGGERS if shutil.which(name)]
+    return [name for name in PROGRAMS if shutil.which(name)]
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -25,7 +25,7 @@ _OTHERS = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "
 def pin(
     device_name: str, worker: str, environ: MutableMapping[str, str], count: int | None, mask_name: str | None = None
 ) -> dict[str, str]:
-    """Hides all chips but one from a worker; where there are more workers than chips, they share chips in turn.
+    """Hides all chips but one from a worker, by variables that it returns; more workers than chips share in turn.
 
     Args:
         device_name: The device's name.
@@ -33,9 +33,6 @@ def pin(
         environ: Environment to change. The worker gets one chip of a mask that is set; an empty one (or ``-1``) stays.
         count: Number of chips, used where no mask is set; with None or 0 nothing is pinned then.
         mask_name: Mask that the device of another package names; None for devices that are known here.
-
-    Returns:
-        The variables that were set.
     """
     number = re.fullmatch(r"gw(\d+)", worker)
     if number is None:
@@ -90,8 +87,7 @@ def _count(device: str, environ: Mapping[str, str]) -> int:
     variable = mask_variable(device, environ)
     if variable is not None and variable in environ:
         return len(chips(environ[variable]))
-    counted = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
-    return counted[device]().count if device in counted else 0
+    return hardware.chips(device)
 
 
 def chips(mask: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import re
 import sys
 import traceback
@@ -89,7 +90,9 @@ def probe(
     unknown = [name for name in wanted if name not in known]
     ready = [name for name, capability in detected.items() if capability.ok]
     jobs = _jobs(ready, others=installed("torch") and (names is None or bool(unknown)))
-    results, broken, autoload = _ask(jobs, {device.name: _spec(device) for device in extra}, timeout)
+    kinds = {device.name: type(device) for device in extra}
+    specs = {name: f"{name}{_AT}{kind.__module__}:{kind.__qualname__}" for name, kind in kinds.items()}
+    results, broken, autoload = _ask(jobs, specs, timeout)
     statuses |= {
         name: status
         for result in results
@@ -103,7 +106,7 @@ def probe(
         statuses.setdefault(name, Status(name, _absent(name, broken, results)))
     PROBED.update(statuses)
     facts = HostFacts(
-        cpu=hardware.cpu().name,
+        cpu=hardware.cpu(),
         cores=hardware.usable_cores(),
         backends=tuple(entry.name for entry in backends()),
         broken=broken,
@@ -182,8 +185,7 @@ def _ask(
 ) -> tuple[list[_Answers], dict[str, str], bool]:
     """Runs the children; where a broken backend keeps them from importing torch, once more without it.
 
-    Returns:
-        The answers, the broken backends with their errors, and True when torch may load backends by itself.
+    The answers, the broken backends with their errors, and True when torch may load backends by itself.
     """
     entries = [entry.name for entry in backends()]
     known = {name: _BROKEN[name] for name in entries if name in _BROKEN}
@@ -302,11 +304,6 @@ def _failed_imports(results: Sequence[_Answers]) -> dict[str, Capability]:
     }
 
 
-def _spec(device: Device) -> str:
-    kind = type(device)
-    return f"{device.name}{_AT}{kind.__module__}:{kind.__qualname__}"
-
-
 # In the child.
 
 
@@ -375,13 +372,16 @@ def _answer_backend(word: str) -> None:
 
 def _tell(name: str, make: Callable[[], Device]) -> None:
     """Reports a device's status, and again after each trial: one that ends this process loses nothing reported."""
+    failure = Code.IMPORT_FAILED
     try:
         device = make()
         device.open()
+        failure = Code.PROBE_FAILED
+        capability = device.usable()
+        status = Status(name, capability, device.fingerprint() if capability.ok else None)
     except Exception as error:  # noqa: BLE001 - a backend may raise anything
         traceback.print_exc()
-        return say(status=Status(name, unavailable(Code.IMPORT_FAILED, _last_line(error))).as_json())
-    status = _status(name, device)
+        return say(status=Status(name, unavailable(failure, _last_line(error))).as_json())
     say(status=status.as_json())
     if status.present:
         for answers in trying.answers(device):
@@ -389,23 +389,9 @@ def _tell(name: str, make: Callable[[], Device]) -> None:
     return None
 
 
-def _status(name: str, device: Device) -> Status:
-    """The status of an open device, with its fingerprint where it is usable."""
-    try:
-        capability = device.usable()
-        return Status(name, capability, device.fingerprint() if capability.ok else None)
-    except Exception as error:  # noqa: BLE001 - as above
-        traceback.print_exc()
-        return Status(name, unavailable(Code.PROBE_FAILED, _last_line(error)))
-
-
 def _foreign(spec: str) -> Device:
     """A device of another package, from ``module:Class``."""
-    module, _, path = spec.partition(":")
-    thing: Any = importlib.import_module(module)
-    for part in path.split("."):
-        thing = getattr(thing, part)
-    return cast("Device", thing())
+    return cast("Device", pkgutil.resolve_name(spec)())
 
 
 def _last_line(error: BaseException) -> str:

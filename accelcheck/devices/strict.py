@@ -11,23 +11,18 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.devices import torch_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-    from torch import Tensor
+from accelcheck.devices._late_torch import torch
 
 # Parents before children: the order in which rows can be read as stored.
 _ROWS = (
     ("generic", "all"),
-    *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
-    *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
+    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
 )
 FLOAT32_LIMIT = 4 * 2.0**-24
 """Largest relative error of products that are exact in FP32: 0 is expected, TF32 errs 2**-11. A few units are left to
@@ -73,10 +68,10 @@ def strict_matmul() -> Iterator[None]:
     """A context with every reduced-precision mode off. Not thread-safe."""
     before = read_state()
     try:
-        _write(before.strict(), before)
+        write_state(before.strict(), before)
         yield
     finally:
-        _write(before, None)
+        write_state(before)
 
 
 def read_state() -> MatmulState:
@@ -94,13 +89,8 @@ def read_state() -> MatmulState:
         if value is not None:
             flags.append((name, value if isinstance(value, tuple) else (value,)))
     state = MatmulState(tuple(rows), legacy, cudnn, tuple(flags))
-    _write(state, state)
+    write_state(state, state)
     return state
-
-
-def write_state(state: MatmulState) -> None:
-    """Restores all switches from a state."""
-    _write(state, None)
 
 
 def _cudnn_flag() -> bool:
@@ -113,7 +103,7 @@ def _cudnn_flag() -> bool:
         return bool(_c("_get_cudnn_allow_tf32")())
 
 
-def _write(state: MatmulState, current: MatmulState | None) -> None:
+def write_state(state: MatmulState, current: MatmulState | None = None) -> None:
     """Sets all switches; flags only where they differ from `current`, since some setters warn on some builds."""
     with _quiet():
         _c("_set_float32_matmul_precision")(state.legacy)
@@ -158,7 +148,9 @@ class Products:
         return self.error <= FLOAT32_LIMIT
 
 
-def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Tensor] | None = None) -> Products:
+def products(
+    device: torch.device | str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+) -> Products:
     """Errors of products of matrices whose entries need 12 significant bits.
 
     Rows are constant, 1024.5 and up in steps of one, and the other operand is all ones: every product and partial sum
@@ -167,14 +159,12 @@ def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Te
 
     `multiply` multiplies two float32 matrices on the device; `torch.matmul` by default.
     """
-    import torch
-
     values = 1024.5 + torch.arange(_SIZE, dtype=torch.float64)
     matrix = values.unsqueeze(1).expand(_SIZE, _SIZE).to(torch.float32).contiguous()
     ones = torch.ones(_SIZE, _SIZE)
     exact = (values * _SIZE).unsqueeze(1).expand(_SIZE, _SIZE)
     function = torch.matmul if multiply is None else multiply
-    errors: dict[str, Tensor] = {}
+    errors: dict[str, torch.Tensor] = {}
     for side, left, right, wanted in (
         ("left", matrix, ones, exact),
         ("right", ones, matrix.t().contiguous(), exact.t()),
@@ -191,10 +181,8 @@ def products(device: torch.device | str, multiply: Callable[[Tensor, Tensor], Te
     return Products(worst, "; ".join(sides))
 
 
-def _reading(error: Tensor) -> str:
+def _reading(error: torch.Tensor) -> str:
     """The pattern of relative errors ``(rows, columns)`` of a product, in one sentence."""
-    import torch
-
     size = error.nan_to_num(nan=torch.inf).abs()
     wrong, worst = size > FLOAT32_LIMIT, float(size.max())
     if not bool(wrong.any()):
@@ -215,7 +203,7 @@ def _reading(error: Tensor) -> str:
     return f"wrong by up to {worst:.3g} in {int(wrong.sum())} of {wrong.numel()} elements{nan}: {_place(wrong)}"
 
 
-def _place(wrong: Tensor) -> str:
+def _place(wrong: torch.Tensor) -> str:
     """The rows and columns of wrong elements, in words."""
     rows, columns = (wrong.any(other).nonzero().flatten().tolist() for other in (1, 0))
     pairs = zip((rows, columns), wrong.shape, strict=True)

@@ -6,8 +6,8 @@ Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,8 @@ _SLOWED = {
 class Telemetry:
     """One reading; None where a figure is not known.
 
-    Attributes:
-        clock: Clock in MHz.
-        temperature: Temperature in degrees Celsius.
-        energy: Energy in joules since an unspecified moment.
-        throttled: Known reasons of a slowed chip, or empty. For a processor, the number of throttle events.
+    Clock in MHz, temperature in degrees Celsius, energy in joules since an unspecified moment, and the known reasons of
+    a slowed chip, or empty; for a processor, the number of throttle events.
     """
 
     clock: float | None = None
@@ -58,50 +55,46 @@ def processor(root: Path = _SYS) -> Telemetry:
 
 def nvidia(uuid: str) -> Telemetry:
     """Reads the GPU with this UUID, such as ``GPU-1b2c...``: with a mask an index would mean another GPU."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no driver or no permission
-        return Telemetry()
-    reading = Telemetry()
-    with suppress(Exception):
+    with suppress(Exception), _opened("pynvml", "nvmlInit", "nvmlShutdown") as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         slowed = _asked(lambda: _reasons(nvml, handle)) or 0
         millijoules = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        reading = Telemetry(
+        return Telemetry(
             _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             None if millijoules is None else millijoules / 1e3,
             ", ".join(word for bit, word in _SLOWED.items() if int(slowed) & bit),
         )
-    with suppress(Exception):
-        nvml.nvmlShutdown()
-    return reading
+    return Telemetry()
 
 
 def amd(bus: str) -> Telemetry:
     """Reads the GPU at this PCI address, such as ``0000:c1:00.0``."""
-    try:
-        smi: Any = importlib.import_module("amdsmi")
-        smi.amdsmi_init()
-    except Exception:  # noqa: BLE001 - as above
-        return Telemetry()
-    reading = Telemetry()
-    with suppress(Exception):
+    with suppress(Exception), _opened("amdsmi", "amdsmi_init", "amdsmi_shut_down") as smi:
         handle = smi.amdsmi_get_processor_handle_from_bdf(bus)
         energy = _whole(lambda: smi.amdsmi_get_energy_count(handle))
         metrics = _whole(lambda: smi.amdsmi_get_gpu_metrics_info(handle))
         status = metrics.get("throttle_status")
         joules = energy.get("energy_accumulator", 0) * energy.get("counter_resolution", 0) / 1e6
-        reading = Telemetry(
+        return Telemetry(
             _float(metrics.get("current_gfxclk")),
             _float(metrics.get("temperature_hotspot")),
             joules or None,
             f"throttle status {status:#x}" if isinstance(status, int) and status else "",
         )
-    with suppress(Exception):
-        smi.amdsmi_shut_down()
-    return reading
+    return Telemetry()
+
+
+@contextmanager
+def _opened(library: str, start: str, end: str) -> Iterator[Any]:
+    """A library of a vendor; raises anything where there is no package, no driver or no permission."""
+    module = importlib.import_module(library)
+    getattr(module, start)()
+    try:
+        yield module
+    finally:
+        with suppress(Exception):
+            getattr(module, end)()
 
 
 def _reasons(nvml: Any, handle: Any) -> int:

@@ -8,14 +8,15 @@ Torch may rename or remove them in any release. A name that is gone raises `Unkn
 
 from __future__ import annotations
 
+import ast
 import importlib
+from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import _GLOBAL_DEVICE_CONTEXT as GLOBAL_DEVICE_CONTEXT
     from torch import _make_per_channel_quantized_tensor as per_channel_quantized
     from torch import _make_per_tensor_quantized_tensor as per_tensor_quantized
@@ -80,81 +81,15 @@ if TYPE_CHECKING:
 SUPPORTED_TORCH = "2.9 to 2.15"
 """The tested releases, as in pyproject.toml."""
 
-NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "AOTICompiledModel": ("torch._inductor.package", "AOTICompiledModel"),
-        "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
-        "CacheBase": ("torch._inductor.codecache", "CacheBase"),
-        "CustomGraphPass": ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
-        "DeviceType": ("torch._C._autograd", "DeviceType"),
-        "DispatchKey": ("torch._C", "DispatchKey"),
-        "DispatchKeySet": ("torch._C", "DispatchKeySet"),
-        "EventType": ("torch._C._profiler", "_EventType"),
-        "ForceDispatchKeyGuard": ("torch._C", "_ForceDispatchKeyGuard"),
-        "GLOBAL_DEVICE_CONTEXT": ("torch", "_GLOBAL_DEVICE_CONTEXT"),
-        "InferenceMode": ("torch._C", "_InferenceMode"),
-        "OpOverload": ("torch._ops", "OpOverload"),
-        "OpOverloadPacket": ("torch._ops", "OpOverloadPacket"),
-        "TensorType": ("torch._C", "TensorType"),
-        "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
-        "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
-        "aoti_compile_and_package": ("torch._inductor", "aoti_compile_and_package"),
-        "aoti_load_package": ("torch._inductor", "aoti_load_package"),
-        "autograd_multithreading": ("torch._C", "_is_multithreading_enabled"),
-        "autograd_sequence": ("torch.autograd", "_get_sequence_nr"),
-        "capturable_devices": ("torch.optim.optimizer", "_get_capturable_supported_devices"),
-        "clear_compilation_metrics": ("torch._dynamo.utils", "clear_compilation_metrics"),
-        "compiled_functions": ("torch._C", "_nn"),
-        "context_parallel_unshard": ("torch.distributed.tensor.experimental._attention", "context_parallel_unshard"),
-        "counters": ("torch._dynamo.utils", "counters"),
-        "current_autograd_node": ("torch._C", "_current_autograd_node"),
-        "data_fetch": ("torch.utils.data._utils", "fetch"),
-        "decomposition_table": ("torch._decomp", "decomposition_table"),
-        "disable_current_modes": ("torch.utils._python_dispatch", "_disable_current_modes"),
-        "dropout_base": ("torch.nn.modules.dropout", "_DropoutNd"),
-        "dynamo_config": ("torch._dynamo", "config"),
-        "dynamo_functions": ("torch._dynamo.trace_rules", "get_torch_obj_rule_map"),
-        "excluded_keys": ("torch._C", "_dispatch_tls_local_exclude_set"),
-        "fresh_cache": ("torch._inductor.utils", "fresh_cache"),
-        "fresh_inductor_cache": ("torch._inductor.utils", "fresh_inductor_cache"),
-        "function_mode_at": ("torch._C", "_get_function_stack_at"),
-        "function_modes": ("torch._C", "_len_torch_function_stack"),
-        "functorch": ("torch._C", "_functorch"),
-        "fused_kernel_devices": ("torch.utils._foreach_utils", "_get_fused_kernels_supported_devices"),
-        "get_compilation_metrics": ("torch._dynamo.utils", "get_compilation_metrics"),
-        "get_current_dispatch_mode_stack": ("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"),
-        "get_hash_for_files": ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
-        "included_keys": ("torch._C", "_dispatch_tls_local_include_set"),
-        "inductor_config": ("torch._inductor", "config"),
-        "jit_inline": ("torch._C", "_jit_pass_inline"),
-        "lookup_backend": ("torch._dynamo", "lookup_backend"),
-        "lowering": ("torch._inductor", "lowering"),
-        "mkldnn_enabled": ("torch._C", "_get_mkldnn_enabled"),
-        "optimizer_post_hooks": ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
-        "optimizer_pre_hooks": ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
-        "per_channel_quantized": ("torch", "_make_per_channel_quantized_tensor"),
-        "per_tensor_quantized": ("torch", "_make_per_tensor_quantized_tensor"),
-        "pop_dispatch_mode": ("torch.utils._python_dispatch", "_pop_mode"),
-        "pop_function_mode": ("torch._C", "_pop_torch_function_stack"),
-        "pop_saved_tensor_hooks": ("torch._C._autograd", "_pop_saved_tensors_default_hooks"),
-        "privateuse1_backend_name": ("torch._C", "_get_privateuse1_backend_name"),
-        "push_dispatch_mode": ("torch.utils._python_dispatch", "_push_mode"),
-        "push_function_mode": ("torch._C", "_push_on_torch_function_stack"),
-        "push_saved_tensor_hooks": ("torch._C._autograd", "_push_saved_tensors_default_hooks"),
-        "python_dispatch": ("torch.utils", "_python_dispatch"),
-        "python_kernels": ("torch.library", "_impls"),
-        "pytree": ("torch.utils", "_pytree"),
-        "recursive": ("torch.jit", "_recursive"),
-        "saved_tensor_hooks": ("torch._C._autograd", "_top_saved_tensors_default_hooks"),
-        "scaled_mm": ("torch", "_scaled_mm"),
-        "set_rotate_method": ("torch.distributed.tensor.experimental._attention", "set_rotate_method"),
-        "scan": ("torch._higher_order_ops", "scan"),
-        "set_autograd_multithreading": ("torch._C", "_set_multithreading_enabled"),
-        "set_grad_mode": ("torch._C", "_set_grad_enabled"),
-        "set_mkldnn_enabled": ("torch._C", "_set_mkldnn_enabled"),
-        "while_loop": ("torch._higher_order_ops", "while_loop"),
-    }
-)
+
+def _annotated() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Names here, each with its module and attribute in torch: those of the imports above, by which mypy checks uses."""
+    for node in ast.walk(ast.parse(Path(__file__).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "torch":
+            yield from ((alias.asname or alias.name, (str(node.module), alias.name)) for alias in node.names)
+
+
+NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(dict(sorted(_annotated())))
 """Module and attribute in torch, by the name here."""
 
 
@@ -163,22 +98,14 @@ class UnknownTorchError(RuntimeError):
 
 
 def __getattr__(name: str) -> Any:
-    """The attribute of torch behind a name of `NAMES`.
-
-    Raises:
-        UnknownTorchError: This torch does not have it.
-    """
+    """The attribute of torch behind a name of `NAMES`; an `UnknownTorchError` where this torch does not have it."""
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found(*NAMES[name])
 
 
 def found(module: str, attribute: str) -> Any:
-    """An attribute of one of torch's modules.
-
-    Raises:
-        UnknownTorchError: This torch does not have it.
-    """
+    """An attribute of one of torch's modules; an `UnknownTorchError` where this torch does not have it."""
     try:
         path, *parts = f"{module}.{attribute}".split(".")
         place: Any = importlib.import_module(path)

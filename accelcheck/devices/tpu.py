@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware, packages
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import Device, Fingerprint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import torch
 
 _PYTHON = (3, 12)
 _TORCH = ((2, 11), (2, 15))  # torch_tpu 0.2.0's own requirement, both ends included
@@ -52,14 +49,10 @@ class Tpu(Device):
         return needed
 
     def open(self) -> None:
-        import torch
-
         if not hasattr(torch, self.type):  # `import torch` loads it, unless that is turned off
             packages.load_backend(entry for entry in packages.backends() if packages.package_of(entry) == self.package)
 
     def usable(self) -> Capability:
-        import torch
-
         if hasattr(torch, self.type):
             return SUPPORTED
         reason = "torch_tpu was loaded and registered no device"
@@ -81,19 +74,13 @@ class Tpu(Device):
         )
 
     def torch_device(self) -> torch.device:
-        import torch
-
         return torch.device(self.type, 0)
 
     def synchronize(self) -> None:
-        import torch
-
         torch.accelerator.synchronize()
 
     @contextmanager
     def strict_float32(self) -> Iterator[None]:
-        import torch
-
         with super().strict_float32(), ExitStack() as restored:
             # torch_tpu replaces this pair of functions; its own keep a separate state.
             restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
@@ -102,8 +89,6 @@ class Tpu(Device):
 
 
 def _memory() -> int:
-    import torch
-
     module: Any = torch.get_device_module("tpu")
     try:
         return int(module.get_device_properties(0).total_memory)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import FOUND, TRIED, Device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    import torch
-    from torch import Tensor
-
 
 RUNS = 3
 """Number of runs whose bits are compared."""
@@ -42,16 +36,12 @@ def answers(device: Device) -> Iterator[Mapping[str, str]]:
         yield dict(known)
 
 
-def _normal(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+def _normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     """Normal numbers on the CPU, from a generator of their own."""
-    import torch
-
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _dtype(name: str, device: Device) -> str:
-    import torch
-
     wanted: torch.dtype = getattr(torch, name)
     matrix = _normal((64, 64)).to(device.torch_device(), wanted)
     for result in (matrix * matrix + 1, matrix @ matrix, matrix.sum(), matrix.float()):
@@ -61,8 +51,6 @@ def _dtype(name: str, device: Device) -> str:
 
 
 def _autocast(name: str, device: Device) -> str:
-    import torch
-
     wanted: torch.dtype = getattr(torch, name)
     matrix = _normal((64, 64)).to(device.torch_device())
     with torch.autocast(device.type, dtype=wanted):
@@ -74,7 +62,7 @@ def _autocast(name: str, device: Device) -> str:
 def _strided(device: Device) -> str:
     matrix = _normal((6, 8))
     own = matrix.to(device.torch_device())
-    views: dict[str, Callable[[Tensor], Tensor]] = {
+    views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "transpose": lambda tensor: tensor.t(),
         "slice": lambda tensor: tensor[1:, ::2],
         "expand": lambda tensor: tensor[:1].expand(6, 8),
@@ -92,19 +80,17 @@ def _strided(device: Device) -> str:
 
 def _deterministic(device: Device) -> str:
     """Compares the bits of several runs of products, convolutions, and sums, whose order is open with atomics."""
-    import torch
-
     place = device.torch_device()
     left, right, long = (_normal(shape).to(place) for shape in ((96, 4096), (4096, 80), (1 << 18,)))
     image, weight = _normal((4, 16, 20, 20)).to(place), _normal((24, 16, 3, 3)).to(place)
     rows = torch.randint(40, (4096,), generator=torch.Generator().manual_seed(0)).to(place)
 
-    def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         asked = [tensor.detach().requires_grad_() for tensor in inputs]
         out = function(*asked)
         return (out, *torch.autograd.grad(out, asked, torch.ones_like(out) / 3))
 
-    programs: dict[str, Callable[[], tuple[Tensor, ...]]] = {
+    programs: dict[str, Callable[[], tuple[torch.Tensor, ...]]] = {
         "product": lambda: (left @ right, left[:7] @ right[:, :5], left[:, :64] @ right[:64]),
         "sum": lambda: (long.sum(), left.sum(0), left.sum(1), right.mean(0)),
         "softmax": lambda: gradients(lambda x: x.softmax(-1), left),

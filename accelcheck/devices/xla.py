@@ -6,20 +6,17 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.devices import hardware
+from accelcheck.devices._late_torch import torch
 from accelcheck.devices.base import Device, Fingerprint, Memory
 from accelcheck.devices.packages import installed, release, requires, requires_torch, version, versions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    import torch
 
 _CLIENT = "PJRT_DEVICE"
 _READ = "aten::_local_scalar_dense"  # `Tensor.item()`: the host reads a value, and computes nothing
@@ -103,7 +100,7 @@ class Xla(Device):
             # From the PCI bus: the runtime would open the chips to count them.
             chip, count = chips.names[0] if chips.names else "TPU", chips.count
         else:
-            chip = hardware.cpu().name if self.client == "CPU" else self.client
+            chip = hardware.cpu() if self.client == "CPU" else self.client
             count = int(import_module("torch_xla.runtime").addressable_runtime_device_count())
         return Fingerprint(
             device=self.name,
@@ -137,8 +134,6 @@ class Xla(Device):
         return time.perf_counter() - start
 
     def seed(self, seed: int) -> None:
-        import torch
-
         torch.manual_seed(seed)
         import_module("torch_xla").manual_seed(seed)  # torch.manual_seed does not reach XLA's generator
 
