@@ -23,13 +23,15 @@ STRIDES = "outputs with other strides than eager's"
 REDUCED = "how little was computed to judge a model of this size"
 IDLE = "parameters that require a gradient and get none"
 ALGORITHM = "classes of fast algorithms that were needed, whose errors or NaN a plain sum does not have"
+UNDECIDED = "draws that rounding errors alone decide, and that are not judged"
 REFUSED = "parts of the workload that the technique refuses, and that are not judged"
 SIZES = "other sizes that were judged too"
 ONE_SIZE = "sizes that were not tried"
 CUSTOM = "custom autograd functions beside finite differences"
 UNSTEADY = "tensors that a second run rounds otherwise"
 REMARKS = frozenset(
-    {SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, REFUSED, SIZES, ONE_SIZE}
+    {SWITCHED_OFF, UNJUDGED, UNCLASSIFIED, OVERWRITES, STRIDES, REDUCED, IDLE, ALGORITHM, UNDECIDED, REFUSED, SIZES}
+    | {ONE_SIZE}
 )
 """Claims of all remarks."""
 MOST_UNJUDGED = 0.5

@@ -18,6 +18,7 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import FELL_BACK, Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
+from accelcheck.devices.layouts import dense
 from accelcheck.devices.torch_names import UnknownTorchError
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation.compile import graphs
@@ -381,6 +382,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def unchanged(value: Tensor, was: Tensor) -> bool:
     """Returns True if two tensors have the same bits; by value NaN would differ from itself, and -0 would equal 0."""
+    value, was = dense(value), dense(was)
     if value.is_complex():
         value, was = torch.view_as_real(value), torch.view_as_real(was)
     bits = _BITS[value.element_size()]

@@ -10,14 +10,11 @@ import fnmatch
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
-
-if TYPE_CHECKING:
-    from accelcheck.core.journal import Record
+from accelcheck.core.journal import Record
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "chips"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from accelcheck.core import entry_points, strangers, toml
 from accelcheck.core.case import Verdict
+from accelcheck.core.errors import InputError
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Known, Record
 from accelcheck.expectations import must_pass
@@ -73,7 +74,7 @@ _FIELDS = {
 }
 
 
-class LedgerError(ValueError):
+class LedgerError(InputError):
     """A ledger cannot be read or is malformed; the message names the file, the entry and the field."""
 
 
@@ -93,11 +94,7 @@ class Entry:
             differently: one ends just beyond a budget, another just within it.
         match: Regular expression of RE2 for class and text of an exception; in schema 2 also for `str` of a fault.
         kind: Kind of the faults; None where `match` finds them.
-        path: Globs of their paths, of which one has to fit; none fits all. The same holds for the other fields.
-        view: Globs of their views.
-        draw: Globs of the draws that show them.
-        expected: Globs of their expected results.
-        got: Globs of their results.
+        path, view, draw, expected, got: Globs of these fields of the faults, of which one has to fit; none fits all.
     """
 
     cases: tuple[str, ...]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from accelcheck.core import toml
+from accelcheck.core.case import Measurement
+from accelcheck.core.errors import InputError
 from accelcheck.core.fault import Fault, FaultKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from accelcheck.core.case import Measurement
 
 SCHEMA = 1
 KINDS = ("speed-up-at-least", "memory-at-most", "first-call-at-most")
@@ -28,21 +25,16 @@ _FIELDS = {
 }
 
 
-class LimitError(ValueError):
+class LimitError(InputError):
     """A file of limits cannot be read or is malformed; the message names the file, the entry and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit.
+    """One limit, of the cases that some globs match, and the reason for which it was set.
 
-    Attributes:
-        cases: Globs of case ids.
-        kind: ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken if all of the interval is
-            below), ``memory-at-most`` (peak divided by FP32 eager's), or ``first-call-at-most`` (seconds, with cold
-            caches).
-        bound: Value of the limit.
-        reason: Reason for which it was set.
+    Its kind is ``speed-up-at-least`` (FP32 eager's time divided by the technique's; broken if all of the interval is
+    below), ``memory-at-most`` (peak divided by FP32 eager's), or ``first-call-at-most`` (seconds, with cold caches).
     """
 
     cases: tuple[str, ...]

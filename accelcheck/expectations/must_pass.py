@@ -14,19 +14,16 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from accelcheck.core import entry_points
 from accelcheck.core.case import LEVELS, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from accelcheck.core.selection import Selection
+from accelcheck.core.errors import InputError
+from accelcheck.core.selection import Selection
 
 OTHERS = "accelerator"
 """The class of every device that has no list of its own."""
@@ -34,19 +31,15 @@ FOLDER = "must_pass"
 SUFFIX = ".txt"
 
 
-class MustPassError(ValueError):
+class MustPassError(InputError):
     """A must-pass list is malformed; the message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Least numbers of a whole run at a level.
+    """Least numbers of a whole run at a level: executed cases, techniques with one, and elements compared.
 
-    Attributes:
-        cases: Number of executed cases.
-        techniques: Number of techniques with an executed case.
-        elements: Number of elements compared with the oracle; 0 where no run of the class was measured, since devices
-            differ in the structured inputs that they take.
+    Of elements it is 0 where no run of the class was measured, since devices differ in the inputs that they take.
     """
 
     cases: int

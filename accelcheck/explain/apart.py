@@ -82,11 +82,7 @@ class Told:
 
 
 def explained(asked: Asked) -> Told:
-    """Run a case in another process, and explain it there.
-
-    Raises:
-        CleanProcessError: A fork of this process cannot compute.
-    """
+    """Explain a case in another process; a `CleanProcessError` where a fork of this process cannot compute."""
     case, bench, began = asked.case, asked.bench, time.monotonic()
     device, trail = bench.devices[case.device], Trail()
     patience = bench.matrix.techniques[case.technique].patience

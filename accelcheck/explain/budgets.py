@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Nearest, Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from accelcheck.verify.reference import Reference
 
@@ -47,6 +48,19 @@ class OperatorFinding:
     references: Mapping[str, Reference] = field(default_factory=dict)
 
 
+def by_dtype(
+    results: Mapping[str, Tensor], judge: Callable[[Mapping[str, Tensor], str], tuple[Judgement, Reference]]
+) -> OperatorFinding:
+    """Judge the results of each dtype together, by ``judge(results, dtype)``."""
+    judged: dict[str, Judgement] = {}
+    references: dict[str, Reference] = {}
+    for dtype in dict.fromkeys(holding.named(tensor.dtype) for tensor in results.values()):
+        own = {path: tensor for path, tensor in results.items() if holding.named(tensor.dtype) == dtype}
+        judged[dtype], references[dtype] = judge(own, dtype)
+    faults = tuple(fault for judgement in judged.values() for fault in judgement.faults)
+    return OperatorFinding(faults, judged, references)
+
+
 @dataclass(frozen=True)
 class OperatorBudgets:
     """Holds operators to their budgets.
@@ -64,11 +78,16 @@ class OperatorBudgets:
     def find(self, call: OperatorCall, results: Mapping[str, Tensor], *, peers: bool = False) -> OperatorFinding:
         """Judge the results of an operator by place, from a call with its arguments from before it ran.
 
-        `peers` is True where the CPU's own operator is another implementation than the one that is judged.
-
-        Raises:
-            NoTruthError: FP64 has no such operator, or it raised.
+        `peers` is True where the CPU's own operator is another implementation than the one that is judged. A
+        `NoTruthError` where FP64 has no such operator, or it raised.
         """
+
+        def judge(own: Mapping[str, Tensor], dtype: str) -> tuple[Judgement, Reference]:
+            precision = self.precision(call, dtype)
+            sample = partial(_sample, wide, own, precision, dtype, strict=self.strict)
+            eager = dict(_of_cpu(call, own)) if peers else {}
+            return holding.judged(own, truth, precision, sample, eager=eager, careful=self.careful)
+
         results = {path: tensor.detach().cpu() for path, tensor in results.items()}
         if any(tensor.is_complex() for tensor in results.values()):
             raise NoTruthError("complex results are not judged")
@@ -78,23 +97,12 @@ class OperatorBudgets:
             faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
             if faults:
                 return OperatorFinding(tuple(faults))
-            unlike = {
-                path: tensor
-                for path, tensor in results.items()
-                if tensor.is_floating_point() and not holding.nearest(tensor, truth[path])
-            }
-            if not unlike:
-                return OperatorFinding()
+            floats = {path: tensor for path, tensor in results.items() if tensor.is_floating_point()}
+            unlike = {path: tensor for path, tensor in floats.items() if not holding.nearest(tensor, truth[path])}
             adds = call.name in ADDING and call.named().get("accumulate")
             if call.name in EXACT - ROUNDERS and not adds:
                 return OperatorFinding(tuple(_inexact(path, tensor, truth[path]) for path, tensor in unlike.items()))
-            judged: dict[str, Judgement] = {}
-            references: dict[str, Reference] = {}
-            for dtype in dict.fromkeys(holding.named(tensor.dtype) for tensor in unlike.values()):
-                own = {path: tensor for path, tensor in unlike.items() if holding.named(tensor.dtype) == dtype}
-                judged[dtype], references[dtype] = self._judged(call, wide, truth, own, dtype, peers=peers)
-        faults = [fault for judgement in judged.values() for fault in judgement.faults]
-        return OperatorFinding(tuple(faults), judged, references)
+            return by_dtype(unlike, judge)
 
     def precision(self, call: OperatorCall, dtype: str) -> str:
         """The arithmetic precision of an operator with results of a dtype."""
@@ -103,24 +111,6 @@ class OperatorBudgets:
             floats = (holding.named(tensor.dtype) for tensor in call.tensors() if tensor.is_floating_point())
             return max(floats, key=lambda precision: UNIT_ROUNDOFF.get(precision, 0.0), default=dtype)
         return self.arithmetic if dtype == self.storage and call.name in CONTRACTIONS else dtype
-
-    def _judged(
-        self,
-        call: OperatorCall,
-        wide: OperatorCall,
-        truth: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
-        dtype: str,
-        *,
-        peers: bool,
-    ) -> tuple[Judgement, Reference]:
-        precision = self.precision(call, dtype)
-
-        def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-            return _sample(wide, own, precision, dtype, generator, number, strict=self.strict)
-
-        eager = dict(_of_cpu(call, own)) if peers else {}
-        return holding.judged(own, truth, precision, sample, eager=eager, careful=self.careful)
 
 
 def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,8 +145,8 @@ def _sample(
     own: Mapping[str, Tensor],
     precision: str,
     dtype: str,
-    generator: torch.Generator,
     number: int,
+    generator: torch.Generator,
     *,
     strict: bool,
 ) -> dict[str, Tensor]:
@@ -169,13 +159,13 @@ def _sample(
     call = wide if number % 2 == 0 else wide.each(lambda value: _constant(value, constants))
     if number == 1 and precision == dtype:
         with Nearest(getattr(torch, dtype)):
-            if not fused.stored(wide):
+            if wide.name not in fused.STORED:
                 return _taken(call.kept(), own)
             made = wide.results(compute() if compute else None)
             return {path: made[path] for path in own}
     if compute is not None and number % 2 == 0:
         # A kernel rounds inner values to the accumulator's precision, and its results to theirs.
-        inner = dtype if fused.stored(wide) else ACCUMULATOR
+        inner = dtype if wide.name in fused.STORED else ACCUMULATOR
         with Rounding(inner, inner, generator):
             out = compute()
         made = wide.results(out)

@@ -52,13 +52,9 @@ class OperatorCall:
 
     def named(self) -> dict[str, Any]:
         """Map the names of the operator's schema to the arguments, defaults included."""
-        given = {}
-        for position, argument in enumerate(self.func._schema.arguments):  # noqa: SLF001 - no public schema
-            if position < len(self.args):
-                given[argument.name] = self.args[position]
-            else:
-                given[argument.name] = self.kwargs.get(argument.name, argument.default_value)
-        return given
+        arguments = self.func._schema.arguments  # noqa: SLF001 - no public schema
+        given = dict(zip((argument.name for argument in arguments), self.args, strict=False))
+        return {a.name: self.kwargs.get(a.name, a.default_value) for a in arguments} | given
 
     def written(self) -> list[tuple[str, Tensor]]:
         """List the tensors that the operator writes to, with the names of the arguments."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept, result_path
+from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept
 from accelcheck.verify.oracle_runs import twice
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _first_wrong(graph: Graph, arguments: Mapping[str, Any], seconds: float) -> 
     node = nodes[places[high]]
     smallest = None
     with contextlib.suppress(Exception):  # memory, or a node that is no operator: the cut is known all the same
-        wrong = next(place for place in range(len(graph.module.graph.nodes)) if result_path(place) == faults[0].path)
+        wrong = next(place for place in range(len(graph.module.graph.nodes)) if f"out[{place}]" == faults[0].path)
         smallest = PartShrinker(arguments, seconds).shrink(whole, wrong)
     name = str(node.target.name()).partition(".")[0]
     return Region(graph.stage, name, (places[high], len(nodes)), _line(node), faults, smallest)

@@ -17,8 +17,7 @@ from accelcheck.explain import layers as of_layers
 from accelcheck.explain import runs
 from accelcheck.explain.alone import alone
 from accelcheck.explain.operators import Seen, Watcher
-from accelcheck.explain.source import DATA, Tensors, expression, written
-from accelcheck.explain.tensor_file import reading
+from accelcheck.explain.source import DATA, Tensors, expression, head, written
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.probes import Draw, draws
 
@@ -186,12 +185,7 @@ class _Writing(Watcher):
         tensors = Tensors(call.tensors(), "given")
         inputs = [*tensors.made()]
         lines = [
-            f'"""{title}"""',
-            *(["import json"] if tensors.data else []),
-            "import torch",
-            *(f"import {name}" for name in self.imports),
-            f'device = "{self.device}"',
-            *(reading(self.path.with_suffix(DATA).name) if tensors.data else ()),
+            *head(title, ("torch", *self.imports), self.device, tensors.data, self.path.with_suffix(DATA).name),
             *inputs,
             *tensors.moved(),
             f"out = {expression(call, 't')}",

@@ -16,11 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from torch import Tensor
 
     from accelcheck.explain.calls import OperatorCall
 
@@ -61,11 +60,6 @@ def _norm_of(call: OperatorCall) -> Callable[[], Any] | None:
 
     known = decomposition_table.get(call.func)
     return None if known is None else lambda: known(*call.args, **call.kwargs)
-
-
-def stored(call: OperatorCall) -> bool:
-    """True if libraries keep partial sums in the storage dtype: gradients of parameters, and losses."""
-    return call.name in STORED
 
 
 def only_by_parts(call: OperatorCall) -> bool:
@@ -237,4 +231,4 @@ STORED: Mapping[str, Callable[[OperatorCall], tuple[Tensor | None, ...]]] = Mapp
         "nll_loss_forward": _negative_log_likelihood,
     }
 )
-"""Functions that compute operators whose partial sums are in the storage dtype, by operator."""
+"""Functions that compute operators whose partial sums libraries keep in the storage dtype, by operator."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from accelcheck.verify.effort import CAREFUL, PROBE_SAMPLES
 from accelcheck.verify.judge import Judgement, judge
@@ -14,8 +15,6 @@ from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from torch import Tensor
 
     Sample = Callable[[int, torch.Generator], Mapping[str, Tensor]]
 
@@ -41,10 +40,8 @@ def judged(
     """Judge results of one floating-point dtype, by path on the CPU, by the same in FP64 (`truth`).
 
     ``sample(number, generator)`` computes with one more correct implementation, in FP64. `eager` has results of another
-    device, which widen a budget where the samples explain them. `careful` is the number of `COUNTS` left out.
-
-    Raises:
-        NoTruthError: The precision is unknown.
+    device, which widen a budget where the samples explain them. `careful` is the number of `COUNTS` left out. A
+    `NoTruthError` where the precision is unknown.
     """
     if precision not in UNIT_ROUNDOFF:
         raise NoTruthError(f"no error budget is known for {precision}")

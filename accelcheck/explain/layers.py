@@ -28,10 +28,9 @@ KERNEL, CAPTURE, COMPILER, TECHNIQUE = "device kernel", "capture", "compiler", "
 
 @dataclass(frozen=True)
 class Layer:
-    """The case in one layer.
+    """The case in one layer, whose name says what ran.
 
     Attributes:
-        name: Description of what ran.
         blames: Part at fault if this is the first wrong layer.
         verdict: ``pass``, ``fail``, ``error``, ``crash`` or ``hang``; empty where it did not run.
         reason: First fault, or why it did not run.

@@ -16,7 +16,7 @@ from accelcheck.verify.judge import judge_together
 from accelcheck.verify.reference import Layout, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.core.case import Figure
     from accelcheck.core.fault import Fault
@@ -99,40 +99,31 @@ class Watcher:
         """Called after it has returned."""
 
 
+@dataclass(eq=False)
 class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Computes each operator that reaches the backend again. Compiled code dispatches none.
 
     Args:
-        holder: Budgets of operators.
-        places: Finder of call sites.
         peers: True where the CPU's own operators are another implementation: on every device but the CPU.
         first: Function of the first wrong operator, or the one of `only`, and of a function that runs it with
             other inputs, below every active mode.
         most: Number of wrong operators after which none is judged; 0 judges none, and only notes what is dispatched.
         only: Number of the one operator that is judged, and kept in `OperatorTrace.kept`; None for all.
-        watcher: Observer of each operator.
     """
 
-    def __init__(
-        self,
-        holder: OperatorBudgets,
-        places: Places,
-        *,
-        peers: bool = False,
-        first: Callable[[Culprit, Callable[[OperatorCall], Any]], None] | None = None,
-        most: int = 1,
-        only: int | None = None,
-        watcher: Watcher | None = None,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self.holder, self.places, self.peers = holder, places, peers
-        self.first, self.most, self.only = first, most, only
-        self.watcher = watcher or Watcher()
-        self.trace = OperatorTrace()
+    holder: OperatorBudgets
+    places: Places
+    peers: bool = False
+    first: Callable[[Culprit, Callable[[OperatorCall], Any]], None] | None = None
+    most: int = 1
+    only: int | None = None
+    watcher: Watcher = field(default_factory=Watcher)
+    trace: OperatorTrace = field(default_factory=OperatorTrace)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         call = OperatorCall(func, args, kwargs or {})
         place = self.places.here()
         if func.is_view:

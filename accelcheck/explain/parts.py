@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from accelcheck.devices.torch_names import OpOverload
-from accelcheck.explain.budgets import OperatorFinding
+from accelcheck.explain.budgets import OperatorFinding, by_dtype
 from accelcheck.explain.calls import OperatorCall, aside, copied, mapped, widened
 from accelcheck.explain.holding import judged, named, nearest
 from accelcheck.explain.smallest import SEED, cut, filled_tensor, listed
@@ -23,11 +23,6 @@ from accelcheck.verify.rounding import Rounding
 
 SECONDS = 40.0
 """Most time for shrinking, beyond the step in progress, which compiles."""
-
-
-def result_path(place: int) -> str:
-    """Name a result of a part by its position."""
-    return f"out[{place}]"
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class GraphPart:
         torch.compiler.reset()
         with torch.no_grad():
             out = torch.compile(self.module, **arguments)(*(kept(tensor) for tensor in self.inputs))
-        places = {result_path(place): place for place, tensor in enumerate(out) if is_float(tensor)}
+        places = {f"out[{place}]": place for place, tensor in enumerate(out) if is_float(tensor)}
         own = {path: out[place].detach().cpu() for path, place in places.items()}
         dtypes = {node: _dtypes(value) for node, value in self.values().items()}
 
@@ -53,16 +48,10 @@ class GraphPart:
         def sample(number: int, generator: torch.Generator) -> Mapping[str, Tensor]:
             return computed(RoundedGraph(self.module, dtypes, generator))
 
-        judgements, references = {}, {}
         with aside():
             truth = computed(Wide(self.module))
-            for dtype in dict.fromkeys(named(tensor.dtype) for tensor in own.values()):
-                same = {path: tensor for path, tensor in own.items() if named(tensor.dtype) == dtype}
-                some = {path: tensor for path, tensor in same.items() if not nearest(tensor, truth[path])}
-                if some:
-                    judgements[dtype], references[dtype] = judged(some, truth, dtype, sample)
-        faults = tuple(fault for judgement in judgements.values() for fault in judgement.faults)
-        return OperatorFinding(faults, judgements, references)
+            unlike = {path: tensor for path, tensor in own.items() if not nearest(tensor, truth[path])}
+            return by_dtype(unlike, lambda some, dtype: judged(some, truth, dtype, sample))
 
     def values(self) -> dict[fx.Node, Any]:
         """Run the part without compiling it; the value of each node."""

@@ -47,7 +47,7 @@ def attempted(
     technique, device, case = trial.technique, trial.device, trial.case
     places = Places()
     holder = replace(holder_of(trial, careful=int(only is not None)), strict=strict)
-    mode = Recompute(holder, places, peers=not device.has("host"), first=first, most=most, only=only, watcher=watcher)
+    mode = Recompute(holder, places, not device.has("host"), first, most, only, watcher or Watcher())
     error: Exception | None = None
     with device.strict_float32():
         try:
@@ -79,11 +79,7 @@ def attempted(
 def traced(
     trial: Trial, draw: Draw, *, first: First | None = None, most: int = 1, only: int | None = None
 ) -> OperatorTrace:
-    """Run `attempted`, and raise its exception.
-
-    Raises:
-        Exception: The technique or the workload raised it.
-    """
+    """Run `attempted`, and raise its exception."""
     trace, error = attempted(trial, draw, first=first, most=most, only=only)
     if error is not None:
         raise error

@@ -6,11 +6,10 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 from accelcheck.core.fault import FaultKind
-from accelcheck.explain import tensor_file
 from accelcheck.explain.budgets import OperatorFinding
 from accelcheck.explain.parts import SmallestPart
 from accelcheck.explain.smallest import RUNS, Smallest, SmallestRuns
-from accelcheck.explain.source import DATA, NotWrittenError, Tensors, written
+from accelcheck.explain.source import DATA, NotWrittenError, Tensors, head, written
 from accelcheck.explain.subjects import OperatorSubject, PartSubject
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.views import NEGLIGIBLE, OUTLIERS, TAIL, TILE
@@ -87,10 +86,8 @@ class Subject(Protocol):
 class FaultScript:
     """The text of a script, and the data of a file beside it.
 
-    The title is its first line, and `imports` are modules without which the device does not exist.
-
-    Raises:
-        NotWrittenError: It needs more than `LINES` lines.
+    The title is its first line, and `imports` are modules without which the device does not exist. A `NotWrittenError`
+    where it needs more than `LINES` lines.
     """
 
     def __init__(self, subject: Subject, device: str, title: str, imports: Sequence[str] = ()) -> None:
@@ -112,15 +109,10 @@ class FaultScript:
         subject = self.subject
         inputs, truth = _packed(subject.tensors.made(), packed=packed), subject.truth(self.path)
         what = self.view if self.view in _VIEWS else f"elements that differ ({self.view})"
+        modules = [*(["math"] if self.view in {*_VIEWS, "pattern"} else []), "sys", "torch"]
         return [
-            f'"""{self.title}"""',
-            *(["import json"] if self.data else []),
-            *(["import math"] if self.view in {*_VIEWS, "pattern"} else []),
-            "import sys",
-            "import torch",
-            f'device = "{self.device}"',
+            *head(self.title, modules, self.device, self.data, file),
             *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, "shape"} else []),
-            *(tensor_file.reading(file) if self.data else ()),
             *inputs,
             *truth,
             *_listing(self.view),
@@ -165,8 +157,7 @@ class FaultScript:
 class RunsScript:
     """Script like `FaultScript`, of an operator whose errors point one way in several calls.
 
-    Raises:
-        NotWrittenError: The operator has no kernel in FP64 on the CPU.
+    A `NotWrittenError` where the operator has no kernel in FP64 on the CPU.
     """
 
     def __init__(self, smallest: SmallestRuns, device: str, title: str, imports: Sequence[str] = ()) -> None:
@@ -186,12 +177,7 @@ class RunsScript:
         why = f"twice the largest mean of FP64 with random rounding errors of {self.smallest.precision}"
         exact, what = subject.truth(figure.path), f"{subject.name}: {figure.path}, {view} in {RUNS} calls"
         return [
-            f'"""{self.title}"""',
-            *(["import json"] if subject.tensors.data else []),
-            "import sys",
-            "import torch",
-            f'device = "{self.device}"',
-            *(tensor_file.reading(file) if subject.tensors.data else ()),
+            *head(self.title, ("sys", "torch"), self.device, subject.tensors.data, file),
             "def make(seed):",
             *(f"    {line}" for line in (*made, "return t")),
             "def exact(t):",
@@ -221,11 +207,7 @@ class RunsScript:
 def script_of(
     smallest: Smallest | SmallestRuns | SmallestPart, device: str, title: str, imports: Sequence[str] = ()
 ) -> FaultScript | RunsScript:
-    """Make the script of an explanation; the arguments are those of `FaultScript`.
-
-    Raises:
-        NotWrittenError: It cannot be written down.
-    """
+    """Make the script of an explanation, by arguments of `FaultScript`; a `NotWrittenError` where there can be none."""
     if isinstance(smallest, SmallestRuns):
         return RunsScript(smallest, device, title, imports)
     subject = PartSubject(smallest) if isinstance(smallest, SmallestPart) else OperatorSubject(smallest)

@@ -32,11 +32,9 @@ STEPS = 64
 
 @dataclass(frozen=True)
 class Smallest:
-    """A wrong operator alone: its call on the device, and the judgement of its results.
+    """A wrong operator alone: its call on the device, and the judgement of its results; `steps` counts smaller tries.
 
-    Attributes:
-        values: Kind of its floating-point inputs: ``ones``, ``normal`` (of `SEED`) or ``given``.
-        steps: Number of smaller cases tried.
+    `values` is the kind of its floating-point inputs: ``ones``, ``normal`` (of `SEED`) or ``given``.
     """
 
     call: OperatorCall

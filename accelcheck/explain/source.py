@@ -14,7 +14,7 @@ from accelcheck.explain.calls import OperatorCall, aside, memory
 from accelcheck.explain.smallest import SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -78,6 +78,12 @@ class Tensors:
                 yield f"t[{number}] = {flat}.to(device).as_strided({view})"
 
 
+def head(title: str, modules: Iterable[str], device: str, data: Mapping[str, Tensor], file: str) -> list[str]:
+    """First lines of a script: its title, what it imports, its device, and the function that reads its file."""
+    imports = [f"import {name}" for name in (*(["json"] if data else []), *modules)]
+    return [f'"""{title}"""', *imports, f'device = "{device}"', *(tensor_file.reading(file) if data else ())]
+
+
 def expression(call: OperatorCall, name: str) -> str:
     """Write a call as source; its tensors are those of the list `name`, in order."""
     counted = itertools.count()
@@ -101,11 +107,7 @@ def overload(func: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """Write an argument that is no tensor as source.
-
-    Raises:
-        NotWrittenError: It has none, such as a generator.
-    """
+    """Write an argument that is no tensor as source; a `NotWrittenError` where it has none, such as a generator."""
     if isinstance(value, torch.device):
         return '"cpu"' if value.type == "cpu" else "device"
     if isinstance(value, float) and not math.isfinite(value):
@@ -116,11 +118,7 @@ def literal(value: Any) -> str:
 
 
 def written(path: Path, text: str, data: Mapping[str, Tensor]) -> None:
-    """Write a script, and its data beside it.
-
-    Raises:
-        NotWrittenError: The file format has no such dtype.
-    """
+    """Write a script, and its data beside it; a `NotWrittenError` where the file format has no such dtype."""
     if strange := {str(tensor.dtype) for tensor in data.values()} - {f"torch.{name}" for name in tensor_file.NAMES}:
         raise NotWrittenError(f"a file in the format safetensors has no {', '.join(sorted(strange))}")
     if data:

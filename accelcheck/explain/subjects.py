@@ -63,8 +63,7 @@ class OperatorSubject:
 class PartSubject:
     """A compiled part of a graph as an `accelcheck.explain.script.Subject`.
 
-    Raises:
-        NotWrittenError: An argument of ``torch.compile`` is no plain value, or a node no operator.
+    A `NotWrittenError` where an argument of ``torch.compile`` is no plain value, or a node no operator.
     """
 
     def __init__(self, smallest: SmallestPart) -> None:

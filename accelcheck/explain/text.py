@@ -110,12 +110,9 @@ def culprit(wrong: Culprit, count: int) -> Iterator[str | Table]:
 
 def all_named(explanation: Explanation) -> list[str]:
     """Names of the wrong operator, or of eager's operators that the technique first replaced; empty for none."""
-    if explanation.culprit is not None:
-        return [explanation.culprit.operator]
-    if explanation.ended is not None:
-        return [explanation.ended.operator]
-    if explanation.region is not None:
-        return [explanation.region.operator]
+    found = explanation.culprit or explanation.ended or explanation.region
+    if found is not None:
+        return [found.operator]
     return [] if explanation.difference is None else [seen.operator for seen in explanation.difference.eager]
 
 

@@ -18,11 +18,7 @@ LENGTH = 8
 
 @dataclass(frozen=True)
 class Last:
-    """The operator that ran last: see `accelcheck.explain.operators.Culprit`; place and inputs are text.
-
-    Attributes:
-        returned: True where the operator had returned, and the device had done its work.
-    """
+    """The last operator, in words as in a `Culprit`; it has `returned` where the device had done its work."""
 
     operator: str
     number: int

@@ -6,22 +6,20 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from accelcheck.core import bounded, strangers
+from accelcheck.core.errors import InputError
 from accelcheck.core.files import PARTIAL, file_name, replacing
 from accelcheck.core.strangers import quoted
+from accelcheck.devices.base import Fingerprint
 from accelcheck.measure.regression import Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from accelcheck.devices.base import Fingerprint
 
 SCHEMA = 1
 """Version of the file's layout; other versions are refused."""
@@ -39,7 +37,7 @@ _FIELDS = ("schema", "case", "digest", "device", "ratio", "figures")
 _MENDING = "restore the file from version control, or remove it and store the case again with --accel-baseline=new-only"
 
 
-class BaselineError(ValueError):
+class BaselineError(InputError):
     """A stored baseline is invalid or cannot be written; the message names the file, the field and what to do."""
 
 
@@ -155,11 +153,7 @@ class Baselines:
         return sorted(others, key=lambda baseline: _distance(baseline.place, place))
 
     def writable(self, place: Place) -> None:
-        """Check that baselines can be stored, before hours of measuring.
-
-        Raises:
-            BaselineError: They cannot be stored.
-        """
+        """Check that baselines can be stored, before hours of measuring; a `BaselineError` where they cannot."""
         folder = self.root / place.folder
         # os.path.exists is False for paths below an unreadable folder, where pathlib raises.
         there = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - see above
@@ -171,10 +165,8 @@ class Baselines:
     def write(self, baseline: Baseline, *, replace: bool) -> bool:
         """Store a baseline atomically, in place of others of its case and place, and return True.
 
-        A stored one with the same digest stays, and the result is False, unless `replace`.
-
-        Raises:
-            BaselineError: The folder cannot be written.
+        A stored one with the same digest stays, and the result is False, unless `replace`. A `BaselineError` where the
+        folder cannot be written.
         """
         folder = self.root / baseline.place.folder
         try:
@@ -198,11 +190,7 @@ class Baselines:
         return sorted(self.root.glob(f"*/*/.*{PARTIAL}"))
 
     def remove(self, path: Path) -> None:
-        """Remove a file while holding the lock of its folder.
-
-        Raises:
-            BaselineError: It cannot be removed.
-        """
+        """Remove a file while holding the lock of its folder; a `BaselineError` where it cannot be removed."""
         try:
             with FileLock(path.parent / ".lock"):
                 path.unlink(missing_ok=True)
@@ -218,10 +206,7 @@ def _text(baseline: Baseline) -> str:
         "digest": baseline.digest,
         "device": {
             "name": place.device,
-            "chip": place.chip,
-            "count": place.count,
-            "torch": place.torch,
-            "runtime": place.runtime,
+            **{name: getattr(place, name) for name in ("chip", "count", "torch", "runtime")},
             "environment": dict(baseline.environment),
         },
         "ratio": {
@@ -257,11 +242,7 @@ def _distance(place: Place, other: Place) -> tuple[object, ...]:
 
 
 def _read(path: Path) -> Baseline | None:
-    """Read a baseline; None if there is no such file.
-
-    Raises:
-        BaselineError: It cannot be read, or is no baseline.
-    """
+    """Read a baseline; None if there is no such file. A `BaselineError` if it cannot be read, or is no baseline."""
     try:
         data = strangers.json(bounded.read(path, _LARGEST))
     except bounded.AbsentFileError:

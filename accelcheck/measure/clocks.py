@@ -10,12 +10,9 @@ import math
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accelcheck.devices.base import Device
+from accelcheck.devices.base import Device
 
 BLOCK = 1e-3
 """Least duration of a block in seconds: a thousand times the cost of reading a clock, and its resolution."""
@@ -38,11 +35,7 @@ class ClockError(RuntimeError):
 
 
 def block(device: Device, call: Callable[[], object]) -> Callable[[], float]:
-    """A function that runs as many calls as take `BLOCK`, and returns the seconds per call.
-
-    Raises:
-        ClockError: From the returned function, when a time is not positive.
-    """
+    """A function that runs calls for `BLOCK`: seconds per call, or a `ClockError` where they are not positive."""
     times = 1
     # The shorter of two: the very first call may take many times as long as the following ones.
     while (spent := min(device.elapsed(call, times) for _ in range(2))) < BLOCK and times < MOST_CALLS:

@@ -10,14 +10,13 @@ import functools
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from accelcheck.workloads.base import Problem
 
 

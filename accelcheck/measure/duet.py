@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accelcheck.measure.paired import SpeedVerdict, judged
+from accelcheck.measure.regression import Sample
 
 LOOKS = (5, 8, 13, 21, 34)
 """Numbers of pairs of processes after which the interval is computed."""
@@ -31,12 +32,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Duet:
-    """The result of the pairs of one case.
-
-    Attributes:
-        ratio: Time of the second divided by that of the first, the geometric mean over pairs.
-        low, high: Interval of the ratio.
-    """
+    """The result of the pairs of a case: the second's time divided by the first's, as geometric mean, with interval."""
 
     answer: SpeedVerdict
     ratio: float
@@ -62,21 +58,16 @@ def order(pair: int) -> tuple[int, int]:
 def judge(ratios: Sequence[float], cases: int, looks: int = len(LOOKS), margin: float = MARGIN) -> Duet:
     """The result after these pairs, from the second environment's time divided by the first's; at least two.
 
-    All cases that this run compares, and all looks at each, share the error.
-
-    Raises:
-        ValueError: Too few ratios, or one is not positive and finite; no case, no look; a margin not between 0 and 1.
+    All cases that this run compares, and all looks at each, share the error. A `ValueError` for too few ratios, one
+    that is not positive and finite, no case, no look, or a margin not between 0 and 1.
     """
-    if len(ratios) < 2 or not all(0.0 < ratio < math.inf for ratio in ratios):
-        raise ValueError(f"expected two or more positive ratios, got {list(ratios)}")
+    sample = Sample.of(ratios)
     if cases < 1 or looks < 1 or not 0.0 < margin < 1.0:
         got = f"{cases} cases, {looks} looks and {margin}"
         raise ValueError(f"expected a case, a look and a margin between 0 and 1, got {got}")
     from scipy.special import stdtrit  # the command's start-up does not wait for SciPy
 
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    scale = statistics.stdev(logs) / math.sqrt(len(logs))
-    half = scale * float(stdtrit(len(logs) - 1, 1 - ERROR / (2 * cases * looks)))
-    low, high = mean - half, mean + half
-    return Duet(judged(low, high, margin), math.exp(mean), math.exp(low), math.exp(high), len(logs))
+    scale = sample.spread / math.sqrt(sample.count)
+    half = scale * float(stdtrit(sample.count - 1, 1 - ERROR / (2 * cases * looks)))
+    low, high = sample.mean - half, sample.mean + half
+    return Duet(judged(low, high, margin), sample.factor, math.exp(low), math.exp(high), sample.count)

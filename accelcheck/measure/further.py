@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Measurement, Verdict
-
-if TYPE_CHECKING:
-    from accelcheck.core.journal import Record
-    from accelcheck.measure.timing_processes import Timed
+from accelcheck.core.journal import Record
+from accelcheck.measure.timing_processes import Timed
 
 SPEED_UP = "speed-up"
 """Name of the measurement that baselines hold: time of FP32 eager as a multiple of the technique's."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Case, Measurement, Verdict
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.journal import ErrorCode, Record
+from accelcheck.expectations.limits import Limit
 from accelcheck.measure.baselines import Baseline, BaselineError, Baselines, Place
 from accelcheck.measure.regression import Sample, change
 from accelcheck.measure.timing_processes import Timed, TimingError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from accelcheck.expectations.limits import Limit
-
-    Measure = Callable[[Sequence[str], int], Mapping[str, Timed]]
+Measure = Callable[[Sequence[str], int], Mapping[str, Timed]]
 
 KEPT = ("latency", "latency-fp32-eager", "peak-memory", "peak-memory-fp32-eager", "launches", "first-call-cold")
 """Measurements that a baseline keeps besides the ratio."""
@@ -92,10 +88,8 @@ class Gate:
         times all of a check. Larger samples show this spread.
 
         `counts` are the numbers of processes for every case, and of further ones for cases that exceed their limit.
-        `measure` times cases, given their ids and the number of processes.
-
-        Raises:
-            TimingError: The first process measured no case.
+        `measure` times cases, given their ids and the number of processes, and raises `TimingError` where the first
+        process measured no case.
         """
         self.compared = len(cases)
         self.timed = measure([case.id for case in cases], counts[0])
@@ -128,7 +122,7 @@ class Gate:
             baseline = next((candidate for candidate in stored if candidate.digest == record.digest), None)
             if reason := self._apart(record, stored, baseline):
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
-            elif reason := self._lacking(record.case):
+            elif reason := self.timed.get(record.case.id, Timed()).lacking:
                 added = [Measurement(CHANGE, None, "x", reason=reason)]
                 lacking = f"not compared with its baseline: {reason}"
             else:
@@ -189,20 +183,15 @@ class Gate:
             )
         return f"no baseline for {place.folder}: store one with --accel-baseline=new-only"
 
-    def _lacking(self, case: Case) -> str:
-        """The reason why there is no sample of a case; empty if there is one."""
-        return self.timed.get(case.id, Timed()).lacking
-
     def keep(self, record: Record) -> Record:
         """Store the baseline of a passing case; the record with the outcome, an error if it cannot be stored."""
         measured = record.measurements and record.case.timed
         if record.verdict is not Verdict.PASS or not measured or self.use not in STORING:
             return record
-        outcome = self._lacking(record.case)
-        if outcome:
-            outcome = f"not stored: {outcome}"
+        timed = self.timed.get(record.case.id, Timed())
+        if timed.lacking:
+            outcome = f"not stored: {timed.lacking}"
         else:
-            timed = self.timed[record.case.id]
             sample = Sample.of(timed.ratios)
             figures = {m.name: m.value for m in record.measurements if m.name in KEPT and m.value is not None}
             device = record.case.device

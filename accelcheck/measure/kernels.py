@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from accelcheck.devices.base import Device
-
 
 LISTED = 4
 """Largest number of listed names, the most frequent first; the trace has all."""
@@ -63,8 +59,7 @@ def activities(device_type: str) -> list[ProfilerActivity]:
 def launches(device: Device, call: Callable[[], object], trace: Path | None = None) -> Launches:
     """Profile one call that has run before, since first calls may compile; `trace` is a file in Chrome's format.
 
-    Raises:
-        RuntimeError: A profiler is already running.
+    A `RuntimeError` where a profiler is already running.
     """
     device.synchronize()
     with profile(activities=activities(device.type)) as observed:
@@ -105,8 +100,4 @@ def _operator(event: Any) -> bool:
 
 def _within_operator(event: Any) -> bool:
     above = event.cpu_parent
-    while above is not None:
-        if _operator(above):
-            return True
-        above = above.cpu_parent
-    return False
+    return above is not None and (_operator(above) or _within_operator(above))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.devices import torch_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from accelcheck.devices.base import Device
+from accelcheck.devices.base import Device
+from accelcheck.devices.layouts import parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,7 @@ def peak(device: Device, run: Callable[[], object]) -> Peak:
     On the CPU every allocation and release is followed, so the figure is exact. Device statistics also count the
     release of memory that was allocated before: give the run nothing to release, such as gradients.
 
-    The result of `run` is held until the peak has been read.
-
-    Raises:
-        RuntimeError: A profiler is already running.
+    The result of `run` is held until the peak has been read. A `RuntimeError` where a profiler is already running.
     """
     if device.has("host"):
         return Peak(_followed(run))
@@ -57,7 +52,7 @@ def in_memory(tensor: Tensor) -> int:
     """Bytes of a tensor; for a wrapper of several, such as torchao's, of all of them."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
-        return tensor.nbytes
+        return sum(part.nbytes for part in parts(tensor))
     names, _ = flatten()
     return sum(in_memory(getattr(tensor, name)) for name in names)
 

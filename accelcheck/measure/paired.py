@@ -69,11 +69,8 @@ def compare(
 
     `base` and `candidate` run a block and return its time in seconds. `looks` are the seconds after which to compute
     the interval, ascending. `error` is the probability per look and side that the interval misses the true median; it
-    sets the least number of pairs.
-
-    Raises:
-        ClockError: A clock stood still or went backwards.
-        ValueError: The margin is not between 0 and 1, or there are no looks.
+    sets the least number of pairs. A `ClockError` where a clock stood still or went backwards, and a `ValueError` where
+    the margin is not between 0 and 1, or there are no looks.
     """
     if not 0.0 < margin < 1.0 or not looks:
         raise ValueError(f"expected a margin between 0 and 1 and at least one look, got {margin} and {list(looks)}")
@@ -126,10 +123,8 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
     """Interval of the median from order statistics, exact for every continuous distribution.
 
     The k-th smallest value is above the true median if at most k - 1 values are below it, which has the probability
-    P(Binomial(n, 1/2) <= k - 1) (W. R. Thompson, Annals of Mathematical Statistics 7, 1936, 122-128).
-
-    Raises:
-        ValueError: There are fewer than `fewest(error)` values for this error on each side.
+    P(Binomial(n, 1/2) <= k - 1) (W. R. Thompson, Annals of Mathematical Statistics 7, 1936, 122-128). A `ValueError`
+    for fewer than `fewest(error)` values, `error` being that of each side.
     """
     import numpy as np
     from scipy.special import bdtr

@@ -37,11 +37,7 @@ class Sample:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Sample:
-        """The sample of ratios, at least two.
-
-        Raises:
-            ValueError: There are fewer, or one is not positive and finite.
-        """
+        """The sample of two ratios or more; a `ValueError` for fewer, or where one is not positive and finite."""
         if len(ratios) < 2 or not all(0.0 < ratio < math.inf for ratio in ratios):
             raise ValueError(f"expected two or more positive ratios, got {list(ratios)}")
         logs = [math.log(ratio) for ratio in ratios]
@@ -57,9 +53,7 @@ class Sample:
 class Change:
     """The comparison of a check with a baseline. All values are factors of the time: 1.02 is 2 % slower.
 
-    Attributes:
-        limit: Largest factor that is no regression.
-        smallest: The smallest slowdown that such a check finds in 95 of 100 runs.
+    `limit` is the largest that is no regression, and `smallest` the smallest slowdown found in 95 of 100 such checks.
     """
 
     factor: float
@@ -75,8 +69,7 @@ class Change:
 def change(stored: Sample, checked: Sample, cases: int) -> Change:
     """Compare a check with a baseline; all the cases that a run compares share the error.
 
-    Raises:
-        ValueError: There is no case, or a sample of fewer than two processes.
+    A `ValueError` where there is no case, or a sample of fewer than two processes.
     """
     if cases < 1 or min(stored.count, checked.count) < 2:
         raise ValueError(f"expected a case and samples of two or more, got {cases} cases, {stored} and {checked}")

@@ -6,19 +6,15 @@ import functools
 import itertools
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelcheck.devices.base import Device
 from accelcheck.measure.clocks import BLOCK, block, positive, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.devices.base import Device
 
 SIDE = 1024
 """Largest side of the square matrices on processors: large enough that the product is bound by arithmetic."""
@@ -52,12 +48,7 @@ _now = time.perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A measured peak rate: FLOP/s of a matmul, or bytes/s of a copy.
-
-    Attributes:
-        size: Size of the measured work, such as ``1024 x 1024 matrices``.
-        seconds: Duration of the measurement.
-    """
+    """A measured peak, FLOP/s of a matmul or bytes/s of a copy, the size of the work, and the seconds of measuring."""
 
     value: float
     size: str
@@ -132,12 +123,9 @@ def _fastest(
     calls_of: Callable[[int], Sequence[Callable[[], object]]],
     work: Callable[[int], int],
 ) -> tuple[int, float, float]:
-    """The fastest call of the largest size that `LIMIT` allows, after warm-up.
+    """The fastest call of the largest size that `LIMIT` allows, after warm-up: the size, its seconds, and all seconds.
 
     `sizes` rise; `calls_of` makes the calls of a size, ways to do the same work, whose amount is `work` of the size.
-
-    Returns:
-        The size, the seconds of its fastest call, and the seconds of the whole measurement.
     """
     start = _now()
     half = start + LIMIT / 2

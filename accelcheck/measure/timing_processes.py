@@ -63,10 +63,8 @@ def measure(
     """Time cases in separate processes. A case that makes one of them crash or hang is left out from then on.
 
     `arguments` are those of the pytest run, which was started in the folder `start`; files of the `count` processes go
-    to `folder`. `say` is called with each line of progress.
-
-    Raises:
-        TimingError: The first process ended before its first case: the fault is in the command, not in a case.
+    to `folder`. `say` is called with each line of progress. A `TimingError` where the first process ended before its
+    first case: the fault is in the command, not in a case.
     """
     left = dict.fromkeys(sorted(cases))
     timed = dict.fromkeys(left, Timed(asked=count))

@@ -23,7 +23,7 @@ from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.verify.operators import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from accelcheck.workloads.base import Result
 
@@ -103,9 +103,7 @@ class Algorithm(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.used = 0
         """Operators computed by the algorithm."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kernel = None if kwargs else self._kernels.get(facts(func).name)
         result = None if kernel is None else kernel(func, *args)
         self.used += result is not None
@@ -116,7 +114,6 @@ def _convolution(convolve: Convolution, only: int, func: Any, *args: Any) -> Ten
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if not _plain(x, weight, stride, dilation, transposed, groups, only):
         return None
-    del func
     result = convolve(x, weight, tuple(padding)).contiguous()
     return result if bias is None else result + bias.reshape(-1, 1, 1)
 

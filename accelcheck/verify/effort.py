@@ -187,9 +187,7 @@ class _Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.count = 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
             results = out if isinstance(out, (tuple, list)) else (out,)

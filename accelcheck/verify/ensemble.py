@@ -39,8 +39,8 @@ def course(cache: Cache, case: Case, technique: EmulatedTechnique, workload: Wor
     name = f"{case.workload}/{case.seed}/{case.dtype}/{case.mode}/seeds"
     seeds = cache.once(name, _others, workload, case)
     plain = cache.once(key, _computed, workload, arithmetic, case, [*seeds.values()])
-    late = {kind: (pair[0], pair[1]) for kind, pair in plain["late"].items()}
-    return Course(plain["truth"], plain["start"], plain["allowed"], plain["horizons"], late), plain["eager_excess"]
+    excess = plain.pop("eager_excess")
+    return Course(**plain), excess
 
 
 def _others(workload: Workload, case: Case) -> dict[str, Result]:
@@ -59,14 +59,7 @@ def _computed(workload: Workload, technique: Arithmetic, case: Case, seeds: Sequ
     except ValueError as error:
         raise OracleError(f"{workload.name}: {error}") from error
     comparable = technique.oracle == "float64" and technique.arithmetic == case.dtype
-    return {
-        "truth": truth,
-        "start": start,
-        "allowed": dict(course.allowed),
-        "horizons": dict(course.horizons),
-        "late": {kind: list(pair) for kind, pair in course.late.items()},
-        "eager_excess": _excess(workload, course, seeds[0]) if comparable else 0.0,
-    }
+    return {**vars(course), "eager_excess": _excess(workload, course, seeds[0]) if comparable else 0.0}
 
 
 def _excess(workload: Workload, course: Course, eager: Result) -> float:

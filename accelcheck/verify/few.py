@@ -17,6 +17,7 @@ and 1 in 200 was of a ResNet's training in which every sixth sample had one.
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -120,23 +121,13 @@ def widened(
 
     `ratio` is the `spread` of the samples, and of eager where it is one more.
     """
-    return {
-        path: _widened(views, readings[path], tuple(truth[path].shape), unit, ratio) for path, views in budgets.items()
-    }
-
-
-def _widened(
-    budgets: Mapping[str, float], samples: Sequence[Reading], shape: tuple[int, ...], unit: float, ratio: float
-) -> dict[str, float]:
-    wider = dict(budgets)
-    for view in VIEWS:
-        sizes = [abs(sample[view]) for sample in samples]
-        granted = 0.0
-        if single(view, shape):
-            granted = quantile(sizes)
+    wider = {path: dict(views) for path, views in budgets.items()}
+    for path, view in itertools.product(wider, VIEWS):
+        sizes, shape = [abs(sample[view]) for sample in readings[path]], truth[path].shape
+        granted = quantile(sizes) if single(view, shape) else 0.0
         if ratio > CALM and view != "bias":
             granted = max(granted, SLACK * ratio * min(sizes))
         # A grant beyond what samples show must not let a whole tensor of zeros pass.
         limit = cap(view, unit, shape) if ratio <= CALM else share(view, shape)
-        wider[view] = max(wider[view], min(granted, limit))
+        wider[path][view] = max(wider[path][view], min(granted, limit))
     return wider

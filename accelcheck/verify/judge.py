@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.core.case import Figure
 from accelcheck.core.fault import Fault, FaultKind
@@ -20,8 +21,6 @@ from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from torch import Tensor
 
     from accelcheck.verify.reference import Reference
     from accelcheck.workloads.base import Result

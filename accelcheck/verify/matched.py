@@ -12,14 +12,13 @@ import re
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.precision import SLACK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
     from accelcheck.workloads.base import Result
 

@@ -6,15 +6,12 @@ Each operation is element-wise, so that every number has the bits of a computati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
+from torch import Tensor
 
 CHUNK = 2**17
 """Elements of a chunk: five buffers of 1 MiB in FP64 stay in the caches of the cores that share them. With one thread,
@@ -94,9 +91,9 @@ def perturb_(tensor: Tensor, factors: Sequence[float], unit: float, half: float,
         torch.mul(s, unit, out=c).clamp_(min=half).mul_(u)
         flushed = s < half
         if (count := int(flushed.count_nonzero())) and count == int((s == 0).count_nonzero()):
-            c.masked_fill_(flushed, 0.0)
+            c.copy_(torch.where(flushed, own, c))  # a zero keeps its sign
         elif count:
-            c.copy_(torch.where(flushed, torch.where(u > 0, own.neg(), 0.0), c))
+            c.copy_(torch.where(flushed, torch.where(s == 0, own, torch.where(u > 0, own.neg(), 0.0)), c))
         if sums is not None:
             here = replace(sums, length=_part(lengths, start), squares=_part(squares, start))
             deviation = here.deviation(own, s)

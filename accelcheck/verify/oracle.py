@@ -83,11 +83,11 @@ class Store:
         reference = self._memory.pop(key, None)
         if reference is None:
             arithmetic = Arithmetic.of(technique, case.dtype)
-            arguments = workload, arithmetic, case.seed, case.dtype, case.mode, draw, careful, effort, algorithm
+            source = Source(workload, arithmetic, case.seed, case.dtype, case.mode, draw, effort, algorithm)
             if effort.reduced:  # the process that computes needs the memory
                 self._memory.clear()
                 effort.tidy(cycles=True)
-            reference = Reference.from_plain(self.cache.once(key, _computed, *arguments))
+            reference = Reference.from_plain(self.cache.once(key, _plain, source, careful))
         self._memory[key] = reference
         while len(self._memory) > 1 and (
             len(self._memory) > REMEMBERED or sum(kept.bytes for kept in self._memory.values()) > REMEMBERED_BYTES
@@ -109,47 +109,23 @@ class Store:
         return self._sizes[workload.name]
 
 
-def _computed(
-    workload: Workload,
-    arithmetic: Arithmetic,
-    seed: int,
-    dtype: str,
-    mode: Mode,
-    draw: Draw,
-    careful: int,
-    effort: Effort,
-    algorithm: str,
-) -> dict[str, Any]:
+def _plain(source: Source, careful: int) -> dict[str, Any]:
     try:
-        return compute(
-            workload, arithmetic, seed, dtype, mode, draw, careful=careful, effort=effort, algorithm=algorithm
-        ).plain()
+        return compute(source, careful).plain()
     finally:
-        effort.tidy(cycles=True)
+        source.effort.tidy(cycles=True)
 
 
-def compute(
-    workload: Workload,
-    technique: EmulatedTechnique,
-    seed: int,
-    dtype: str,
-    mode: Mode,
-    draw: Draw = FIRST,
-    *,
-    careful: int = 0,
-    effort: Effort = FULL,
-    algorithm: str = "",
-) -> Reference:
+def compute(source: Source, careful: int = 0) -> Reference:
     """Runs the oracle, eager and the rounding samples, and derives the budgets.
 
     Raises:
         OracleError: See `Store.get`.
     """
-    source = Source(workload, technique, seed, dtype, mode, draw, effort, algorithm)
     try:
         return _compute(source, careful)
     except OracleError as error:
-        if other := differing(lambda: draw.problem(workload, seed, dtype)):
+        if other := differing(lambda: source.draw.problem(source.workload, source.seed, source.dtype)):
             raise OracleError(
                 f"{source}: the workload's maker gives another {other[0]} when it is called again with the same seed: "
                 "draw all random numbers from the generator that it is given, and use no clock, counter or generator "

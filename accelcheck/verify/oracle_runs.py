@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.layouts import dense, entries
 from accelcheck.verify import room
 from accelcheck.verify.algorithms import Algorithm
 from accelcheck.verify.effort import FULL, Effort
@@ -20,11 +22,7 @@ from accelcheck.verify.reference import OracleError
 from accelcheck.verify.rounding import Nearest, Rounding
 from accelcheck.workloads.base import OptimizerMaker, Program, Result, Workload, flatten, is_inexact
 from accelcheck.workloads.dispatch import unfused
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from accelcheck.workloads.probes import Draw
+from accelcheck.workloads.probes import Draw
 
 MOST_NAMED = 3
 """Most attributes that an error names."""
@@ -94,7 +92,7 @@ class Source:
     seed: int
     dtype: str
     mode: Mode
-    draw: Draw
+    draw: Draw = field(default_factory=Draw)
     effort: Effort = FULL
     algorithm: str = ""
 
@@ -223,7 +221,7 @@ class Oracle:
     @property
     def is_given_nan(self) -> bool:
         """True if an input holds a NaN."""
-        return any(is_inexact(value) and bool(value.isnan().any()) for value in self._program.inputs)
+        return any(is_inexact(value) and bool(entries(value).isnan().any()) for value in self._program.inputs)
 
     def without_gradient(self, truth: Result) -> frozenset[str]:
         """Parameters and inputs that require a gradient but have none."""
@@ -292,7 +290,7 @@ def _narrowest(value: Tensor) -> Tensor:
     """Copy in FP32 where that holds the same numbers, which a NaN prevents; else in FP64."""
     if value.dtype == torch.float64:
         narrow = value.float()
-        if torch.equal(narrow.double(), value):
+        if torch.equal(dense(narrow.double()), dense(value)):
             return narrow
     return value.clone()
 

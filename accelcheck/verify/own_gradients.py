@@ -6,7 +6,6 @@ The oracle runs the model's own backward pass, so that a wrong one agrees with i
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 
 from accelcheck.core.plain import text
-from accelcheck.workloads.base import flatten, is_inexact
+from accelcheck.workloads.base import duplicate, flatten, is_inexact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +54,7 @@ def own_gradients(problem: Problem) -> list[OwnGradient]:
     Args:
         problem: Problem on the CPU, in FP32; a copy of its module runs in evaluation mode.
     """
-    module = copy.deepcopy(problem.module).eval()
+    module = duplicate(problem.module).eval()
     classes = _classes(module, problem.inputs)
     if not classes:
         return []

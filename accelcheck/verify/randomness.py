@@ -9,18 +9,14 @@ calls a correct generator faulty with at most the probability `alarm`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.core.case import Figure
 from accelcheck.verify.precision import SLACK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
 
 RESOLUTION = 0.01
 """Error of a rate that a mask must be large enough to show: a percentage point."""

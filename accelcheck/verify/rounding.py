@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from accelcheck.devices.layouts import entries, sparse
 from accelcheck.devices.torch_names import TorchDispatchMode, decomposition_table
 from accelcheck.verify import noise, operators, sequential, terms
 from accelcheck.verify.noise import Sums
-from accelcheck.verify.operators import (
-    COMPOSED,
-    CONTRACTIONS,
-    CORRECTLY_ROUNDED,
-    DECOMPOSED,
-    FACTORISED,
-    INTERPOLATED,
-    NORMALISED,
-    SCATTERS,
-)
+from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
@@ -67,14 +59,16 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         finally:
             self.precision = before
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not operators.may_round(func, args, kwargs):
             return func(*args, **kwargs)
-        name = operators.facts(func).name
-        if name in DECOMPOSED and func in decomposition_table:
+        name, _, written, plainly = operators.facts(func)
+        if plainly is not None:
+            names = (argument.name for argument in func._schema.arguments)  # noqa: SLF001 - no public schema
+            with self:  # by name: polygamma_ has the tensor first, polygamma the order
+                return args[0].copy_(plainly(**dict(zip(names, args, strict=False)), **kwargs))
+        if name in operators.DECOMPOSED and written is None and func in decomposition_table:
             return self._decomposed(func, args, kwargs)
         args = self._operands(name, args)
         hits = terms.hits(func, name, args)
@@ -94,7 +88,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self._perturb_(tensor, unit, length, squares[position] if position < len(squares) else None)
             if position in errors:
                 tensor.add_(errors[position].reshape(tensor.shape))
-            if position == 0 and name in NORMALISED and tensor.numel():
+            if position == 0 and name in operators.NORMALISED and tensor.numel():
                 self._share_(tensor, args[1], logarithm="log" in name)
         return out
 
@@ -124,9 +118,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def _operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with the errors of an operator's operands."""
         unit = UNIT_ROUNDOFF[self.precision]
-        if name in CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
+        if name in operators.CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
             return tuple(self._rounded(a, unit) if operators.is_float(a) else a for a in args)
-        if name in COMPOSED and self.precision != "float64":
+        if name in operators.COMPOSED and self.precision != "float64":
             # Their first intermediate errs in the accumulator's precision, and the rest magnifies it: the subtracted
             # mean by mean / deviation, the exponential in a tail by its argument.
             first = next((place for place, value in enumerate(args) if operators.is_float(value)), len(args))
@@ -137,13 +131,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def _nearby(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments whose result in exact arithmetic is the operator's result."""
-        if name in FACTORISED:
+        if name in operators.FACTORISED:
             unit = UNIT_ROUNDOFF[self.precision]
             return tuple(self._moved(a, unit) if is_inexact(a) and a.numel() else a for a in args)
         if operators.has_complex(args):
             # A complex function is composed of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
-        if name in INTERPOLATED:
+        if name in operators.INTERPOLATED:
             unit = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]  # a coordinate is scaled, and moved by a half
             return tuple(
                 self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args
@@ -171,6 +165,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return unit if once else 2 * INEXACT_ULPS * unit
 
     def _perturb_(self, tensor: Tensor, unit: float, length: int | Tensor, squares: Tensor | None = None) -> None:
+        if sparse(tensor):
+            tensor, squares = entries(tensor), squares if squares is None else entries(squares)
         if tensor.numel() == 0:
             return
         if tensor.is_complex():
@@ -189,6 +185,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         sizes, chance = tensor.abs(), _uniform(tensor, factors[0])
         flushed = torch.where(chance > 0, tensor.neg(), 0.0)
         change = torch.where(sizes < half, flushed, (sizes * unit).clamp_(min=half).mul_(chance))
+        change = torch.where(sizes == 0, tensor, change)  # a zero keeps its sign
         if sums is not None:
             size = sums.deviation(tensor)
             for factor in factors[1:]:
@@ -211,6 +208,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             change *= chance
             if least < half or not finite:
                 np.copyto(change, np.where(chance > 0, -array, 0.0), where=sizes < half)
+                np.copyto(change, array, where=sizes == 0)  # a zero keeps its sign
             if isinstance(length, Tensor) or length > 1:
                 size = self._sums(tensor, length, squares).deviation(tensor).reshape(-1).numpy()
                 change += self._uniform_of(mantissas, finite=finite) * size
@@ -241,6 +239,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return Sums(scale, length, squares, squares.sqrt())
 
     def _rounded(self, tensor: Tensor, unit: float) -> Tensor:
+        if sparse(tensor):
+            copy = tensor.clone()
+            entries(copy).copy_(self._rounded(entries(tensor), unit))
+            return copy
         factor = factor_of(self.generator)
         result = None if _by_numpy(tensor) else noise.rounded(tensor, factor, unit)
         return tensor * (1 + unit * _uniform(tensor, factor)) if result is None else result
@@ -264,15 +266,14 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.dtype = dtype
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if operators.may_round(func, args, kwargs):
             for tensor in operators.results(func, out, args, kwargs):
                 if tensor is not None:
-                    parts = _parts(tensor) if tensor.is_complex() else tensor
+                    own = entries(tensor)
+                    parts = _parts(own) if own.is_complex() else own
                     parts.copy_(parts.to(self.dtype))
         return out
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from accelcheck.verify.operators import is_float
 from accelcheck.verify.precision import ACCUMULATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from torch import Tensor
 
     Errors = dict[int, Tensor]
 

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accelcheck.verify.operators import (
-    CONTRACTIONS,
-    INTERPOLATED,
-    NORMALISED,
-    SCATTERS,
-    floats,
-    has_complex,
-    is_float,
-    outputs,
-)
+from accelcheck.devices.layouts import entries, sparse
+from accelcheck.verify import operators
+from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, has_complex, is_float, outputs
 from accelcheck.workloads.base import is_inexact
 
 if TYPE_CHECKING:
@@ -28,7 +21,8 @@ if TYPE_CHECKING:
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 _POOLING: tuple[Any, ...] = ((), 0, False, True, None)
 """Defaults of average pooling: stride, padding, ceil mode, whether padding counts, divisor."""
-_SUMS = CONTRACTIONS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
+_SPARSE_SUMS = frozenset({"_coalesce", "_sparse_sum", "_to_dense"})
+_SUMS = CONTRACTIONS | _SPARSE_SUMS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
 """Operators with outputs that are sums of products of their operands, besides those of `SCATTERS`."""
 _PRODUCTS = frozenset({"prod", "cumprod"})
 """Operators that multiply K factors one after the other. Each product is rounded: the error's variance is
@@ -63,12 +57,21 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         return [None if product is None else 4 * product.square() for product in outputs(func(*args, **kwargs))]
     if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs or has_complex(args):  # out would be overwritten
         return []
-    squared = tuple(a.square() if is_float(a) else a for a in args)
+    squared = tuple(_squared(a) if is_float(a) else a for a in args)
     factors = {key: value**2 if key in _FACTORS else value for key, value in kwargs.items()}
     sums = outputs(func(*squared, **factors))
     if name == "mean":
         return [None if q is None else q / max(1, args[0].numel() // max(1, q.numel())) for q in sums]
     return sums
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Squares elements; of a sparse tensor each entry, also where two have the same place."""
+    if not sparse(x):
+        return x.square()
+    copy = x.clone()
+    entries(copy).square_()
+    return copy
 
 
 def _pooled_squares(name: str, args: tuple[Any, ...]) -> Tensor:
@@ -192,9 +195,13 @@ def _size(kernel: Any) -> int:
 
 
 _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear"), _row),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "linear", "_sparse_sparse_matmul"), _row),
     **dict.fromkeys(("cumsum", "cumprod"), _along),
-    **dict.fromkeys(("addmm", "addmv", "baddbmm"), lambda call: (call.operands[1].shape[-1],)),
+    **dict.fromkeys(
+        ("addmm", "addmv", "baddbmm", "_sparse_addmm", "sparse_sampled_addmm"),
+        lambda call: (call.operands[1].shape[-1],),
+    ),
+    **dict.fromkeys(_SPARSE_SUMS, lambda call: (entries(call.operands[0]).numel(),)),
     "_trilinear": _trilinear,
     "col2im": lambda call: (_size(call.args[2]),),
     "addbmm": lambda call: (call.operands[1].shape[0] * call.operands[1].shape[-1],),
@@ -204,7 +211,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
         "sum nansum mean var var_mean std linalg_vector_norm norm mse_loss logsumexp prod".split(), _reduced
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda call: (call.args[1].numel() // call.elements,)),
-    **dict.fromkeys(INTERPOLATED, _interpolated),
+    **dict.fromkeys(operators.INTERPOLATED, _interpolated),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),
     "avg_pool2d": lambda call: (_size(call.args[1]),),
     "avg_pool2d_backward": _pool_backward,
@@ -213,7 +220,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(
         ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"), _interpolated
     ),
-    **dict.fromkeys(NORMALISED, _along),
+    **dict.fromkeys(operators.NORMALISED, _along),
     **dict.fromkeys(
         ("_softmax_backward_data", "_log_softmax_backward_data"),
         lambda call: (call.operands[0].shape[call.args[2]] if call.operands[0].dim() else 1,),

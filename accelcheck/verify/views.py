@@ -27,19 +27,16 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from accelcheck.verify.own import Errors, Sizes
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SLACK, UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import Tensor
 
 TILE = 16
 """Side of a block: the smallest tile of GPUs' and TPUs' matrix units."""
@@ -61,7 +58,6 @@ NEGLIGIBLE = 2.0**-12
 VIEWS = ("row", "column", "block", "element", "gain", "tail", "bias")
 SIGNED = frozenset({"gain", "bias"})
 """Views with a direction: the same sign in every draw is a fault long before it is large."""
-_PLACED = frozenset({"row", "column", "block"})
 GATES = frozenset(VIEWS) - {"bias"}
 """Views that may fail a case in one draw. `bias` needs the same direction in all draws."""
 
@@ -138,7 +134,7 @@ class Yardstick:
         matrix: Any = (wide.numpy() if self.small else wide).reshape(self.rows, self.columns)
         with np.errstate(all="ignore"):  # NaN and infinities are expected here
             reading = self._read(matrix, self._truth)
-        if math.isfinite(reading.relative) or (self.finite and _all_finite(wide)):
+        if math.isfinite(reading.relative) or (self.finite and bool(torch.isfinite(wide).all())):
             return reading
         # Masked only where needed: one error that is not finite spoils every sum that it enters.
         double = wide.to(torch.float64).reshape(self.rows, self.columns)
@@ -187,12 +183,9 @@ class Yardstick:
     def where(self, view: str, reading: Reading) -> str:
         """Index of the worst place of a view; empty for a view without a place."""
         row, column, block = reading.places
-        if view not in _PLACED:
-            return ""
         if view == "row" and self.rows > 1:
-            return (
-                f"[{', '.join(map(str, np.unravel_index(row, self.shape[:-1] if self.leading else (self.rows,))))}, :]"
-            )
+            index = np.unravel_index(row, self.shape[:-1] if self.leading else (self.rows,))
+            return f"[{', '.join(map(str, index))}, :]"
         if view == "column":
             return f"[..., {column}]"
         if view == "block":
@@ -240,7 +233,6 @@ class _Sums:
         self._rows: list[Any] = []
         self._tiles: list[Any] = []
         self.columns: Any = None
-        self._joined: Any = None
 
     def add(self, chunk: Any) -> Any:
         """Adds a chunk's squares and returns the largest."""
@@ -261,12 +253,10 @@ class _Sums:
         self.columns = columns if self.columns is None else self.columns + columns
         return _largest(squares)
 
-    @property
+    @functools.cached_property
     def rows(self) -> Any:
         """Sums by row."""
-        if self._joined is None:
-            self._joined = _joined(self._rows)
-        return self._joined
+        return _joined(self._rows)
 
     @property
     def tiles(self) -> Any:
@@ -409,7 +399,3 @@ def _joined(parts: list[Any]) -> Any:
 
 def _numpy(array: Any) -> Any:
     return array.cpu().numpy() if isinstance(array, torch.Tensor) else array
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
