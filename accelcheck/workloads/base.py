@@ -8,13 +8,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.layouts import dense, sparse
+from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.problem import Dropout, Problem, Workload
 from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Result
 from accelcheck.workloads.trainer import Trainer
@@ -22,6 +24,8 @@ from accelcheck.workloads.trainer import Trainer
 __all__ = [
     "Batch", "Dropout", "Loss", "OptimizerMaker", "Problem", "Program", "Result", "Workload", "flatten", "leaf", "to"
 ]  # fmt: skip
+
+Copied = TypeVar("Copied")
 
 
 @dataclass
@@ -124,7 +128,7 @@ class Program:
         """Copy of the program's present state as a problem, on the CPU, in its present dtypes. `of` is the inverse."""
         host = torch.device("cpu")
         return Problem(
-            copy.deepcopy(self.module).to(host),
+            duplicate(self.module).to(host),
             tuple(value.detach().to(host) if isinstance(value, Tensor) else value for value in self.inputs),
             target=None if self.target is None else self.target.to(host),
             loss=self.loss,
@@ -402,9 +406,21 @@ def is_inexact(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
+def duplicate(value: Copied) -> Copied:
+    """Copies a module, or nested inputs; `copy.deepcopy` alone refuses tensors of sparse rows, columns and blocks."""
+    tensors = pytree.tree_leaves(value)
+    if isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+    refused = (own for own in tensors if isinstance(own, Tensor) and sparse(own))
+    return copy.deepcopy(value, {id(own): own.detach().clone() for own in refused})
+
+
 def leaf(value: Any) -> Any:
-    """Detaches a floating-point or complex tensor as a new leaf in the same memory; returns other values unchanged."""
-    return value.detach().requires_grad_() if is_inexact(value) else value
+    """Detaches a floating-point or complex tensor as a new leaf in the same memory; returns other values unchanged.
+
+    Sparse tensors, such as a graph's edges, get no gradients.
+    """
+    return value.detach().requires_grad_() if is_inexact(value) and not sparse(value) else value
 
 
 def in_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -432,7 +448,7 @@ def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     target = in_dtype(value, dtype)
-    if value.is_contiguous():
+    if sparse(value) or value.is_contiguous():
         return value.to(device=device, dtype=target)
     # `Tensor.to` makes sliced and expanded tensors dense: move the storage behind them, then take the same view of it.
     storage_size = value.untyped_storage().nbytes() // value.element_size()
@@ -445,8 +461,9 @@ def stored(tensor: Tensor) -> Tensor:
     """Detaches a tensor and gives it memory, which some of torch's gradients, such as a sign's zeros, have not.
 
     Complex numbers become real and imaginary parts, side by side in the last dimension: a row keeps its norm, and a
-    lost imaginary part shows beside large real parts.
+    lost imaginary part shows beside large real parts. Sparse tensors become dense.
     """
+    tensor = dense(tensor)
     tensor = torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.detach()  # noqa: SLF001 - no public name
     return torch.view_as_real(tensor.resolve_conj()).flatten(-2) if tensor.is_complex() else tensor
 

@@ -120,6 +120,6 @@ WORKLOADS = (
         techniques=frozenset({"eager", "linear-cross-entropy"})),
     Workload("train-vocabulary", "Four steps of AdamW on a head of 160 words.",
         _training, 2, frozenset({Mode.TRAIN}), frozenset({"matmul", "linear", "resizable", "training"}),
-        frozenset({"float32"}), techniques=frozenset({"eager", "linear-cross-entropy", "adamw-8bit-torchao"}),
-        levels={"linear-cross-entropy": 3}),
+        frozenset({"float32"}), levels={"linear-cross-entropy": 3},
+        techniques=frozenset({"eager", "adamw-8bit-torchao", "adamw-8bit-bitsandbytes", "linear-cross-entropy"})),
 )  # fmt: skip

@@ -116,6 +116,37 @@ class Cast:
         return self.function(known, *args, **kwargs)
 
 
+@dataclass(frozen=True)
+class Written:
+    """Operator that writes in place to a copy of its first argument in a layout; returns all memory of the copy."""
+
+    layout: str
+    function: Callable[..., Any]
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        target = LAYOUTS[self.layout](x.clone())
+        self.function(target, *args, **kwargs)
+        return _memory(target)
+
+
+@dataclass(frozen=True)
+class WrittenOut:
+    """Operator that writes to ``out`` in a layout; returns all memory of `out`, or the tensors of several."""
+
+    layout: str
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.function(*args, **kwargs)
+        out = pytree.tree_map(lambda value: LAYOUTS[self.layout](torch.ones_like(value)), made)
+        self.function(*args, **kwargs, out=out)
+        return _memory(out) if isinstance(out, Tensor) else out
+
+
+def _memory(value: Tensor) -> Tensor:
+    return value if value._base is None else value._base  # noqa: SLF001 - torch has no public name for it
+
+
 def _filled(leaf: Any, anchor: Tensor, tensors: Sequence[Tensor], *, copied: bool) -> Any:
     if leaf is Mark.DEVICE:
         return anchor.device

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import random
 import re
 import warnings
 from collections import Counter
@@ -30,10 +29,13 @@ from accelcheck.workloads.operator_calls import (
     Hole,
     Mark,
     SampleCall,
+    Written,
+    WrittenOut,
     plain,
 )
+from accelcheck.workloads.operator_options import SHOWN, Order, with_options
 from accelcheck.workloads.operator_trials import seeded, tried
-from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, changed
+from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, OPTIONS, WRITTEN, changed
 from accelcheck.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -86,18 +88,23 @@ def structured(info: Any) -> Callable[..., Any]:
 
 
 @functools.lru_cache(64)
-def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int) -> list[Any]:
-    """First samples of an operator in OpInfo, with the values of a seed.
+def _drawn(name: str, dtype: torch.dtype, seed: int, reach: int, *, options: bool) -> list[Any]:
+    """First samples of an operator in OpInfo, with the values of a seed, and with `options` those that these add.
 
     Reference inputs, where an operator has them, add sizes, and large, small or non-finite values. Complex ones take
-    seconds to make, and bool has none. `reach` is the largest number of samples.
+    seconds to make, as all of them do, and bool has none. `reach` is the largest number of samples.
     """
     info = database()[name]
-    further = getattr(info, "reference_inputs_func", None) if dtype not in {torch.complex64, torch.bool} else None
+    slow = options or dtype in {torch.complex64, torch.bool}
+    further = None if slow else getattr(info, "reference_inputs_func", None)
     # Not `sample_inputs`, which seeds itself, so that all draws would be equal, and looks for a test on the stack.
     samples_of = info.sample_inputs_func if further is None or name in LARGE else further
     with seeded(seed):
-        return list(itertools.islice(samples_of(info, "cpu", dtype, requires_grad=False), reach))
+        samples = list(itertools.islice(samples_of(info, "cpu", dtype, requires_grad=False), reach))
+    # Large ones would stay in memory.
+    return (
+        [sample if _fits(_flat(sample)[0]) else None for sample in with_options(info, samples)] if options else samples
+    )
 
 
 def _flat(sample: Any) -> _Leaves:
@@ -184,34 +191,61 @@ def template(operators: tuple[CalledOperator, ...], most: int) -> Template:
 def _chosen(operator: CalledOperator, word: str, most: int, left: Counter[str]) -> _Samples:
     """Useful samples, at most one of which has results without elements."""
     name, info, dtype = operator.name, database()[operator.name], getattr(torch, word)
-    smooth = operator.gradients and info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    drawn = _drawn(name, dtype, stable_seed(name), _reach(most))
     usable: _Samples = []
     for variant in operator.variants or ("",):
-        kept = 1 if variant else most if dtype.is_floating_point else -(-most // 3)
+        function = _function(name, variant)
+        if function is None:
+            continue
+        drawn = _samples(name, dtype, stable_seed(name), most, variant)
+        several = {"": most, OPTIONS: SHOWN}.get(variant, 1)
+        kept = several if dtype.is_floating_point else -(-several // 3)
         chosen, empty = _Samples(), _Samples()
-        for place in random.Random(stable_seed(name)).sample(range(len(drawn)), len(drawn)):  # noqa: S311 - no secret
-            leaves, spec = _flat(drawn[place])
-            if not _fits(leaves):
-                continue
-            derived = smooth and not (name in COUNTED and drawn[place].kwargs.get("scale_grad_by_freq"))
-            opened, tensors = _open(leaves)
-            process = drawn[place].output_process_fn_grad
-            label = f"{name} {variant or word} {place}"
-            # The function that gives a matrix its structure makes a tensor with other strides.
-            function = info.op if variant in LAYOUTS else structured(info)
-            wrapper = Chooser if name in CHOOSERS else Cast if name in CASTS else None
-            function = wrapper(name, function) if wrapper else function
-            call = SampleCall(label, function, opened, spec, process, smooth=derived, variant=variant)
-            tested, values = _tested(call, tensors, operator.cases)
+        order = Order(info, drawn, stable_seed(name), shows=variant == OPTIONS)
+        for place in order:
+            kind = f"{variant} {word}" if variant and dtype != torch.float32 else variant or word
+            call, tensors = _called(operator, function, drawn[place], f"{name} {kind} {place}", variant)
+            tested, values = _tested(call, tensors, operator.cases) if call else ("", [])
             if isinstance(tested, str):
-                left[tested] += 1
-            else:
-                (empty if tested.empty else chosen).append((place, tested, values))
+                left[tested] += bool(call)
+                continue
+            (empty if tested.empty else chosen).append((place, tested, values))
+            if not tested.empty:
+                order.show(place)
             if len(chosen) == kept:
                 break
         usable += [*chosen, *empty[:1]][-kept:] if kept > 1 else [*chosen, *empty][:1]
     return usable
+
+
+def _function(name: str, variant: str) -> Callable[..., Any] | None:
+    """Function that a variant calls; None if the operator has none."""
+    info = database()[name]
+    # The function that gives a matrix its structure makes a tensor with other strides.
+    function = info.op if variant in LAYOUTS else structured(info)
+    if variant in WRITTEN:
+        layout, out = WRITTEN[variant]
+        if not (info.supports_out if out else info.inplace_variant):
+            return None
+        function = WrittenOut(layout, function) if out else Written(layout, info.inplace_variant)
+    wrapper = Chooser if name in CHOOSERS else Cast if name in CASTS else None
+    return wrapper(name, function) if wrapper else function
+
+
+def _called(
+    operator: CalledOperator, function: Callable[..., Any], sample: Any, label: str, variant: str
+) -> tuple[SampleCall | None, list[Tensor]]:
+    """Call of a sample, and its tensors; no call if these are too large, or not dense."""
+    if not sample:
+        return None, []
+    leaves, spec = _flat(sample)
+    if not _fits(leaves):
+        return None, []
+    info = database()[operator.name]
+    counts = operator.name in COUNTED and sample.kwargs.get("scale_grad_by_freq")
+    opened, tensors = _open(leaves)
+    smooth = operator.gradients and info.supports_autograd and not counts
+    process = sample.output_process_fn_grad
+    return SampleCall(label, function, opened, spec, process, smooth=smooth, variant=variant), tensors
 
 
 def _tested(call: SampleCall, tensors: list[Tensor], cases: Sequence[str]) -> tuple[SampleCall | str, list[Tensor]]:
@@ -234,9 +268,10 @@ def _rounded(value: Tensor, cases: Sequence[str]) -> Tensor:
     return value
 
 
-def _reach(most: int) -> int:
-    """Number of samples to choose from: making more of them takes longer than judging a few."""
-    return NEAR if most <= FEW else 10**6
+def _samples(name: str, dtype: torch.dtype, seed: int, most: int, variant: str) -> list[Any]:
+    """Samples to choose from: few for a bundle, since to make more takes longer than to judge them."""
+    options = variant == OPTIONS
+    return _drawn(name, dtype, seed, NEAR if most <= FEW and not options else 10**6, options=options)
 
 
 @functools.lru_cache(16)
@@ -248,8 +283,8 @@ def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tupl
     start = 0
     for call, (name, dtype, place) in zip(made.calls, made.origins, strict=True):
         end = start + sum(isinstance(leaf, Hole) for leaf in call.leaves)
-        drawn = _drawn(name, dtype, seed, _reach(most))
-        _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) else [])
+        drawn = _samples(name, dtype, seed, most, call.variant)
+        _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) and drawn[place] else [])
         if len(tensors) == end - start:
             drawn_call, tensors = _tested(call.moved(-start), tensors, cases[name])
             alike = all(map(_alike, tensors, values[start:end]))

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import TorchDispatchMode, pytree
 from accelcheck.workloads import own_file
-from accelcheck.workloads.operator_variants import MIXED, RESIZED, SCALED, SPECIAL
+from accelcheck.workloads.operator_variants import LONG, MIXED, RESIZED, SCALED, SHIFTED, UNUSUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,17 +47,17 @@ def tried(call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = (
     The facts are whether it writes and, if `smooth`, has finite gradients. With special values, results may be infinite
     or NaN where FP64's are, also for inputs that are a little larger or smaller.
     """
-    if call.variant in RESIZED and _results(call, tensors) > RESULTS:
+    if call.variant in {*RESIZED, *LONG} and _results(call, tensors) > RESULTS:
         return f"has more than {RESULTS} results"
     anchor = torch.ones(1, dtype=torch.float64)
     widely = _run_widely(call, anchor, tensors)
     if isinstance(widely, str):
         return widely
     call, first, wide = widely
-    if call.variant not in SPECIAL and not _finite(first):
+    if call.variant not in UNUSUAL and not _finite(first):
         return "is not finite"
     smooth = call.smooth and _smooth(call, anchor, wide)
-    around = [] if call.variant not in SPECIAL else [(f"float64 of inputs times {factor}", factor) for factor in NEARBY]
+    around = [] if call.variant not in UNUSUAL else [(f"float64 of inputs times {factor}", factor) for factor in NEARBY]
     for word, factor in (*((word, 1.0) for word in dtypes), *around):
         dtype = getattr(torch, word, torch.float64)
         narrow = [(value * factor).to(dtype) if value.is_floating_point() else value.clone() for value in tensors]
@@ -117,7 +117,7 @@ def _alike_in(call: SampleCall, anchor: Tensor, tensors: Sequence[Tensor], expec
 
     Tiny numbers may underflow in between, and those of an expanded tensor cancel: such results must be close too.
     """
-    close = _close if call.variant in {*SCALED, "expanded"} else lambda *_: True
+    close = _close if call.variant in {*SCALED, *SHIFTED, "expanded"} else lambda *_: True
     try:
         with torch.no_grad(), seeded(1):
             results = call(anchor, tensors)

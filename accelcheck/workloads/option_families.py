@@ -124,8 +124,46 @@ def _indices(parts: Collected) -> None:
         )
         chosen = {"reduction": reduction, "label_smoothing": 0.1}
         parts.add(f"cross entropy, smoothed, {reduction}", functional.cross_entropy, logits, target, **chosen)
+    for width in (0.25, 3.0):
+        parts.add(f"smooth losses of {width}", partial(_losses, width), (5, 7), (5, 7))
+    for count in (1, 15, 16, 17, 33, 64, 100, 257):
+        parts.add(f"topk {count}", partial(_largest, count), (3, 300))
+    parts.add("nothing by index", _nothing, torch.ones(3), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     edges = torch.linspace(-2, 2, 33)
+    parts.add(
+        "searchsorted of edges",
+        lambda e: [f(e, e, right=right) for f in (torch.searchsorted, torch.bucketize) for right in (False, True)],
+        edges,
+    )
     parts.add("searchsorted", lambda e, x: [torch.searchsorted(e, x), torch.bucketize(x, e, right=True)], edges, logits)
+
+
+def _losses(size: float, x: Tensor, y: Tensor) -> list[Tensor]:
+    return [
+        functional.smooth_l1_loss(x, y, beta=size),
+        functional.huber_loss(x, y, delta=size),
+        functional.margin_ranking_loss(x, y, x.detach().sign(), margin=size),
+        functional.hinge_embedding_loss(x, y.detach().sign(), margin=size),
+    ]
+
+
+def _largest(count: int, x: Tensor) -> list[Tensor]:
+    return [x.topk(count).values, x.topk(count, largest=False).values, x.kthvalue(count).values]
+
+
+def _nothing(x: Tensor, none: Tensor, index: Tensor) -> list[Tensor]:
+    """Returns results of an empty index: of writes, the tensor itself."""
+    return [
+        x.scatter(0, index, none),
+        x.scatter_add(0, index, none),
+        x.scatter_reduce(0, index, none, "sum"),
+        x.index_add(0, index, none),
+        x.index_copy(0, index, none),
+        x.index_put((index,), none),
+        x.index_fill(0, index, 2.0),
+        x.gather(0, index),
+        torch.cat((x, none)),
+    ]
 
 
 def _attention(parts: Collected) -> None:
@@ -178,6 +216,13 @@ SHARED: Mapping[str, Function] = {
 """Functions that write out of place to a tensor whose rows share memory."""
 
 
+def _convolved(first: Function, second: Function, x: Tensor, weight: Tensor, turned: Tensor) -> list[Tensor]:
+    """Convolves an image and a weight of a layout each: directly, transposed, and in groups."""
+    x = first(x)
+    grouped = functional.conv2d(x, second(weight[:, :2]), groups=2)
+    return [functional.conv2d(x, second(weight)), functional.conv_transpose2d(x, second(turned)), grouped]
+
+
 def _formats(parts: Collected) -> None:
     """Adds functions of images in each format, and of rows that share memory."""
     x = normal(parts.generator, 2, 4, 3, 2)
@@ -188,6 +233,39 @@ def _formats(parts: Collected) -> None:
     index = torch.tensor([0, 2, 1])
     for name, function in SHARED.items():
         parts.add(name, lambda row, *more, f=function: f(row.expand(4, -1), *more), row, index, source)
+
+
+def _further_options(parts: Collected) -> None:
+    """Adds convolutions with large kernels, several filters a channel, and in each format; windows of many channels."""
+    for channels in (17, 33, 48, 129):
+        parts.add(
+            f"windows of {channels} channels",
+            lambda x: [
+                functional.max_pool2d(x, 2),
+                functional.avg_pool2d(x, 2),
+                functional.adaptive_avg_pool2d(x, 2),
+                functional.interpolate(x, scale_factor=2),
+                functional.instance_norm(x),
+                functional.group_norm(x, 1),
+            ],
+            (2, channels, 5, 4),
+        )
+    for each in (2, 3):
+        parts.add(f"depthwise, {each} filters each", functional.conv2d, (1, 4, 6, 5), (4 * each, 1, 3, 3), groups=4)
+    for side in (15, 16, 17):
+        parts.add(f"kernel of {side}", functional.conv2d, (1, 2, 18, 19), (3, 2, side, side), stride=2)
+        parts.add(f"kernel of {side}, 1-D", functional.conv1d, (1, 2, 40), (3, 2, side))
+    weight, image = normal(parts.generator, 6, 4, 3, 2), normal(parts.generator, 2, 4, 6, 5)
+    plain: Function = lambda x: x  # noqa: E731 - beside functions of a table
+    for first in (plain, *FORMATS.values()):
+        for second in (
+            plain,
+            FORMATS["channels last"],
+            FORMATS["transposed"],
+            lambda w: torch.stack((w, -w), -1)[..., 0],
+        ):
+            chosen = partial(_convolved, first, second)
+            parts.add(f"convolutions {len(parts.parts)}", chosen, image, weight, (4, 6, 3, 2))
 
 
 PADDED = ((False, False, False, True), (False, True, True, True), (True, True, True, True))
@@ -230,6 +308,10 @@ WORKLOADS = (
     family("options-convolutions", "Convolutions with each of their options.", _convolutions, BOTH, backward=4),
     family("options-windows", "Pooling, padding and interpolation with each of their options.", _windows, BOTH),
     family("formats", "Images in each memory format, and rows that share memory.", _formats, techniques=KERNELS),
+    family("further-options",
+        "Convolutions of large kernels, several filters a channel, and in each format; windows of many channels.",
+        _further_options,
+        techniques=frozenset({"eager"})),
     Workload("attention-masks",
         "Attention and encoder layers in evaluation mode, with masks that hide some keys, or all.",
         _masked, level=3, modes=FORWARD, dtypes=frozenset({"float32"}), traits=KNOWN, techniques=frozenset({"eager"}),

@@ -9,12 +9,13 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from accelcheck.core.case import stable_seed
+from accelcheck.core.case import Mode, stable_seed
 from accelcheck.core.foreign import calling
 from accelcheck.core.registry import unknown
 from accelcheck.workloads.base import Workload
@@ -38,7 +39,9 @@ KEYS = ("model", "inputs", "keywords", "sizes", "estimators", "name", "traits", 
 
 @functools.cache  # a command asks for them too, and models may be large
 def workloads_of(spec: str, folder: Path, taken: frozenset[str] = frozenset()) -> tuple[Workload, ...]:
-    """Workloads of a model: one for numbers and speed, and one for accuracy where there are data and a metric.
+    """Workloads of a model, for numbers and speed, and for accuracy where there are data and a metric.
+
+    A training has a workload of its own if there are inputs beside its batches.
 
     The function is called without arguments. The name seeds the random generators of Python, NumPy and torch, so that
     every process makes the same model: the file's, with the function's where that is not `make` or the name is taken.
@@ -136,9 +139,15 @@ def _workloads(made: Any, name: str) -> Iterator[Workload]:
     if (data is None) != (metric is None):
         raise OwnModelError("accuracy needs data and a metric: give both, or none of them")
     shared = {key: given[key] for key in ("traits",) if key in given}
-    if "inputs" in given or "keywords" in given or "batches" in given or data is None:
-        words = {key: given[key] for key in ("sizes", "estimators", *TRAINING) if key in given}
-        yield workload_of(given["model"], given.get("inputs", ()), given.get("keywords"), name=name, **words, **shared)
+    training = {key: given[key] for key in TRAINING if key in given}
+    called = {key: given[key] for key in ("inputs", "keywords") if not _empty(given.get(key))}
+    apart = bool(called) and "batches" in given  # they may be of other sizes or arguments than the inputs
+    if called or training or data is None:
+        others = {key: given[key] for key in ("sizes", "estimators") if key in given}
+        yield workload_of(given["model"], name=name, **called, **others, **({} if apart else training), **shared)
+    if apart:
+        own = workload_of(given["model"], name=f"{name}.training", sizes=(), **training, **shared)
+        yield replace(own, modes=own.modes & {Mode.TRAIN, Mode.TRAIN_SPEED})
     if data is not None and metric is not None:
         words = {key: given[key] for key in ("max_drop",) if key in given}
         yield task_of(given["model"], data, metric, name=f"{name}.accuracy", **words, **shared)
@@ -156,6 +165,10 @@ def _arguments(made: Any) -> dict[str, Any]:
     if "model" not in made:
         raise OwnModelError(f"{RETURNS}, got a dict without 'model'")
     return dict(made)
+
+
+def _empty(argument: Any) -> bool:
+    return argument is None or (isinstance(argument, (tuple, Mapping)) and not argument)
 
 
 def _kind(made: Any) -> str:

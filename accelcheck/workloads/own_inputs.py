@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.plain import text
-from accelcheck.workloads.base import is_inexact
+from accelcheck.devices.layouts import entries, sparse
+from accelcheck.workloads.base import duplicate, is_inexact
 from accelcheck.workloads.nested import OwnModelError
 
 if TYPE_CHECKING:
@@ -99,8 +99,12 @@ def grown(problem: Problem, axes: Iterable[int], extent: int, seed: int) -> Prob
 
 
 def redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Shuffles a floating-point input; returns masks and integers unchanged."""
-    return shuffled(value, generator) if _free(value) else value
+    """Shuffles a floating-point input, or the entries of a sparse one; returns masks and integers unchanged."""
+    if not sparse(value):
+        return shuffled(value, generator) if _free(value) else value
+    copied = value.clone()
+    entries(copied).copy_(redrawn(entries(value), generator))
+    return copied
 
 
 def shuffled(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -130,7 +134,7 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
     def changed(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.dim():
             return value
-        for axis, size in sizes.items():
+        for axis, size in () if sparse(value) else sizes.items():
             value = value.index_select(axis, torch.arange(size) % value.shape[axis])
         return redrawn(value, generator)
 
@@ -164,7 +168,7 @@ def _untrained(problem: Problem) -> Problem:
 
 def _raised(problem: Problem) -> str:
     """Returns a line about an exception of a copy of the model or of its loss; empty if they run."""
-    module = copy.deepcopy(problem.module).eval()
+    module = duplicate(problem.module).eval()
     inputs = (value.clone() if isinstance(value, Tensor) else value for value in problem.inputs)
     try:
         with torch.no_grad():

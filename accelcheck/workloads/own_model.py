@@ -6,7 +6,6 @@ of each parameter and of each floating-point input, which keeps their sizes, ran
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import re
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import DTYPES, Mode, stable_seed
 from accelcheck.core.registry import unknown
+from accelcheck.devices.layouts import entries
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads import own_inputs, own_random
-from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, in_dtype, is_inexact
+from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, duplicate, in_dtype, is_inexact
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
@@ -96,7 +96,7 @@ def workload_of(
             loss=OwnLoss(loss, rebuilt, targeted=targeted),
             optimizer=optimizer,
         )
-    problem = dataclasses.replace(problem, steps=steps)
+    problem = own_random.apart(dataclasses.replace(problem, steps=steps))
     seen = frozenset(found_traits(own_random.given(_copied(problem)))) if traits is None else traits
     seed = stable_seed(name)
     if sizes is None:
@@ -302,7 +302,7 @@ class Redrawn:
             return own_random.given(problem)
         with torch.no_grad():
             for parameter in problem.module.parameters():
-                parameter.copy_(own_inputs.shuffled(parameter, generator))
+                entries(parameter).copy_(own_inputs.shuffled(entries(parameter), generator))
         inputs = tuple(own_inputs.redrawn(value, generator) for value in problem.inputs)
         return own_random.given(dataclasses.replace(problem, inputs=inputs))
 
@@ -411,7 +411,7 @@ def _check_host(problem: Problem) -> None:
 
 def _duplicate(value: Any, what: str) -> Any:
     try:
-        return copy.deepcopy(value)
+        return duplicate(value)
     except Exception as error:
         raise OwnModelError(
             f"{what}: cannot be copied: {type(error).__name__}: {error}; each case has a copy of its own: take out "

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from accelcheck.devices import torch_names
+from accelcheck.devices.torch_names import dropout_base
+from accelcheck.workloads.base import duplicate
 from accelcheck.workloads.probes import quieted
 from accelcheck.workloads.problem import Problem
 
@@ -78,6 +81,49 @@ def draws(module: nn.Module, inputs: tuple[Any, ...]) -> bool:
             _exchange(
                 {f: f.__wrapped__ for owner, name, _ in _REPLACED if hasattr(f := getattr(owner, name), "__wrapped__")}
             )
+
+
+def apart(problem: Problem) -> Problem:
+    """Lets dropout return copies where the model writes to its results.
+
+    Dropout that drops nothing returns its input, which the backward pass may need as it was.
+    """
+    dropping = any(map(_drops, problem.module.modules()))
+    if not dropping or not _overwrites(quieted(Problem(duplicate(problem.module), problem.inputs))):
+        return problem
+    module = duplicate(problem.module)
+    for part in filter(_drops, module.modules()):
+        part.register_forward_hook(_copy)
+    return dataclasses.replace(problem, module=module)
+
+
+def _drops(part: nn.Module) -> bool:
+    return isinstance(part, dropout_base) and part.p > 0 and not part.inplace
+
+
+def _overwrites(problem: Problem) -> bool:
+    """Returns True if a forward pass in training writes to a tensor that the backward pass needs as it was.
+
+    Changes the problem's module.
+    """
+    module = problem.module.train()
+    inputs = [value.detach().clone() if isinstance(value, Tensor) else value for value in problem.inputs]
+    kept: list[tuple[Tensor, int]] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append((value, value._version))  # noqa: SLF001 - torch has no public name for it
+        return value
+
+    try:  # no backward pass: this process may fork, and autograd's threads do not follow
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), saved_tensors_hooks(keep, lambda value: value):
+            module(*inputs)
+    except Exception:  # noqa: BLE001 - a model may raise anything
+        return False
+    return any(value._version != version for value, version in kept)  # noqa: SLF001
+
+
+def _copy(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.clone() if output is inputs[0] else output
 
 
 def given(problem: Problem) -> Problem:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
 from accelcheck.core.registry import unknown
+from accelcheck.devices.layouts import sparse
 from accelcheck.devices.torch_names import dropout_base
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def draws(workload: Workload, mode: Mode, admitted: Callable[[Probe], bool]) -> 
 
 def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -> Problem:
     """Problem with other floating-point inputs: all, or those at `only`, else `ValueError`. Strides stay the same."""
-    floating = {i for i, v in enumerate(problem.inputs) if isinstance(v, Tensor) and v.is_floating_point()}
+    floating = {place for place, value in enumerate(problem.inputs) if _dense(value)}
     if not set(only) <= floating:
         raise ValueError(
             f"a probe changes input {', '.join(map(str, only))}; "
@@ -122,11 +123,16 @@ def _changed(problem: Problem, change: Callable[[Tensor], Tensor], *only: int) -
         )
 
     def replaced(index: int, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or (only and index not in only):
+        if not _dense(value) or (only and index not in only):
             return value
         return _refilled(value, change(value))
 
     return replace(problem, inputs=tuple(replaced(index, value) for index, value in enumerate(problem.inputs)))
+
+
+def _dense(value: Any) -> bool:
+    """True for a strided floating-point tensor: probes do not change what is sparse."""
+    return isinstance(value, Tensor) and value.is_floating_point() and not sparse(value)
 
 
 def _refilled(value: Tensor, content: Tensor) -> Tensor:

@@ -14,7 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.operator_samples import FEW, HALF, CalledOperator, make
-from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, RESIZED, SCALED, SPECIAL
+from accelcheck.workloads.operator_variants import (
+    HOLLOW,
+    LAYOUTS,
+    LONG,
+    MIXED,
+    OPTIONS,
+    RESIZED,
+    ROWS,
+    SCALED,
+    SHIFTED,
+    SPECIAL,
+    SUBNORMAL,
+    WIDE,
+    WRITTEN,
+)
 from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Workload
 
 if TYPE_CHECKING:
@@ -41,6 +55,7 @@ class SamplePart:
         cases: Dtypes of the cases, which all operators have.
         level: Level under eager; one more in half precision.
         compiled: Level of forward mode under compile-static in `STANDARD` families; others and half precision one up.
+        families: Families whose operators have it; empty for all.
     """
 
     declared: tuple[str, ...]
@@ -50,17 +65,27 @@ class SamplePart:
     level: int = 3
     compiled: int = 3
     gradients: bool = True
+    families: frozenset[str] = frozenset()
 
 
+CHECKED = frozenset({"unary", "binary", "reduction", "shape", "masked", "loss"})
+"""Families of operators that refuse inputs which do not fit, where others read or write beyond them."""
 PARTS: Mapping[str, SamplePart] = MappingProxyType(
     {
         "floating": SamplePart(("float32", *HALF), level=2),
         "further": SamplePart(("complex64", "int64", "uint8", "bool"), (), level=2),
         "half": SamplePart(HALF, cases=HALF, compiled=4),
         "edges": SamplePart(("float32",), variants=(*SPECIAL, *SCALED), gradients=False),
-        "resized": SamplePart(("float32",), variants=tuple(RESIZED), level=4, compiled=4),
+        "values": SamplePart(("float32",), variants=(*ROWS, *LONG, *SHIFTED, *SUBNORMAL), compiled=4, gradients=False),
+        "wide": SamplePart(
+            ("int64",), (), variants=tuple(WIDE), level=2, compiled=4, gradients=False, families=CHECKED
+        ),
+        "hollow": SamplePart(("float32",), variants=tuple(HOLLOW), compiled=4, families=CHECKED),
+        "resized": SamplePart(("float32",), variants=tuple(RESIZED), compiled=4),
         "strided": SamplePart(("float32",), variants=tuple(LAYOUTS)),
         "mixed": SamplePart(("float32",), variants=tuple(MIXED), gradients=False),
+        "options": SamplePart(("float32", "int64", "bool"), (), variants=(OPTIONS,), compiled=4),
+        "written": SamplePart(("float32", "bool"), (), variants=tuple(WRITTEN), level=2, compiled=4, gradients=False),
     }
 )
 """Parts of samples, by the name in their workloads."""
@@ -78,6 +103,7 @@ COMMON = tuple(
     gather scatter index_select masked_fill""".split()
 )
 """Sixty operators of transformers, convolutional networks and their losses: the bundle of level 1."""
+EAGER = frozenset({"eager"})
 KERNELS = ("eager", "compile-static", "func-vmap-copies", "onnxruntime", "openvino")
 """Techniques with kernels or rules of their own for values, sizes and layouts: others hand operators on."""
 
@@ -139,6 +165,19 @@ def bundles(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
                 yield _workload(f"ops-{kind}-{number + 1}", summary, operators, FEW, family, **options)
 
 
+def apart(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[Workload]:
+    """Yields bundles, for eager alone, of operators that no graph has: mostly, a shape depends on values."""
+    for part in PARTS:
+        kept = {name: entry[part] for name, entry in stored.items() if "apart" in entry.get(part, {})}
+        operators = tuple(called(name, part, entry) for name, entry in kept.items() if "left" not in entry)
+        if not operators:
+            continue
+        names = ", ".join(operator.name for operator in operators)
+        summary = f"torch's operators {names}, which no graph has, with a few samples each."
+        options = {"level": PARTS[part].level, "techniques": EAGER}
+        yield _workload(f"ops-apart-{part}", summary, operators, FEW, "", **options)
+
+
 def common(stored: Mapping[str, Mapping[str, Any]]) -> Workload:
     """Bundle of `COMMON`, with one sample of each operator."""
     operators = tuple(called(name, "floating", stored[name]["floating"]) for name in COMMON)
@@ -167,6 +206,7 @@ def _workloads() -> Iterator[Workload]:
                 yield alone(name, part, entry[part], entry["family"])
     yield common(stored)
     yield from bundles(stored)
+    yield from apart(stored)
 
 
 WORKLOADS = tuple(_workloads())
