@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable
 from accelcheck.core.case import TIMED, Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import installed
 from accelcheck.techniques.observe import Log, OperatorLog
 from accelcheck.workloads import builtin
+from accelcheck.workloads.base import OptimizerMaker, Program, Workload
+from accelcheck.workloads.probes import Probe
 from accelcheck.workloads.problem import described
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import nn
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
-    from accelcheck.workloads.probes import Probe
 
 
 class Unsupported(Exception):  # noqa: N818 - an answer about the case, not an error of anyone
@@ -249,7 +246,6 @@ class Technique:
         Called after every case, also after one that failed, and before `prepare` is called again. Later cases of the
         process see whatever is left behind.
         """
-        return
 
     def needs(self, device: Device, *features: str) -> Capability:
         """Returns `SUPPORTED` if the device has all `features`, else ``unsupported`` with the first that is missing.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, at_least, counted, none_of, operators
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 class Eager(Technique):

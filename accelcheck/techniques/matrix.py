@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -15,9 +16,7 @@ from accelcheck.core.registry import UnknownNameError, discover, index, unknown
 from accelcheck.core.selection import Selection
 from accelcheck.core.strangers import quoted
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
+if TYPE_CHECKING:  # the plugin and the commands import this module without torch
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload
 

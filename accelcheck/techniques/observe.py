@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.profiler import profile
 
 from accelcheck.core.case import Evidence
+from accelcheck.devices.layouts import contiguous, sparse
 from accelcheck.devices.torch_names import DeviceType, TorchDispatchMode, disable_current_modes
 from accelcheck.measure.kernels import activities
 from accelcheck.workloads.dispatch import called
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
-
 
 CONTRACTION = (
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|convolution|convolution_overrideable|_cudnn_rnn|mkldnn_rnn_layer"
@@ -36,16 +33,10 @@ _HIDDEN = frozenset(
 """Events that torch's own tables leave out."""
 
 
-class Log(Protocol):
+class Log(AbstractContextManager["Log"], Protocol):
     """Context manager that records the operators or events of a run. Takes a `torch.device` type, such as ``cuda``."""
 
     def __init__(self, device_type: str) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def count(self, pattern: str) -> int:
         """Counts the operators or events whose whole name matches the regular expression `pattern`."""
@@ -119,11 +110,8 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         )
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Hides operators from every `OperatorLog` inside the context: for copies to the host that go to a file."""
-    with disable_current_modes():
-        yield
+unwatched = disable_current_modes
+"""Context that hides operators from every `OperatorLog`: for copies to the host that go to a file."""
 
 
 class ProfilerLog:
@@ -137,10 +125,8 @@ class ProfilerLog:
         self._profile.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # untyped in torch
+    def __exit__(self, *error: object) -> None:
+        self._profile.__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def count(self, pattern: str) -> int:
         return sum(number for name, number in self.names().items() if re.fullmatch(pattern, name))
@@ -215,7 +201,9 @@ def operators(log: Log) -> OperatorLog:
 
 
 def memory_format(tensor: Tensor) -> str:
-    """Returns ``channels_last``, ``contiguous``, ``both`` (equal where sizes are 1), or ``strided`` for neither."""
+    """Returns ``channels_last``, ``contiguous``, ``both`` where sizes are 1, ``strided``, or a sparse layout."""
+    if sparse(tensor):
+        return str(tensor.layout).removeprefix("torch.")
     dense = tensor.is_contiguous()
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return "both" if dense else "channels_last"
@@ -227,7 +215,7 @@ def _formats(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _facts(values: Iterable[Any]) -> tuple[tuple[torch.dtype, bool, str], ...]:
-    return tuple((tensor.dtype, tensor.is_contiguous(), tensor.device.type) for tensor in _tensors(values))
+    return tuple((tensor.dtype, contiguous(tensor), tensor.device.type) for tensor in _tensors(values))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

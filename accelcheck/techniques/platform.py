@@ -6,18 +6,14 @@ tries them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import Log
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.platform import NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 
 class Platform(Technique):

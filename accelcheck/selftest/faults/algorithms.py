@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, PlantedFault, passes, row, single, variant
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, alike, passes, single, variant
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import kernels, rounded_to, within
 from accelcheck.verify.algorithms import ALGORITHMS, Algorithm, strassen, winograd
@@ -67,7 +67,7 @@ def _minus_for_plus(func: Any, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-fault = row(PlantedFault, absent=_ABSENT, exists=strided)
+fault = alike(absent=_ABSENT, exists=strided)
 
 FAULTS = (
     *(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from accelcheck.selftest.faults.base import Cell, Change, backward, fault
 from accelcheck.selftest.faults.compute import attention, causal
 from accelcheck.selftest.faults.plant import always, backwards, calling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 
 def leaking(count: float, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

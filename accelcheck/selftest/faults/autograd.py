@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
-from accelcheck.selftest.faults.base import PlantedFault, backward, fault, row, single
+from accelcheck.selftest.faults.base import alike, backward, derived, fault, single
 from accelcheck.selftest.faults.plant import always, backwards, calling, editing, replacing
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def row_repeated(plain: Callable[..., Any], function: Callable[..., Any], **opti
     return call
 
 
-slow = row(PlantedFault, seeds=10)
+slow = alike(seeds=10)
 
 FAULTS = (
     fault("gradients-swapped")(backward("custom-function"), always(calling)(exchanged), number=38),
@@ -121,22 +120,18 @@ FAULTS = (
         backward("mlp"), lambda _: replacing(grad=lambda gradient: 2 * gradient), number=38
     ),
     slow("vmap-last-sample-repeated")(
-        (single("attention-ragged"), single("elementwise-scalar"), single("gather", Mode.BACKWARD)),
+        (single("attention-ragged"), single("elementwise-scalar"), derived("gather")),
         around=last_sample_repeated,
         technique="func-vmap",
     ),
     slow("vjp-cotangent-short")(
-        (single("custom-function", Mode.BACKWARD), single("embedding-norm-gelu", Mode.BACKWARD)),
-        around=cotangent_short,
-        technique="func-grad",
+        (derived("custom-function"), derived("embedding-norm-gelu")), around=cotangent_short, technique="func-grad"
     ),
     slow("jacrev-row-repeated", "A Jacobian by reverse mode has its last row but one twice.")(
-        single("max-pool", Mode.BACKWARD),
-        around=sowing.replacing(torch.func, "jacrev")(row_repeated),
-        technique="func-jacrev",
+        derived("max-pool"), around=sowing.replacing(torch.func, "jacrev")(row_repeated), technique="func-jacrev"
     ),
     slow("jacfwd-row-repeated", "A Jacobian by forward mode has its last row but one twice.")(
-        (single("elementwise-overlap", Mode.BACKWARD), single("layer-norm-narrow", Mode.BACKWARD)),
+        (derived("elementwise-overlap"), derived("layer-norm-narrow")),
         around=sowing.replacing(torch.func, "jacfwd")(row_repeated),
         technique="func-jacfwd",
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, passes, row, single
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, alike, backward, fault, passes, single
 from accelcheck.selftest.faults.plant import Kernel, always, kernel, kernels
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text, replacing
 from accelcheck.techniques.attention import flex
@@ -22,8 +22,6 @@ ONCE = dict.fromkeys(
     "the mask and the scale are FP32 in all kernels: planted once, in float32, since each case takes seconds "
     "to compile",
 )
-COMPILED = 2
-"""Seeds of faults for which something is compiled."""
 
 
 @always(kernel("_scaled_dot_product_flash_attention_for_cpu"))
@@ -76,26 +74,21 @@ def larger(match: re.Match[str]) -> str:
     return f"scaling_factor = {1.01 * float(match['scale'])};"
 
 
-slow = row(PlantedFault, seeds=10)
-compiled = row(PlantedFault, technique="flex-attention", absent=ONCE, seeds=1)
+slow = alike(seeds=10)
+mathematical = alike(technique="sdpa-math", seeds=10)
+compiled = alike(technique="flex-attention", absent=ONCE, seeds=1)
 
 FAULTS = (
     slow("flash-last-key-unseen")(passes("attention-cross"), last_key_unseen, technique="sdpa-flash"),
     slow("flash-stale-row-sums")(backward("attention-causal"), stale_logsumexp, technique="sdpa-flash"),
-    slow("math-next-key-seen")(Cell("attention-causal"), next_key_seen, technique="sdpa-math"),
-    slow("math-row-sums-lost")(
-        (backward("attention-cross"), backward("attention-mask")), row_sums_lost, technique="sdpa-math"
-    ),
+    mathematical("math-next-key-seen")(Cell("attention-causal"), next_key_seen),
+    mathematical("math-row-sums-lost")((backward("attention-cross"), backward("attention-mask")), row_sums_lost),
     slow("jagged-neighbours-token")(passes("attention-varlen"), around=neighbours_token, technique="sdpa-nested"),
-    fault("flex-mask-moved")(
-        Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=COMPILED
-    ),
+    fault("flex-mask-moved")(Cell("attention-mask"), around=mask_moved, technique="flex-attention-eager", seeds=2),
     compiled(
         "flex-compiled-mask-moved", "The block mask that is compiled into FlexAttention's kernel is one key late."
     )(single("attention-varlen"), around=mask_moved),
     compiled("flex-kernel-scale", larger)(
-        single("attention-varlen"),
-        around=lambda _: kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger),
-        exists=in_cpp,
+        single("attention-varlen"), around=kernel_text(r"scaling_factor = (?P<scale>[0-9.]+);", larger), exists=in_cpp
     ),
 )

@@ -8,19 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
-from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.case import Mode
 from accelcheck.techniques.base import Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from torch import nn
-
     from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import OptimizerMaker, Program, Workload
-    from accelcheck.workloads.probes import Probe
+    from accelcheck.workloads.base import Program
 
 Change: TypeAlias = "Callable[[Program], None]"
 """Function that changes a program in place, after the technique has prepared it."""
@@ -63,6 +59,11 @@ def passes(workload: str, dtypes: tuple[str, ...] = EVERY) -> tuple[Cell, Cell]:
 def backward(workload: str, dtypes: tuple[str, ...] = EVERY) -> Cell:
     """A cell of a workload's backward pass."""
     return Cell(workload, Mode.BACKWARD, dtypes)
+
+
+def derived(workload: str) -> Cell:
+    """A cell of a workload's backward pass in FP32 alone."""
+    return backward(workload, FLOAT32)
 
 
 def trained(workload: str) -> Cell:
@@ -182,7 +183,17 @@ def _first_sentence(documented: Any) -> str:
     return f"{text.partition('. ')[0].removesuffix('.')}."
 
 
-fault, variant = row(PlantedFault), row(Variant)
+alike = partial(row, PlantedFault)
+"""Begin the rows of faults that share arguments: ``slow = alike(seeds=5)``."""
+fault, variant = alike(), row(Variant)
+
+
+SHARED = (
+    *("name", "family", "promise", "source", "level", "dtypes", "modes", "requires", "excludes", "resizing"),
+    *("keeps_strides", "bakes", "differentiates_twice", "accuracy_limit", "packages", "watch", "capability"),
+    *("accepts", "admits", "precision", "emulate", "emulate_optimizer", "evidence"),
+)
+"""Attributes and methods that a technique with a plant has from the technique itself."""
 
 
 class Planted(Technique):
@@ -203,43 +214,13 @@ class Planted(Technique):
         *,
         warm: bool = True,
     ) -> None:
-        self.base = base
-        self.change = change
+        self.base, self.change = base, change
         self.around = contextlib.nullcontext if around is None else around
         self._held = contextlib.ExitStack()
-        self.name, self.family, self.promise, self.source = base.name, base.family, base.promise, base.source
-        self.dtypes, self.modes, self.requires, self.excludes = base.dtypes, base.modes, base.requires, base.excludes
+        # What the base says of itself; a bound method of it can be sent to another process.
+        vars(self).update({name: getattr(base, name) for name in SHARED})
         # A faulty cache shows only in a second run, so there are at least two.
-        self.warmups, self.resizing = max(int(warm), base.warmups), base.resizing
-        self.keeps_strides, self.bakes, self.level = base.keeps_strides, base.bakes, base.level
-        self.differentiates_twice, self.accuracy_limit = base.differentiates_twice, base.accuracy_limit
-        self.packages = base.packages
-
-    @property
-    def watch(self) -> type[Log]:  # type: ignore[override]  # a class attribute of each technique, and so of its base
-        """The base's own observation."""
-        return self.base.watch
-
-    def capability(self, device: Device) -> Capability:
-        return self.base.capability(device)
-
-    def accepts(self, workload: Workload) -> bool:
-        return self.base.accepts(workload)
-
-    def admits(self, probe: Probe) -> bool:
-        return self.base.admits(probe)
-
-    def precision(self, dtype: str) -> str:
-        return self.base.precision(dtype)
-
-    @property
-    def emulate(self) -> Callable[[nn.Module, tuple[Any, ...]], nn.Module]:
-        """The base's own, which can be sent to another process."""
-        return self.base.emulate
-
-    @property
-    def emulate_optimizer(self) -> Callable[[OptimizerMaker], OptimizerMaker]:
-        return self.base.emulate_optimizer
+        self.warmups = max(int(warm), base.warmups)
 
     @property
     def oracle(self) -> str:
@@ -249,9 +230,6 @@ class Planted(Technique):
         self._held.enter_context(self.around())
         self.base.prepare(program, mode, device)
         self.change(program)
-
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        return self.base.evidence(program, log, mode, device)
 
     def finish(self) -> None:
         with self._held:  # the technique's own end comes first: it drops what was compiled

@@ -9,21 +9,10 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, PlantedFault, fault, passes, row, single, trained
-from accelcheck.selftest.faults.sowing import (
-    calls_of,
-    exported,
-    fresh_code,
-    graph_pass,
-    in_cpp,
-    kernel_text,
-    replacing,
-    swapped,
-    with_argument,
-    without_call,
-)
+from accelcheck.selftest.faults import sowing
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, alike, derived, fault, passes, single, trained
+from accelcheck.selftest.faults.sowing import Around, calls_of, exported, graph_pass, in_cpp, kernel_text, replacing
 
 if TYPE_CHECKING:
     import re
@@ -49,9 +38,8 @@ def shorter_loop(match: re.Match[str]) -> str:
     return f"{match['name']}<static_cast<int64_t>({last - (64 if last > 1024 else 1)}L);"
 
 
-def dynamic_loop_short(strength: float) -> AbstractContextManager[None]:
-    """A kernel for all sizes has a loop that ends one row too early."""
-    return kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
+dynamic_loop_short = kernel_text(r"x0<static_cast<int64_t>\(ks\d+\)", lambda match: f"{match[0]} - 1", most=1)
+"""A kernel for all sizes has a loop that ends one row too early."""
 
 
 def sine_by_series(strength: float) -> AbstractContextManager[Any]:
@@ -64,7 +52,7 @@ def sine_by_series(strength: float) -> AbstractContextManager[Any]:
         inner = add(multiply(square, 1 / 120), -1 / 6)
         return multiply(x, add(multiply(square, inner), 1.0))
 
-    return fresh_code(mock.patch.dict(table, {ops.sin.default: lowered}))
+    return sowing.fresh_code(mock.patch.dict(table, {ops.sin.default: lowered}))
 
 
 def bias_gradient_short(graph: fx.Graph) -> int:
@@ -96,7 +84,7 @@ def copied_constants(plain: Callable[..., Any], model: Any, constants: dict[str,
     return plain(model, kept, **options)
 
 
-def loaded(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
+def loaded(edit: Callable[[fx.Graph], int]) -> Around:
     """Edit programs that are loaded from a file, while active."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +94,7 @@ def loaded(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
         program.graph_module.recompile()
         return program
 
-    return swapped(torch.export, "load", wrong)
+    return replacing(torch.export, "load")(wrong)
 
 
 def bounds_moved(graph: fx.Graph) -> int:
@@ -124,10 +112,10 @@ def mask_short(graph: fx.Graph) -> int:
     return 1
 
 
-def scripted(by: str) -> Callable[[Callable[[Any], None]], Callable[[float], AbstractContextManager[None]]]:
+def scripted(by: str) -> Callable[[Callable[[Any], None]], Around]:
     """A decorator for functions that change, in place, the graph of the result of this function of ``torch.jit``."""
 
-    def decorate(edit: Callable[[Any], None]) -> Callable[[float], AbstractContextManager[None]]:
+    def decorate(edit: Callable[[Any], None]) -> Around:
         @functools.wraps(edit)
         def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             script = plain(*args, **kwargs)
@@ -165,21 +153,18 @@ def relu_lost(graph: Any) -> None:
     node.output().replaceAllUsesWith(next(node.inputs()))
 
 
-static = row(PlantedFault, technique="compile-static", seeds=COMPILED)
-slow = row(PlantedFault, seeds=5)
-once = row(PlantedFault, seeds=1)
+static = alike(technique="compile-static", seeds=COMPILED)
+slow = alike(seeds=5)
+exporting, reloading = alike(technique="export", seeds=5), alike(technique="export-dynamic", seeds=5)
+once = alike(seeds=1)
 
 FAULTS = (
     static("inductor-tail-unwritten", shorter_loop)(
-        (Cell("mlp"), Cell("layer-norm-narrow")),
-        around=lambda _: kernel_text(LOOP, shorter_loop, most=1),
-        exists=in_cpp,
+        (Cell("mlp"), Cell("layer-norm-narrow")), around=kernel_text(LOOP, shorter_loop, most=1), exists=in_cpp
     ),
     static("inductor-sine-by-series")(single("elementwise-5"), around=sine_by_series, absent=ONCE),
     static("inductor-bias-gradient-short", bias_gradient_short)(
-        (single("mlp", Mode.BACKWARD), trained("train-mlp")),
-        around=lambda _: graph_pass(bias_gradient_short),
-        absent=ONCE,
+        (derived("mlp"), trained("train-mlp")), around=graph_pass(bias_gradient_short), absent=ONCE
     ),
     fault(
         "inductor-dynamic-size-constant", "A kernel for all sizes ends its loop where that of the second size ended."
@@ -190,29 +175,19 @@ FAULTS = (
     fault("guards-skipped")(single("stream-lengths"), around=unguarded, technique="dynamo-stale", seeds=3),
     once("aot-inductor-constants-copied")(single("mlp"), around=copied_constants, technique="aot-inductor-constants"),
     once("aot-inductor-relu-lost", "A pass over the graph of a package removes its last activation.")(
-        single("mlp"), around=lambda _: graph_pass(without_call("relu")), technique="aot-inductor-constants"
+        single("mlp"), around=graph_pass(sowing.without_call("relu")), technique="aot-inductor-constants"
     ),
-    slow("export-slice-moved", bounds_moved)(
-        passes("slicing", FLOAT32), around=lambda _: exported(bounds_moved), technique="export"
+    exporting("export-slice-moved", bounds_moved)(passes("slicing", FLOAT32), around=exported(bounds_moved)),
+    exporting("export-bias-dropped", "The exported graph has lost the last layer's bias.")(
+        (single("mlp"), derived("mlp"), trained("train-mlp")), around=exported(sowing.with_argument("linear", 2, None))
     ),
-    slow("export-bias-dropped", "The exported graph has lost the last layer's bias.")(
-        (single("mlp"), single("mlp", Mode.BACKWARD), trained("train-mlp")),
-        around=lambda _: exported(with_argument("linear", 2, None)),
-        technique="export",
+    reloading("export-comparison-mapped-wrong", mask_short)(
+        (single("mean-pool"), derived("attention-ragged")), around=loaded(mask_short)
     ),
-    slow("export-comparison-mapped-wrong", mask_short)(
-        (single("mean-pool"), single("attention-ragged", Mode.BACKWARD)),
-        around=lambda _: loaded(mask_short),
-        technique="export-dynamic",
-    ),
-    slow(
+    reloading(
         "export-causal-lost",
         "A program that was saved and loaded has lost the attribute that makes its attention causal.",
-    )(
-        single("attention-causal"),
-        around=lambda _: loaded(with_argument("scaled_dot_product_attention", 5, value=False)),
-        technique="export-dynamic",
-    ),
+    )(single("attention-causal"), around=loaded(sowing.with_argument("scaled_dot_product_attention", 5, value=False))),
     slow("trace-epsilon-wrong")(passes("layer-norm-narrow", FLOAT32), around=epsilon_times_ten, technique="jit-trace"),
     slow("script-relu-lost")((single("mlp"), trained("train-mlp")), around=relu_lost, technique="jit-script"),
     slow("freeze-rounds-constant")(single("mlp"), around=constant_rounded, technique="jit-freeze"),

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from accelcheck.selftest.faults.base import PlantedFault, row, single
-from accelcheck.selftest.faults.sowing import exported, replacing, swapped, with_argument
+from accelcheck.selftest.faults.base import alike, single
+from accelcheck.selftest.faults.sowing import Around, exported, replacing, swapped, with_argument
 from accelcheck.techniques.runtimes.openvino import openvino
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
-
-def onnx_graph(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
+def onnx_graph(edit: Callable[[Any, Any], None]) -> Around:
     """A decorator for changes of an ONNX graph, with ``onnx`` itself, in the file that a session is made from."""
 
     @functools.wraps(edit)
@@ -57,7 +54,7 @@ def gelu_by_tanh(graph: Any, onnx: Any) -> None:
     gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
 
 
-def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
+def converted(edit: Callable[[Any, Any], None]) -> Around:
     """A decorator for changes of the model, with ``openvino`` itself, that OpenVINO has converted and then compiles."""
 
     def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +65,7 @@ def converted(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractCon
     return functools.wraps(edit)(lambda _: swapped(openvino(), "convert_model", wrong))
 
 
-def compiled(edit: Callable[[Any, Any], None]) -> Callable[[float], AbstractContextManager[None]]:
+def compiled(edit: Callable[[Any, Any], None]) -> Around:
     """A decorator like `converted` for the parts of a graph that ``torch.compile`` gives to OpenVINO."""
 
     @functools.wraps(edit)
@@ -118,15 +115,15 @@ def causal_lost(model: Any, package: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-fault = row(PlantedFault, seeds=2)  # each draw of parameters is converted anew: a second or more each
+fault = alike(seeds=2)  # each draw of parameters is converted anew: a second or more each
 
 FAULTS = (
     fault("tensorrt-bias-dropped", "The graph that becomes an engine has lost the last layer's bias.")(
-        single("mlp"), around=lambda _: exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
+        single("mlp"), around=exported(with_argument("linear", 2, None)), technique="tensorrt-fp32"
     ),
     fault("tensorrt-causal-lost", "The attention that becomes an engine is not causal.")(
         single("attention-causal"),
-        around=lambda _: exported(with_argument("scaled_dot_product_attention", 5, value=False)),
+        around=exported(with_argument("scaled_dot_product_attention", 5, value=False)),
         technique="tensorrt-fp16",
     ),
     fault("onnx-weight-rounded", "An initializer of the exported graph is rounded to float16.")(

@@ -9,8 +9,8 @@ import torch
 
 from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import data_fetch as fetch
-from accelcheck.selftest.faults.base import Cell, PlantedFault, fault, row, single, trained
-from accelcheck.selftest.faults.sowing import replacing, swapped
+from accelcheck.selftest.faults.base import Cell, alike, fault, single, trained
+from accelcheck.selftest.faults.sowing import Around, replacing, swapped
 from accelcheck.techniques.data import dataloader
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FETCH: Callable[[Any, list[int]], Any] = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
 
 
-def reading(wrong: Callable[[int], None]) -> Callable[[float], AbstractContextManager[None]]:
+def reading(wrong: Callable[[int], None]) -> Around:
     """Call a function at the start of each worker process, which imports it by its name."""
 
     @functools.wraps(wrong)
@@ -62,7 +62,7 @@ def one_buffer(strength: float) -> AbstractContextManager[None]:
     return swapped(torch.Tensor, "pin_memory", wrong)
 
 
-loader = row(PlantedFault, technique="prefetch-loader", seeds=2)
+loader = alike(technique="prefetch-loader", seeds=2)
 
 FAULTS = (
     loader("loader-row-repeated")(trained("train-mlp"), around=reading(row_repeated)),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, row, single, trained
+from accelcheck.selftest.faults.base import Cell, Change, alike, derived, single, trained
 from accelcheck.selftest.faults.plant import Kernel, always, changing, kernel
 from accelcheck.techniques.quantization.int8 import as_module
+from accelcheck.techniques.quantization.semi_structured import TECHNIQUES as SPARSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,19 @@ def nibbles_swapped(layer: Any) -> None:
     layer.weight[-1] = (last >> 4) | ((last & 15) << 4)
 
 
+@always(layer_of("PackedLinear"))
+def halves_swapped(layer: Any) -> None:
+    """In one channel the two weights of a byte of a packed word are swapped. It is the last one."""
+    last = layer.weight[-1].view(torch.uint8)
+    last.copy_((last >> 4) | ((last & 15) << 4))
+
+
+@always(layer_of("PackedLinear"))
+def zero_points_rolled(layer: Any) -> None:
+    """Packed groups have the zero points of the groups before."""
+    layer.weight_zero_point.copy_(layer.weight_zero_point.roll(1, -1))
+
+
 @always(kernel("_int_mm"))
 def last_depth_dropped(func: Any, left: Tensor, right: Tensor) -> Tensor:
     """An int8 product leaves out the last element of its depth."""
@@ -137,8 +150,9 @@ def unquantized_weight(program: Program) -> None:
 
 
 MLP, WIDE_MLP = (single("mlp"),), Cell("mlp", dtypes=("float32", "bfloat16"))
+HALF, sparse = Cell("mlp", dtypes=("bfloat16",)), always(layer_of("SparseLinear"))
 
-fault = row(PlantedFault, seeds=5)
+fault = alike(seeds=5)
 
 FAULTS = (
     fault("int8-bias-lost")(MLP, bias_lost, technique="int8-dynamic"),
@@ -157,6 +171,20 @@ FAULTS = (
         MLP, always(layer_of("Float8Tensor"))(scales_rolled), technique="float8-torchao-weight-only"
     ),
     fault("int4-nibbles-swapped")(MLP, nibbles_swapped, technique="int4-weight-only", emulated=True),
+    fault("packed-halves-swapped")(MLP, halves_swapped, technique="int4-packed-gptq"),
+    fault("packed-zero-points-rolled")(MLP, zero_points_rolled, technique="int4-packed-awq"),
+    fault("sparse-elements-late", "Elements of a compressed weight are one place late.")(
+        (HALF,),
+        sparse(lambda layer: layer.weight.packed.copy_(layer.weight.packed.roll(1))),
+        technique="sparse-2-4",
+        exists=SPARSE[0].capability,
+    ),
+    fault("sparse-places-rolled", "Rows of a sparse weight have their values at the places of other rows.")(
+        (HALF,),
+        sparse(lambda layer: layer.weight.meta.copy_(layer.weight.meta.roll(1, 0))),
+        technique="sparse-2-4-cutlass",
+        exists=SPARSE[1].capability,
+    ),
     fault("int4-group-stale")(MLP, group_stale, technique="int4-weight-only-kernel"),
     fault("float8-first-scale-for-all")(WIDE_MLP, first_scale_for_all, technique="float8-scaled-mm-rowwise"),
     fault("float8-depth-dropped")(WIDE_MLP, float8_depth_dropped, technique="float8-scaled-mm"),
@@ -168,8 +196,6 @@ FAULTS = (
         "A calibrated zero point of the converted graph is that of a symmetric range, so that half of the range "
         "is clipped.",
     )(single("multi-head-attention"), quantizing_node(2, lambda zero: zero + 64), technique="int8-pt2e-static"),
-    fault("qat-truncates")(
-        (trained("train-mlp"), single("mlp-blocks", Mode.BACKWARD)), truncating, technique="int8-qat"
-    ),
+    fault("qat-truncates")((trained("train-mlp"), derived("mlp-blocks")), truncating, technique="int8-qat"),
     fault("qat-weight-left")(trained("train-mlp"), unquantized_weight, technique="int8-qat"),
 )

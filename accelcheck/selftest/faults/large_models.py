@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,12 @@ from torch.nn.functional import silu
 
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
-from accelcheck.selftest.faults.base import PlantedFault, backward, everywhere, fault, row, single, trained, variant
+from accelcheck.selftest.faults.base import Change, alike, derived, fault, single, trained, variant
 from accelcheck.selftest.faults.plant import calling, spoiling
-from accelcheck.selftest.faults.sowing import swapped
+from accelcheck.selftest.faults.sowing import fresh_code, replacing, swapped
 from accelcheck.techniques.compilation import regional
 from accelcheck.techniques.fused import kernels
+from accelcheck.techniques.fused.kernels import KERNELS
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
 from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from accelcheck.selftest.faults.base import Change
     from accelcheck.workloads.base import Program
 
 
@@ -58,6 +57,12 @@ def last_lost(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
     return out
 
 
+@replacing(KERNELS, "launch")
+def block_left(plain: Any, kernel: Any, x: Tensor) -> Tensor:
+    """The last block of a user's kernel is not launched."""
+    return torch.cat([plain(kernel, x.flatten()[:-128]), torch.zeros_like(x.flatten()[:128])]).reshape(x.shape)
+
+
 def scales_turned(program: Program) -> None:
     """Scales of blocks are those of the next row."""
     for layer in program.call.modules():  # type: ignore[union-attr]  # a module, as this technique makes it
@@ -65,22 +70,16 @@ def scales_turned(program: Program) -> None:
             layer.held.scale.copy_(layer.held.scale.view(torch.uint8).roll(1, 0).view(layer.held.scale.dtype))
 
 
-def rounded_down(strength: float) -> AbstractContextManager[Any]:
+@replacing("torchao.prototype.mx_formats.mx_tensor:MXTensor", "to_mx")
+def rounded_down(plain: Any, x: Tensor, elements: Any, block: int, how: Any) -> Any:
     """Scales that are powers of two are rounded down. The largest elements are cut off."""
-
-    def wrong(plain: Any, x: Tensor, elements: Any, block: int, how: Any) -> Any:
-        return plain(x, elements, block, type(how).FLOOR)
-
-    return swapped(importlib.import_module("torchao.prototype.mx_formats.mx_tensor").MXTensor, "to_mx", wrong)
+    return plain(x, elements, block, type(how).FLOOR)
 
 
-def grown(strength: float) -> AbstractContextManager[Any]:
+@replacing("torchao.float8.float8_linear", "hp_tensor_to_float8_dynamic")
+def grown(plain: Any, x: Tensor, dtype: torch.dtype, *args: Any, **options: Any) -> Any:
     """Gradients that are cast to float8 are a sixteenth too large."""
-
-    def wrong(plain: Any, x: Tensor, dtype: torch.dtype, *args: Any, **options: Any) -> Any:
-        return plain(x * 1.0625 if dtype == torch.float8_e5m2 else x, dtype, *args, **options)
-
-    return swapped(importlib.import_module("torchao.float8.float8_linear"), "hp_tensor_to_float8_dynamic", wrong)
+    return plain(x * 1.0625 if dtype == torch.float8_e5m2 else x, dtype, *args, **options)
 
 
 def without(**options: Any) -> Callable[[float], Change]:
@@ -135,12 +134,10 @@ def by_logsumexp(module: Any, x: Tensor, target: Tensor) -> Tensor:
     return out
 
 
-group = row(PlantedFault, technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})
-mx = row(PlantedFault, technique="mxfp8", exists=BLOCKS[0].capability)
-MOE, LOSS = (
-    (single("grouped-experts"), backward("grouped-experts", ("float32",))),
-    backward("vocabulary-loss", ("float32",)),
-)
+group = alike(technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})
+mx = alike(technique="mxfp8", exists=BLOCKS[0].capability)
+triton = alike(technique="triton-custom-op", exists=kernels.TECHNIQUES[-2].answer, seeds=1)
+MOE, LOSS = ((single("grouped-experts"), derived("grouped-experts")), derived("vocabulary-loss"))
 
 FAULTS = (
     group("experts-group-short", "A group ends one row too early, and the next one begins there.")(
@@ -151,20 +148,25 @@ FAULTS = (
     ),
     fault("loss-counts-ignored", over_all)(LOSS, of_loss(over_all), technique="linear-cross-entropy"),
     fault("loss-gradient-lost", last_lost)(LOSS, of_loss(last_lost), technique="linear-cross-entropy"),
+    triton("triton-block-left")(single("elementwise-5"), around=block_left),
+    triton("triton-gradient-passed", "A user's operator has the gradient of the identity.")(
+        single("elementwise-5", Mode.BACKWARD),
+        around=lambda _: fresh_code(replacing(KERNELS, "slope")(lambda _, x: torch.ones_like(x))(1.0)),
+    ),
     fault("cond-sides-swapped", "The branches of a condition are swapped.")(
         single("control-cond"),
         around=lambda _: swapped(torch, "cond", lambda plain, test, yes, no, given: plain(test, no, yes, given)),
         technique="torch-cond",
     ),
     fault("scan-reversed", "A scan begins with the last row.")(
-        (single("control-scan"), single("control-scan", Mode.BACKWARD)),
+        (single("control-scan"), derived("control-scan")),
         around=lambda _: swapped(torch_names, "scan", lambda plain, *given: plain(*given, reverse=True)),
         technique="torch-scan",
     ),
     mx("block-scales-turned", scales_turned)(single("mlp-blocks"), lambda _: scales_turned),
     mx("block-scales-rounded-down")(single("mlp-blocks"), around=rounded_down),
     fault("float8-gradients-grown")(
-        single("mlp-blocks", Mode.BACKWARD), around=grown, technique=FLOAT8[0], exists=FLOAT8[0].capability
+        derived("mlp-blocks"), around=grown, technique=FLOAT8[0], exists=FLOAT8[0].capability
     ),
     fault("muon-without-decay", "Muon leaves out the decay of weights.")(
         trained("train-mlp"), without(weight_decay=0.0), technique="muon", seeds=1
@@ -172,9 +174,7 @@ FAULTS = (
     fault("muon-other-coefficients", "The last coefficient of Muon's iteration is 1 % too large.")(
         trained("train-mlp"), without(ns_coefficients=(3.4445, -4.775, 2.052)), technique="muon", seeds=1
     ),
-    fault("regional-first-weights")(
-        single("mlp-blocks"), around=first_block, technique="compile-regional", exists=everywhere, seeds=1
-    ),
+    fault("regional-first-weights")(single("mlp-blocks"), around=first_block, technique="compile-regional", seeds=1),
 )
 
 VARIANTS = (

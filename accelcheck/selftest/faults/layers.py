@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, backward, fault, passes, single
+from accelcheck.selftest.faults.base import Cell, backward, derived, fault, passes, single
 from accelcheck.selftest.faults.compute import layer_norm, two_pass
 from accelcheck.selftest.faults.plant import Kernel, always, backwards, calling, convolution
 
@@ -90,7 +89,7 @@ FAULTS = (
     fault("conv-bias-dropped-backward")(backward("conv-strided"), without_bias_gradient, number=16),
     fault("padding-counted")(single("average-pool"), always(calling)(counting_padding), number=17),
     fault("padding-counted-backward", "The gradient of average pooling counts its padding.")(
-        single("average-pool", Mode.BACKWARD), always(backwards)(counting_padding), number=17
+        derived("average-pool"), always(backwards)(counting_padding), number=17
     ),
     fault("padding-of-zeros")(Cell("conv-replicated"), padded_with_zeros, number=17),
     fault("padding-on-one-side")(Cell("conv-replicated"), padded_on_one_side, number=17),

@@ -14,20 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
-from accelcheck.selftest.faults.base import (
-    FLOAT32,
-    HALVES,
-    Change,
-    PlantedFault,
-    everywhere,
-    passes,
-    row,
-    single,
-    where,
-)
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, alike, derived, everywhere, passes, where
+from accelcheck.selftest.faults.plant import always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,13 +121,6 @@ LEAKS: Mapping[str, Callable[[], object]] = MappingProxyType(
 """Changes of one part of the global state; a case reports it under the name up to `` of a `` or `` that ``."""
 
 
-def _leaking(leak: Callable[[], object]) -> Callable[[float], Change]:
-    def change(program: Program) -> None:
-        leak()
-
-    return lambda _: change
-
-
 def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[float], Change]:
     """Plant a context that is active within the run alone."""
 
@@ -147,18 +130,19 @@ def _while_it_runs(context: Callable[[], AbstractContextManager[Any]]) -> Callab
     return lambda _: change
 
 
+_leaking = always(lambda leak: lambda _: leak())
 _infers = where(
     lambda device: not device.has("torch-xla"),
     "torch_xla raises in inference mode: the case is an error, whatever it leaves",
 )
 _NO_DTYPE = dict.fromkeys(HALVES, "the state of a process is no matter of the storage dtype")
 
-fault = row(PlantedFault, absent=_NO_DTYPE)
+fault = alike(absent=_NO_DTYPE)
 
 FAULTS = (
     *(
         fault(f"leaves-{name.replace(' ', '-')}-changed", f"Leaves changed, after the case: {name}.")(
-            single("mlp", Mode.BACKWARD), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
+            derived("mlp"), _leaking(leak), exists=_infers if name == "inference mode" else everywhere
         )
         for name, leak in LEAKS.items()
     ),
@@ -174,6 +158,6 @@ FAULTS = (
         _while_it_runs(lambda: mock.patch.object(functional, "scaled_dot_product_attention", _attend)),
     ),
     fault("no-gradients-while-it-runs", "Computes without gradients, and enables them again after each run.")(
-        single("mlp", Mode.BACKWARD), _while_it_runs(torch.no_grad)
+        derived("mlp"), _while_it_runs(torch.no_grad)
     ),
 )

@@ -11,19 +11,10 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import HALVES, Cell, Change, PlantedFault, backward, fault, row, single, trained
+from accelcheck.selftest.faults import plant
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, alike, backward, derived, fault, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
-from accelcheck.selftest.faults.plant import (
-    Kernel,
-    always,
-    aside,
-    backward_kernels,
-    convolution,
-    kernel,
-    products,
-    rounded_to,
-    truncated,
-)
+from accelcheck.selftest.faults.plant import Kernel, always, aside, backward_kernels, convolution, products, rounded_to
 
 if TYPE_CHECKING:
     from accelcheck.core.capability import Capability
@@ -77,7 +68,7 @@ def three_products(a: Tensor, b: Tensor) -> Tensor:
     return high_a @ high_b + (high_a @ low_b + low_a @ high_b)
 
 
-truncating = partial(truncated, torch.matmul)
+truncating = partial(plant.truncated, torch.matmul)
 """Truncates the result of a product to the storage dtype instead of rounding it to nearest."""
 
 
@@ -146,8 +137,8 @@ _HALVES = dict.fromkeys(HALVES, "operands in half precision are not rounded furt
 _STRENGTHS = (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-17, 2.0**-19, 2.0**-22)
 _OWN_ROWS = dict.fromkeys(HALVES, "split-k-partial-sums-half is planted in half precision")
 
-split = row(PlantedFault, number=8, absent=_OWN_ROWS)
-fp32 = row(PlantedFault, number=9, absent=_HALVES)
+split = alike(number=8, absent=_OWN_ROWS)
+fp32 = alike(number=9, absent=_HALVES)
 
 FAULTS = (
     fault("stale-last-row")(Cell("matmul-129"), _everywhere(stale_tail), number=6),
@@ -187,7 +178,7 @@ FAULTS = (
         "split-k-partial-sums-backward",
         f"In the backward pass sums of FP32 are split into {PARTS}, and the sums of the parts rounded early.",
     )(
-        single("mlp", Mode.BACKWARD),
+        derived("mlp"),
         lambda unit: products(partial(narrow_partial_sums, unit), backward_kernels),
         _STRENGTHS,
         hidden={("float32", 2.0**-22): "correct sums of 64 terms err by up to sqrt(64 / 6) = 3 units of 2**-24"},
@@ -220,13 +211,13 @@ FAULTS = (
     ),
     fp32(
         "tf32-for-float32-backward", "Matrix products of the backward pass take TF32 operands where FP32 was asked for."
-    )(single("mlp", Mode.BACKWARD), _backward(partial(reduced, 11))),
+    )(derived("mlp"), _backward(partial(reduced, 11))),
     fp32("bfloat16-for-float32", "Matrix products take bfloat16 operands where FP32 was asked for.")(
         single("matmul"), _everywhere(partial(reduced, 8))
     ),
     fp32("bfloat16x3-for-float32")(single("matmul"), _everywhere(three_products)),
     fp32("tf32-convolution")(single("conv-strided"), reduced_convolution),
-    fp32("tf32-convolution-backward")(single("conv-strided", Mode.BACKWARD), reduced_convolution_backward),
+    fp32("tf32-convolution-backward")(derived("conv-strided"), reduced_convolution_backward),
     fault("truncated-products", "Results of matrix products are truncated to the storage dtype, not rounded.")(
         Cell("matmul"), _everywhere(truncating), number=10, hidden={("float32", 1.0): _ONE_UNIT}
     ),
@@ -235,6 +226,10 @@ FAULTS = (
         "Results of matrix products of the backward pass are truncated to the storage dtype, not rounded.",
     )(backward("mlp"), _backward(truncating), number=10),
     fault("autocast-sum-in-float16")(
-        single("matmul-total"), always(kernel("sum"))(half_sum), number=31, technique="amp-fp16", exists=_needs_autocast
+        single("matmul-total"),
+        always(plant.kernel("sum"))(half_sum),
+        number=31,
+        technique="amp-fp16",
+        exists=_needs_autocast,
     ),
 )

@@ -9,20 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, passes, row, single
-from accelcheck.selftest.faults.plant import (
-    Kernel,
-    always,
-    backward_kernels,
-    backwards,
-    calling,
-    editing,
-    kernel,
-    kernels,
-    output,
-    products,
-    wrapping,
-)
+from accelcheck.selftest.faults import plant
+from accelcheck.selftest.faults.base import Cell, Change, alike, backward, fault, passes, single
+from accelcheck.selftest.faults.plant import Kernel, always, backward_kernels, backwards, calling, kernel, output
 from accelcheck.selftest.faults.sowing import replacing, swapped
 from accelcheck.techniques.interop import dlpack
 
@@ -85,7 +74,7 @@ def overwriting(share: float) -> Change:
             x[: max(1, int(len(x) * share))].mul_(1.5)
         return out
 
-    return wrapping(call)
+    return plant.wrapping(call)
 
 
 @always(calling)
@@ -104,7 +93,7 @@ def unwritten(tensor: Tensor) -> Tensor:
     return out
 
 
-@always(editing)
+@always(plant.editing)
 def all_unwritten(result: Result) -> None:
     """The result is allocated and not written."""
     for path, tensor in result.items():
@@ -119,7 +108,7 @@ def as_dense(x: Tensor) -> Tensor:
 
 def strides_ignored(strength: float) -> Change:
     """A product reads padded rows as if they followed each other."""
-    return kernels(
+    return plant.kernels(
         mm=lambda func, left, right: func(as_dense(left), right),
         addmm=lambda func, bias, left, right: func(bias, as_dense(left), right),
     )
@@ -195,7 +184,7 @@ MATMUL, MLP = Cell("matmul"), Cell("mlp")
 NUMPY = ("float32", "float16")
 """Storage dtypes that NumPy has."""
 
-slow = row(PlantedFault, seeds=10)
+slow, numpy = alike(seeds=10), alike(technique="dlpack-numpy", seeds=10)
 
 FAULTS = (
     fault("strides-ignored", "A transposed or sliced input is read as if it were contiguous.")(
@@ -217,7 +206,7 @@ FAULTS = (
     fault("parameter-overwritten")(MLP, drifting, number=21),
     fault("row-never-written")(Cell("matmul-129"), always(output)(unwritten), number=22),
     fault("row-never-written-backward", "The last row of the backward pass's matrix products is not written.")(
-        backward("matmul"), lambda _: products(lambda a, b: unwritten(a @ b), backward_kernels), number=22
+        backward("matmul"), lambda _: plant.products(lambda a, b: unwritten(a @ b), backward_kernels), number=22
     ),
     fault("nothing-written")(MLP, all_unwritten, number=22),
     fault("row-stride-ignored")((MATMUL, MLP), strides_ignored, technique="view-padded"),
@@ -234,10 +223,6 @@ FAULTS = (
     slow("brackets-clamped")(
         (Cell("index-select"), Cell("gather-repeated")), brackets_clamped, technique="index-advanced"
     ),
-    slow("dlpack-strides-lost")(
-        Cell("matmul-transposed", dtypes=NUMPY), around=imported_dense, technique="dlpack-numpy"
-    ),
-    slow("dlpack-copied-once")(
-        (Cell("mlp", dtypes=NUMPY), Cell("train-mlp", Mode.TRAIN, NUMPY)), around=copied_once, technique="dlpack-numpy"
-    ),
+    numpy("dlpack-strides-lost")(Cell("matmul-transposed", dtypes=NUMPY), around=imported_dense),
+    numpy("dlpack-copied-once")((Cell("mlp", dtypes=NUMPY), Cell("train-mlp", Mode.TRAIN, NUMPY)), around=copied_once),
 )

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, fault, passes, single, trained
+from accelcheck.selftest.faults import plant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, backward, derived, fault, passes, single, trained
 from accelcheck.selftest.faults.memory import strided
-from accelcheck.selftest.faults.plant import (
-    Kernel,
-    always,
-    aside,
-    backward_kernels,
-    calling,
-    kernel,
-    kernels,
-    optimizing,
-    rounded_to,
-    truncated_to,
-)
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from accelcheck.selftest.faults.plant import Kernel, always, aside, backward_kernels, calling, kernel, kernels
 
 FAR = -80.0
 """End of the range of the planted `exp`; FP32 has exponentials down to -87."""
@@ -71,7 +58,7 @@ def _cast(dtype: torch.dtype, change: Any) -> Change:
 
 def _short(bits: float) -> Change:
     """Square roots have too few significant bits: the strength."""
-    return kernel("sqrt", "rsqrt")(lambda func, x: rounded_to(int(bits), func(x)))
+    return kernel("sqrt", "rsqrt")(lambda func, x: plant.rounded_to(int(bits), func(x)))
 
 
 @always(kernel("exp"))
@@ -131,7 +118,7 @@ def _short_product(func: Kernel, a: Tensor, b: Tensor) -> Tensor:
 def _with_eps(eps: float) -> Change:
     """AdamW takes another eps: the strength for 1e-3."""
     make = partial(torch.optim.AdamW, lr=1e-2, betas=(0.875, 0.96875), weight_decay=0.1)
-    return optimizing(lambda parameters: make(parameters, eps=eps))
+    return plant.optimizing(lambda parameters: make(parameters, eps=eps))
 
 
 RACES = random.SystemRandom()
@@ -177,16 +164,16 @@ FAULTS = (
     fault("product-without-last-term")(passes("product-alone"), _short_product),
     fault("reduction-in-half-precision")(Cell("reductions"), _running),
     fault("running-mean-not-updated", "Batch norm never updates its running mean.")(
-        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(3)
+        derived("batch-norm"), lambda _: _unmoved(3)
     ),
     fault("running-variance-not-updated", "Batch norm never updates its running variance.")(
-        single("batch-norm", Mode.BACKWARD), lambda _: _unmoved(4)
+        derived("batch-norm"), lambda _: _unmoved(4)
     ),
     fault("scatter-keeps-the-last", "Of updates that collide in a scatter-add, one alone arrives.")(
         passes("scatter-gather", FLOAT32), _last_wins
     ),
     fault("cast-truncates", "A cast to bfloat16 truncates.")(
-        single("casts"), lambda _: _cast(torch.bfloat16, partial(truncated_to, 8))
+        single("casts"), lambda _: _cast(torch.bfloat16, partial(plant.truncated_to, 8))
     ),
     fault("cast-rounds-to-integers", "A cast to int32 rounds to nearest, not towards 0.")(
         single("casts"), lambda _: _cast(torch.int32, torch.round)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, Variant, backward, row, single
+from accelcheck.selftest.faults.base import HALVES, Change, Variant, alike, derived, row, single
 from accelcheck.selftest.faults.ranks import TRAINING, strategy
 from accelcheck.techniques.distributed.collective_ranks import CollectiveCalls
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET
@@ -207,10 +207,10 @@ def _stepping(times: int) -> Callable[[float], Change]:
     return lambda _: change
 
 
-ranks = row(PlantedFault, seeds=2)  # they take seconds to start
+ranks = alike(seeds=2)  # they take seconds to start
 ONCE = dict.fromkeys(HALVES, "ranks exchange the same elements in any dtype: planted in float32")
-BLOCKS, ALL_REDUCE = backward("mlp-blocks", ("float32",)), single("all-reduce-3")
-EXPERTS, ATTENTION = backward("experts", ("float32",)), backward("attention", ("float32",))
+BLOCKS, ALL_REDUCE = derived("mlp-blocks"), single("all-reduce-3")
+EXPERTS, ATTENTION = derived("experts"), derived("attention")
 PIPE = "ScheduleGPipe"
 
 FAULTS = (
@@ -242,7 +242,7 @@ FAULTS = (
         )
     ),
     *(
-        row(PlantedFault, technique="optimizer-in-backward")(name, summary)(TRAINING, _stepping(times))
+        alike(technique="optimizer-in-backward")(name, summary)(TRAINING, _stepping(times))
         for name, summary, times in (
             ("backward-step-skipped", "The optimizer of one parameter never steps.", 0),
             ("backward-step-twice", "The optimizer of one parameter steps twice.", 2),

@@ -78,17 +78,15 @@ def ranked(factor: float, first: int, count: int) -> Change:
 
 FAULTS = (
     fault("row-scaled", "The scale of the last token is off.")(
-        Cell("elementwise-large"), part(LAST, ALL), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(LAST, ALL), (0.02, 0.007)
     ),
     fault("channel-scaled", "The scale of the last channel is off.")(
-        Cell("elementwise-large"), part(ALL, LAST), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(ALL, LAST), (0.02, 0.007)
     ),
     fault("tile-scaled", "The scale of one tile of a tiled kernel is off.")(
-        Cell("elementwise-large"), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), strengths=(0.02, 0.007)
+        Cell("elementwise-large"), part(slice(TILE, 2 * TILE), slice(TILE, 2 * TILE)), (0.02, 0.007)
     ),
-    fault("element-upset", upset)(
-        Cell("matmul-129"), lambda share: output(partial(upset, share)), strengths=(0.25, 0.04)
-    ),
+    fault("element-upset", upset)(Cell("matmul-129"), lambda share: output(partial(upset, share)), (0.25, 0.04)),
     fault("rounded-down")(
         Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}), rounding_down, number=10
     ),
@@ -100,7 +98,7 @@ FAULTS = (
     ),
     fault(
         "small-probabilities-too-large", "Five of the 512 probabilities of each row, all of them small, are too large."
-    )(Cell("softmax-peaked"), lambda strength: ranked(1.0 + strength, 200, 5), strengths=(100.0, 1.0)),
+    )(Cell("softmax-peaked"), lambda strength: ranked(1.0 + strength, 200, 5), (100.0, 1.0)),
     fault("small-probabilities-flushed", "The smallest four of the 512 probabilities of each row are zero.")(
         Cell("softmax-peaked"), lambda _: ranked(0.0, 0, 4)
     ),

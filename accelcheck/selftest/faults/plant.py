@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from accelcheck.devices.torch_names import TorchDispatchMode, disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accelcheck.core.case import Mode
     from accelcheck.selftest.faults.base import Change
@@ -184,9 +184,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch anno
         self.kernels = kernels
         self.idle = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.name().partition(".")[0].removeprefix("aten::")
         kernel = None if self.idle else self.kernels.get(name)
         return func(*args, **(kwargs or {})) if kernel is None else kernel(func, *args, **(kwargs or {}))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from accelcheck.selftest.faults.base import PlantedFault, row, single
+from accelcheck.selftest.faults.base import PlantedFault, alike, single
 from accelcheck.selftest.faults.sowing import calls_of, exported
 
 
@@ -60,8 +60,8 @@ def zero_unsigned(graph: fx.Graph) -> int:
 
 
 def _fault(name: str, workload: str, edit: Callable[[fx.Graph], int]) -> PlantedFault:
-    made = row(PlantedFault, technique="export", seeds=2)(name, edit)
-    return made(single(workload), around=lambda _: exported(edit))
+    made = alike(technique="export", seeds=2)(name, edit)
+    return made(single(workload), around=exported(edit))
 
 
 FAULTS = (

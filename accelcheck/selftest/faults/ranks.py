@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from accelcheck.devices.torch_names import disable_current_modes, pytree
-from accelcheck.selftest.faults.base import Change, PlantedFault, row, trained
+from accelcheck.selftest.faults.base import Change, alike, trained
 from accelcheck.selftest.faults.plant import always, changing, spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
@@ -209,9 +209,9 @@ class BufferLost:
             state[prefix + self.name] = torch.zeros_like(state[prefix + self.name])
 
 
-ranks = row(PlantedFault, seeds=3)  # they take seconds to start
-snapshot = row(PlantedFault, technique="snapshot-restore", seeds=2)
-restart = row(PlantedFault, technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
+ranks = alike(seeds=3)  # they take seconds to start
+snapshot = alike(technique="snapshot-restore", seeds=2)
+restart = alike(technique="elastic-restart", seeds=1, warm=False)  # the first training alone is disturbed
 
 FAULTS = (
     ranks("ranks-bucket-lost", LostBucket)(

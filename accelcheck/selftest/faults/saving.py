@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import Cell, Change, PlantedFault, backward, fault, row, single, trained
+from accelcheck.selftest.faults.base import Cell, Change, alike, backward, derived, fault, single, trained
 from accelcheck.selftest.faults.plant import Kernel, always, kernel, kernels
 from accelcheck.selftest.faults.sowing import replacing
 from accelcheck.techniques.memory import checkpoint as checkpointing
@@ -102,31 +102,21 @@ def overwritten_result(func: Kernel, grad: Tensor, result: Tensor, threshold: An
     return func(grad, result.roll(1, 0), threshold)
 
 
-slow = row(PlantedFault, seeds=5)
+slow, again = alike(seeds=5), alike(technique="checkpoint-non-reentrant", seeds=5)
 
 FAULTS = (
-    slow("checkpoint-draws-anew")(
-        single("dropout-blocks", Mode.RANDOM), around=draws_anew, technique="checkpoint-non-reentrant"
-    ),
-    slow("checkpoint-row-overwritten")(
-        (single("mlp-blocks", Mode.BACKWARD), trained("train-gated-depth")),
-        around=row_of_another,
-        technique="checkpoint-non-reentrant",
-    ),
+    again("checkpoint-draws-anew")(single("dropout-blocks", Mode.RANDOM), around=draws_anew),
+    again("checkpoint-row-overwritten")((derived("mlp-blocks"), trained("train-gated-depth")), around=row_of_another),
     slow("checkpoint-reentrant-row-overwritten")(
-        single("transformer-blocks", Mode.BACKWARD), around=row_of_another, technique="checkpoint-reentrant"
+        derived("transformer-blocks"), around=row_of_another, technique="checkpoint-reentrant"
     ),
     slow("segments-order-changed")(
-        single("deep-blocks", Mode.BACKWARD), around=order_changed, technique="checkpoint-segments", warm=False
+        derived("deep-blocks"), around=order_changed, technique="checkpoint-segments", warm=False
     ),
     slow("offload-buffer-reused")(
-        (single("deep-blocks", Mode.BACKWARD), trained("train-deep-blocks")),
-        around=buffer_reused,
-        technique="offload-cpu",
+        (derived("deep-blocks"), trained("train-deep-blocks")), around=buffer_reused, technique="offload-cpu"
     ),
-    slow("offload-copy-unfinished")(
-        single("elementwise-30", Mode.BACKWARD), around=copy_unfinished, technique="offload-cpu-pinned"
-    ),
+    slow("offload-copy-unfinished")(derived("elementwise-30"), around=copy_unfinished, technique="offload-cpu-pinned"),
     fault("inplace-row-left")(Cell("mlp"), row_left, technique="inplace"),
     fault("inplace-result-overwritten")(backward("mlp"), overwritten_result, technique="inplace"),
 )

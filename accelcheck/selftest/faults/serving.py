@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.selftest.faults.base import HALVES, PlantedFault, row, single, variant
+from accelcheck.selftest.faults.base import HALVES, alike, single, variant
 from accelcheck.selftest.faults.plant import calling, wrapping
 from accelcheck.techniques.serving import batches, decoding, speculative
 from accelcheck.workloads.decoders import ADAPTERS, KeyValueCache
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _AGREED, _FED, _PAGE = speculative.agreed, decoding.fed, decoding.PAGE
 _CACHES = (decoding.FixedCache, decoding.PagedCache, decoding.QuantizedCache, decoding.SlidingCache, KeyValueCache)
@@ -66,7 +64,7 @@ _ROWS: tuple[tuple[str, str, str, str, tuple[Any, str, Any]], ...] = (
      (batches, "unmerge", lambda layers, _: [vars(layer).pop("forward") for layer in layers])),
 )  # fmt: skip
 
-fault = row(PlantedFault, absent=dict.fromkeys(HALVES, "positions and rows are those of float32, where it is planted"))
+fault = alike(absent=dict.fromkeys(HALVES, "positions and rows are those of float32, where it is planted"))
 
 FAULTS = (
     *(

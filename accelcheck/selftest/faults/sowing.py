@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
 from accelcheck.core.capability import Code
@@ -14,11 +14,13 @@ from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import fx
 
+Around: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
+"""Maker of a fault's context, its `around`."""
 
 in_cpp = where(lambda device: device.has("inductor-cpp"), "inductor generates no C++ for {}", Code.NO_BACKEND)
 """Devices for which inductor generates C++, which `kernel_text` changes."""
@@ -48,10 +50,10 @@ def swapped(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
         raise LookupError(f"nothing planted: expected calls of {owner.__name__}.{name}, there were none")
 
 
-def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[float], AbstractContextManager[None]]]:
+def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], Around]:
     """A decorator that makes the `wrong` of `swapped` a fault's `around`; an owner by its name is imported late."""
 
-    def decorate(wrong: Callable[..., Any]) -> Callable[[float], AbstractContextManager[None]]:
+    def decorate(wrong: Callable[..., Any]) -> Around:
         @functools.wraps(wrong)
         def around(strength: float) -> AbstractContextManager[None]:
             return swapped(pkgutil.resolve_name(owner) if isinstance(owner, str) else owner, name, wrong)
@@ -71,15 +73,16 @@ def fresh_code(*plants: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _editing(plant: AbstractContextManager[Any], edits: Sequence[int], absent: str) -> Iterator[None]:
+def _editing(plant: Callable[[list[int]], AbstractContextManager[Any]], absent: str, strength: float) -> Iterator[None]:
     """Enter a plant that notes its numbers of edits, and raise a `LookupError` afterwards where it edited nothing."""
-    with plant:
+    edits: list[int] = []
+    with plant(edits):
         yield
     if not any(edits):
         raise LookupError(f"nothing planted: {absent}")
 
 
-def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> AbstractContextManager[None]:
+def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 0) -> Around:
     """Edit the C++ text that inductor generates for kernels of the CPU, while active.
 
     Args:
@@ -87,44 +90,47 @@ def kernel_text(pattern: str, edit: Callable[[re.Match[str]], str], most: int = 
         edit: Function from a match to its replacement.
         most: Number of matches per kernel that are replaced; 0 for all.
     """
-    edits: list[int] = []
 
-    def wrong(plain: Callable[..., Any], compiler: Any, types: list[str], text: str) -> Any:
-        text, times = re.subn(pattern, edit, text, count=most)
-        edits.append(times)
-        return plain(compiler, types, text)
+    def plant(edits: list[int]) -> AbstractContextManager[None]:
+        def wrong(plain: Callable[..., Any], compiler: Any, types: list[str], text: str) -> Any:
+            text, times = re.subn(pattern, edit, text, count=most)
+            edits.append(times)
+            return plain(compiler, types, text)
 
-    plant = fresh_code(swapped(torch_names.AsyncCompile, "cpp_pybinding", wrong))
-    return _editing(plant, edits, f"no generated kernel has a text like {pattern!r}")
+        return fresh_code(swapped(torch_names.AsyncCompile, "cpp_pybinding", wrong))
+
+    return functools.partial(_editing, plant, f"no generated kernel has a text like {pattern!r}")
 
 
-def graph_pass(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
+def graph_pass(edit: Callable[[fx.Graph], int]) -> Around:
     """Edit inductor's graphs after its own passes, just before they are lowered to kernels, while active.
 
     Args:
         edit: Function that changes a graph of ATen operators in place, and returns the number of changed nodes; a
             `LookupError` where it changes no graph.
     """
-    edits: list[int] = []
-    plant = fresh_code(
-        torch_names.inductor_config.patch(post_grad_custom_post_pass=lambda graph: edits.append(edit(graph)))
-    )
-    return _editing(plant, edits, "no graph that inductor compiled has such a node")
+
+    def plant(edits: list[int]) -> AbstractContextManager[None]:
+        note = {"post_grad_custom_post_pass": lambda graph: edits.append(edit(graph))}
+        return fresh_code(torch_names.inductor_config.patch(note))
+
+    return functools.partial(_editing, plant, "no graph that inductor compiled has such a node")
 
 
-def exported(edit: Callable[[fx.Graph], int]) -> AbstractContextManager[None]:
+def exported(edit: Callable[[fx.Graph], int]) -> Around:
     """Edit the programs that ``torch.export.export`` returns while active, see `graph_pass`."""
     import torch
 
-    edits: list[int] = []
+    def plant(edits: list[int]) -> AbstractContextManager[None]:
+        def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            program = plain(*args, **kwargs)
+            edits.append(edit(program.graph_module.graph))
+            program.graph_module.recompile()
+            return program
 
-    def wrong(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        program = plain(*args, **kwargs)
-        edits.append(edit(program.graph_module.graph))
-        program.graph_module.recompile()
-        return program
+        return swapped(torch.export, "export", wrong)
 
-    return _editing(swapped(torch.export, "export", wrong), edits, "no exported graph has such a node")
+    return functools.partial(_editing, plant, "no exported graph has such a node")
 
 
 def calls_of(graph: fx.Graph, *names: str) -> list[fx.Node]:

@@ -10,8 +10,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import HALVES, Cell, Change, backward, fault, passes
+from accelcheck.selftest.faults.base import HALVES, Cell, Change, alike, backward, fault, passes, single
 from accelcheck.selftest.faults.plant import always, calling, wrapping
+from accelcheck.techniques.compilation.graphed import GraphedCallables
 from accelcheck.techniques.eager import Eager
 
 if TYPE_CHECKING:
@@ -172,18 +173,20 @@ def without_cast(traced: fx.GraphModule) -> None:
     graph.erase_node(back)
 
 
+graphed = alike(technique="graphed-callables", exists=GraphedCallables().answer)
+resized = alike(number=26, technique=Resized())
+
 FAULTS = (
-    fault(
+    resized(
         "stale-leading-dimension", "A kernel for all sizes has the leading dimension of the first call as a constant."
-    )((Cell("matmul"), Cell("mlp")), lambda _: reading_with(lambda sizes: sizes[0]), number=26, technique=Resized()),
-    fault("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
-        (Cell("matmul"), Cell("mlp")),
-        lambda _: reading_with(lambda sizes: sizes[-2:][0]),
-        number=26,
-        technique=Resized(),
+    )((Cell("matmul"), Cell("mlp")), lambda _: reading_with(lambda sizes: sizes[0])),
+    resized("kernel-of-the-size-before", "A cache of kernels by size returns the kernel of the call before.")(
+        (Cell("matmul"), Cell("mlp")), lambda _: reading_with(lambda sizes: sizes[-2:][0])
     ),
-    fault("stale-divisor")(Cell("mean-pool"), first_divisor, number=26, technique=Resized()),
-    fault("stale-branch-on-size")(Cell("mlp"), first_branch, number=26, technique=Resized()),
+    resized("stale-divisor")(Cell("mean-pool"), first_divisor),
+    graphed("graph-first-inputs", "A graph has the inputs of its capture.")(single("mlp"), kept_by(shapes)),
+    graphed("graph-first-weights", "A graph has old weights.")(single("mlp"), lambda _: stale_parameters("weight")),
+    resized("stale-branch-on-size")(Cell("mlp"), first_branch),
     fault("stale-weights", "Weights are packed in the first call, and not again when they change.")(
         (Cell("mlp"), Cell("train-mlp", Mode.TRAIN)), lambda _: stale_parameters("weight"), number=27
     ),

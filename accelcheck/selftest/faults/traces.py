@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import HALVES, Change, PlantedFault, row, single, variant, where
+from accelcheck.selftest.faults.base import HALVES, Change, alike, derived, single, variant, where
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import always, calling, changing, wrapping
 from accelcheck.verify.generators import Generators
@@ -173,9 +172,9 @@ quick_calls = where(lambda device: not device.has("lazy"), "{} traces each call:
 
 
 MLP, NORM = single("mlp"), single("batch-norm")
-BOTH = (MLP, single("mlp", Mode.BACKWARD))
+BOTH = (MLP, derived("mlp"))
 _NO_DTYPE = dict.fromkeys(HALVES, "what surrounds a run is no matter of the storage dtype")
-fault = row(PlantedFault, absent=_NO_DTYPE)
+fault = alike(absent=_NO_DTYPE)
 
 FAULTS = (
     fault("statistics-moved")(NORM, afterwards(moves_statistics)),

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, PlantedFault, fault, row, single, trained, variant
+from accelcheck.selftest.faults import plant
+from accelcheck.selftest.faults.base import FLOAT32, Cell, Change, alike, derived, fault, single, trained, variant
 from accelcheck.selftest.faults.matmul import without_last_term
-from accelcheck.selftest.faults.plant import (
-    always,
-    changing,
-    kernel,
-    kernels,
-    optimizing,
-    products,
-    spoiling,
-    truncated_to,
-)
+from accelcheck.selftest.faults.plant import always, changing, kernel, kernels, products, spoiling, truncated_to
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
 
@@ -111,7 +103,7 @@ class HalfState(torch.optim.SGD):
 def half_state(bits: float) -> Change:
     """Momentum is kept in a half type with this number of significant bits."""
     dtype = torch.bfloat16 if bits == 8 else torch.float16
-    return optimizing(partial(HalfState, dtype=dtype, lr=0.02, momentum=0.9))
+    return plant.optimizing(partial(HalfState, dtype=dtype, lr=0.02, momentum=0.9))
 
 
 def restored(trained: Trainer) -> None:
@@ -128,7 +120,6 @@ def restored(trained: Trainer) -> None:
 
 
 TRAJECTORY = (single("trajectory-mlp", Mode.TRAJECTORY),)
-SCALER = "grad-scaler-fp16"
 SMALL_STEPS = "a momentum with 8 bits moves a step by less than parameters are rounded; 11 are its own"
 
 
@@ -212,15 +203,14 @@ def truncated_operands(a: Tensor, b: Tensor) -> Tensor:
     return truncated_to(4, a.float()) @ truncated_to(4, b.float())
 
 
-slow = row(PlantedFault, seeds=10)
+slow, scaling = alike(seeds=10), alike(technique="grad-scaler-fp16")
+fused, foreach = (alike(technique=f"optimizer-{name}", seeds=10) for name in ("fused", "foreach"))
 
 FAULTS = (
-    fault("clipping-before-unscale")(TRAJECTORY, clipped_scaled, number=29, technique=SCALER),
-    fault("step-not-skipped", "A step is taken with infinite gradients.")(
-        TRAJECTORY, unskipped, number=30, technique=SCALER
-    ),
-    fault("resume-loses-scaler", "A resumed training starts with a fresh gradient scaler.")(
-        TRAJECTORY, forgetting("scaler"), number=34, technique=SCALER
+    scaling("clipping-before-unscale")(TRAJECTORY, clipped_scaled, number=29),
+    scaling("step-not-skipped", "A step is taken with infinite gradients.")(TRAJECTORY, unskipped, number=30),
+    scaling("resume-loses-scaler", "A resumed training starts with a fresh gradient scaler.")(
+        TRAJECTORY, forgetting("scaler"), number=34
     ),
     *(
         fault(f"resume-loses-{what}", f"A resumed training starts with a fresh {what}.")(
@@ -238,23 +228,15 @@ FAULTS = (
         strengths=(8.0, 11.0),
         absent={"bfloat16": "momentum has the parameters' dtype, and so 8 bits anyway"},
     ),
-    slow("fused-next-correction")(
-        Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction, technique="optimizer-fused"
+    fused("fused-next-correction")(Cell("train-amsgrad", Mode.TRAIN, WIDE), next_correction),
+    fused("fused-momentum-stale")(
+        (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)), momentum_stale
     ),
-    slow("fused-momentum-stale")(
-        (Cell("train-nesterov", Mode.TRAIN, WIDE), Cell("train-mlp", Mode.TRAIN)),
-        momentum_stale,
-        technique="optimizer-fused",
-    ),
-    slow("foreach-last-parameter-left")(
-        (trained("train-adagrad"), trained("train-nadam")), last_parameter_left, technique="optimizer-foreach"
-    ),
-    fault("foreach-root-uncorrected")(
-        trained("train-transformer"), root_before_epsilon, technique="optimizer-foreach", seeds=3
-    ),
+    foreach("foreach-last-parameter-left")((trained("train-adagrad"), trained("train-nadam")), last_parameter_left),
+    foreach("foreach-root-uncorrected")(trained("train-transformer"), root_before_epsilon, seeds=3),
     fault("compiled-momentum-constant", "A compiled step has another momentum as its constant.")(
         trained("train-nesterov"),
-        around=lambda _: kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
+        around=kernel_text(r"static_cast<float>\(0\.9\)", lambda _: "static_cast<float>(0.89)"),
         exists=in_cpp,
         technique="optimizer-compiled",
         seeds=1,
@@ -269,7 +251,7 @@ FAULTS = (
     ),
     slow("autocast-weights-stale")(trained("train-mlp"), one_context, technique="amp-bf16"),
     fault("reduced-depth-dropped", "Products in reduced precision leave out the last element of their depth.")(
-        (single("matmul"), single("mlp", Mode.BACKWARD)), lambda _: products(without_last_term), technique="matmul-bf16"
+        (single("matmul"), derived("mlp")), lambda _: products(without_last_term), technique="matmul-bf16"
     ),
     fault("reduced-operands-truncated")(single("matmul"), truncated_operands, technique="matmul-tf32"),
 )

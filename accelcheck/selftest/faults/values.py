@@ -9,22 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accelcheck.selftest.faults import plant
 from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault, where
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.partial import ONE_UNIT
-from accelcheck.selftest.faults.plant import (
-    Kernel,
-    always,
-    aside,
-    backward_kernels,
-    backwards,
-    calling,
-    kernel,
-    output,
-    replacing,
-    scaled,
-    truncated,
-)
+from accelcheck.selftest.faults.plant import Kernel, always, aside, backward_kernels, calling, kernel, output, scaled
 
 if TYPE_CHECKING:
     from accelcheck.devices.base import Device
@@ -100,11 +89,11 @@ FAULTS = (
         (Cell("elementwise-5"), Cell("mlp")), lambda error: output(scaled(1.0 + error)), _SCALES
     ),
     fault("gain-backward", "All gradients are too large by a factor.")(
-        backward("mlp"), lambda error: replacing(grad=scaled(1.0 + error)), _SCALES
+        backward("mlp"), lambda error: plant.replacing(grad=scaled(1.0 + error)), _SCALES
     ),
     fault("truncated-elementwise", "Results of element-wise products are truncated to the storage dtype, not rounded.")(
         Cell("elementwise-product", dtypes=HALVES, hidden={"float32": ONE_UNIT}),
-        always(kernel("mul"))(truncated),
+        always(kernel("mul"))(plant.truncated),
         number=10,
     ),
     fault("subnormals-flushed")(
@@ -131,6 +120,6 @@ FAULTS = (
     ),
     fault("tanh-gelu")(Cell("gelu"), always(calling)(tanh_gelu), number=15),
     fault("tanh-gelu-backward", "The gradient is that of GELU by tanh where GELU by erf was asked for.")(
-        backward("gelu"), always(backwards)(tanh_gelu), number=15
+        backward("gelu"), always(plant.backwards)(tanh_gelu), number=15
     ),
 )

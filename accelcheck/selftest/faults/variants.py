@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 from accelcheck.core.case import Mode
-from accelcheck.selftest.faults import compute
-from accelcheck.selftest.faults.base import (
-    FLOAT32,
-    HALVES,
-    Cell,
-    Change,
-    backward,
-    passes,
-    single,
-    trained,
-    variant,
-    where,
-)
+from accelcheck.selftest.faults import base, compute
+from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, Change, backward, derived, passes, trained, variant
 from accelcheck.selftest.faults.plant import accumulator, always, aside, calling, changing, kernel, output, products
 
 if TYPE_CHECKING:
@@ -144,7 +133,7 @@ def reordered(program: Program) -> None:
     program.optimizer = partial(OtherSgd, **made.keywords)
 
 
-_fused_steps = where(
+_fused_steps = base.where(
     lambda device: device.has("host") or device.has("torch-cuda"), "torch has no fused optimizer for {}"
 )
 _called, _products, _output = always(calling), always(products), always(output)
@@ -158,12 +147,12 @@ VARIANTS = (
     variant("sum-pairwise")((_MATMUL, _MLP), _products(compute.pairwise)),
     variant("sum-blocked")((_MATMUL, _MLP), _products(compute.blocked)),
     variant("sum-split-k")((_MATMUL, _MLP), _products(compute.split_k)),
-    variant("sum-kahan")((_MATMUL, single("mlp", Mode.BACKWARD)), _products(compute.kahan)),
+    variant("sum-kahan")((_MATMUL, derived("mlp")), _products(compute.kahan)),
     variant("sum-fma")((_MATMUL, _MLP), _products(compute.fused)),
     variant("sum-matrix-unit")((_MATMUL, _MLP, _TRAINING), _products(compute.matrix_unit)),
     variant("product-transposed")((_MATMUL, _MLP), _products(compute.from_transposed)),
     variant("sum-tree")(
-        (single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), always(kernel("sum"))(tree_sum)
+        (base.single("matmul-total"), backward("mlp"), backward("elementwise-scalar")), always(kernel("sum"))(tree_sum)
     ),
     variant("epilogue-fused")(passes("matmul"), _called(fused_epilogue)),
     variant("chain-fused")(Cell("elementwise-30", dtypes=HALVES), _called(fused_chain)),

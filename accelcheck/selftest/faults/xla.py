@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.core.case import Mode
-from accelcheck.selftest.faults.base import FLOAT32, PlantedFault, passes, row, single
+from accelcheck.selftest.faults.base import FLOAT32, alike, derived, passes, single
 from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import replacing, without_call
 
@@ -40,21 +39,17 @@ def _exchanged(plain: Callable[..., Any], *args: Any, **options: Any) -> Iterato
 
 _row_of_another = replacing("torch_xla.utils.checkpoint", "checkpoint")(other_row_again)
 
-fault = row(PlantedFault, seeds=3)
+fault, openxla = alike(seeds=3), alike(technique="compile-openxla", seeds=3)
 
 FAULTS = (
-    fault("openxla-relu-lost")(passes("mlp", FLOAT32), around=_without_activation, technique="compile-openxla"),
-    fault("openxla-arguments-kept")(
-        (single("mlp"), single("matmul")), around=_first_arguments, technique="compile-openxla"
-    ),
+    openxla("openxla-relu-lost")(passes("mlp", FLOAT32), around=_without_activation),
+    openxla("openxla-arguments-kept")((single("mlp"), single("matmul")), around=_first_arguments),
     fault("xla-checkpoint-row-overwritten")(
-        (single("mlp-blocks", Mode.BACKWARD), single("transformer-blocks", Mode.BACKWARD)),
-        around=_row_of_another,
-        technique="checkpoint-xla",
+        (derived("mlp-blocks"), derived("transformer-blocks")), around=_row_of_another, technique="checkpoint-xla"
     ),
     fault(
         "xla-segments-row-overwritten",
         "A checkpointed segment is recomputed from an input that has been overwritten in part.",
-    )(single("deep-blocks", Mode.BACKWARD), around=_row_of_another, technique="checkpoint-segments-xla"),
+    )(derived("deep-blocks"), around=_row_of_another, technique="checkpoint-segments-xla"),
     fault("xla-loader-batches-exchanged")(single("mlp"), around=_exchanged, technique="xla-device-loader"),
 )

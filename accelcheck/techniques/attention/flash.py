@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import release, version
 from accelcheck.techniques.attention.intercept import Call, count, count_from_zero, intercept, taken
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, ProfilerLog, at_least
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.packed import Packed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 _KERNELS = r"(?i)(?!.*pytorch_flash)(?=.*(flash|fmha))(?=.*({})).*kernel.*"
 """Pattern of the packages' device kernels; those of torch's own are in the namespace ``pytorch_flash``."""
+_PACKED, _PACKED_VARLEN = "flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"
 _LOWER_RIGHT = (2, 1)
 """First flash-attn whose causal masks are aligned to the last key (bottom right); before, to the first (top left)."""
 
@@ -109,8 +106,7 @@ class FlashAttention(Technique):
             count(program)
             if lengths is None and not self.jagged:
                 return self.fixed(qkv, causal=causal)
-            every = torch.full((qkv.size(0),), qkv.size(1), device=qkv.device)
-            jagged = Jagged.of(qkv, every if lengths is None else lengths)
+            jagged = Jagged.of(qkv, lengths)
             return jagged.padded(self.variable(jagged, causal=causal))
 
         program.call = call
@@ -118,25 +114,22 @@ class FlashAttention(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, self.package.module)
         if device.has("torch-cuda"):
-            directions = {"forward": "fwd|forward"}
+            yield at_least("forward kernels of the package launched", log.count(_KERNELS.format("fwd|forward")))
             if mode not in {Mode.FORWARD, Mode.ACCURACY}:
-                directions["backward"] = "bwd|backward"
-            for direction, names in directions.items():
-                yield at_least(f"{direction} kernels of the package launched", log.count(_KERNELS.format(names)))
+                yield at_least("backward kernels of the package launched", log.count(_KERNELS.format("bwd|backward")))
 
     def fixed(self, qkv: Tensor, *, causal: bool) -> Tensor:
         """Computes self-attention of ``(B, S, 3, H, D)``, to ``(B, S, H, D)``."""
-        if "flash_attn_qkvpacked_func" in self.package.packed:
-            return self.package.call("flash_attn_qkvpacked_func", qkv, causal=causal)
+        if _PACKED in self.package.packed:
+            return self.package.call(_PACKED, qkv, causal=causal)
         return self.package.call("flash_attn_func", *qkv.unbind(2), causal=causal)
 
     def variable(self, jagged: Jagged, *, causal: bool) -> Tensor:
         """Computes self-attention of each sequence of ``(tokens, 3, H, D)``, to ``(tokens, H, D)``."""
         offsets, longest = jagged.offsets.to(torch.int32), jagged.longest
-        if "flash_attn_varlen_qkvpacked_func" in self.package.packed:
-            return self.package.call(
-                "flash_attn_varlen_qkvpacked_func", jagged.rows, cu_seqlens=offsets, max_seqlen=longest, causal=causal
-            )
+        if _PACKED_VARLEN in self.package.packed:
+            places = {"cu_seqlens": offsets, "max_seqlen": longest}
+            return self.package.call(_PACKED_VARLEN, jagged.rows, **places, causal=causal)
         return self._varlen(jagged.rows.unbind(1), offsets, offsets, longest, longest, causal=causal)
 
     def attend(self, call: Call) -> Tensor:
@@ -192,29 +185,16 @@ class FlashAttention(Technique):
         return options
 
 
+_BUILD = "pip install flash-attn --no-build-isolation"
+_HOPPER = "pip install 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper' --no-build-isolation"
+_BOTH = frozenset({_PACKED, _PACKED_VARLEN})
 FLASH_2 = FlashGeneration(
-    "flash_attn.flash_attn_interface",
-    "flash-attn",
-    "pip install flash-attn --no-build-isolation",
-    (8, 0),
-    rocm=True,
-    dropout=True,
-    packed=frozenset({"flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"}),
+    "flash_attn.flash_attn_interface", "flash-attn", _BUILD, (8, 0), rocm=True, dropout=True, packed=_BOTH
 )
-FLASH_3 = FlashGeneration(
-    "flash_attn_interface",
-    "flash-attn-3",
-    "pip install 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper' --no-build-isolation",
-    (9, 0),
-    packed=frozenset({"flash_attn_qkvpacked_func"}),
-)
+FLASH_3 = FlashGeneration("flash_attn_interface", "flash-attn-3", _HOPPER, (9, 0), packed=frozenset({_PACKED}))
+# flash-attn 2 contains the same folder, but does not install cutlass.
 FLASH_4 = FlashGeneration(
-    "flash_attn.cute",
-    "flash-attn-4",
-    "pip install --pre flash-attn-4",
-    (9, 0),
-    unbounded=None,
-    needs="cutlass",  # flash-attn 2 contains the same folder, but does not install this dependency
+    "flash_attn.cute", "flash-attn-4", "pip install --pre flash-attn-4", (9, 0), unbounded=None, needs="cutlass"
 )
 
 _TILES = "Exact attention in tiles, for separate and packed tensors, with dropout inside the kernel."

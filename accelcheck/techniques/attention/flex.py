@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +13,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import release
 from accelcheck.techniques.attention.intercept import Call, intercept, taken
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation import compile as compilation
-from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.techniques.observe import Log, at_least, exactly
+from accelcheck.workloads.base import Program
 
 _CLEAR_REFUSAL = (2, 11)
 """First torch that refuses a backward pass on the CPU with a clear error; before, inductor raised an IndexError."""
@@ -35,7 +32,7 @@ _TEMPLATE = r"triton_tem_fused.*"
 """Pattern of kernels that inductor generates from Triton templates."""
 
 
-class FlexEager(Technique):
+class FlexEager(compilation.Compilation):
     """Replaces ``scaled_dot_product_attention`` by uncompiled ``flex_attention``, which computes the score matrix."""
 
     name = "flex-attention-eager"
@@ -47,26 +44,21 @@ class FlexEager(Technique):
     dtypes = ("float32", "bfloat16", "float16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     requires = frozenset({"attention"})
-    differentiates_twice = False
     keeps_strides = False
-    watch = ProfilerLog
+    warmups = 0
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("flex-attention"):
-            return unsupported(Code.NO_BACKEND, f"flex_attention supports cpu, cuda, hpu, mps, xpu, not {device.type}")
-        return SUPPORTED
+        reason = f"flex_attention supports cpu, cuda, hpu, mps, xpu, not {device.type}"
+        return SUPPORTED if device.has("flex-attention") else unsupported(Code.NO_BACKEND, reason)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        compilation.reset_compiler()
+        super().prepare(program, mode, device)
         intercept(program, partial(attend, flex_attention))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
         yield at_least("score matrices held", log.count(_SCORES))
         yield exactly("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH), 0)
-
-    def finish(self) -> None:
-        compilation.reset_compiler()
 
 
 class FlexCompiled(FlexEager):
@@ -86,24 +78,19 @@ class FlexCompiled(FlexEager):
         if device.has("inductor-cpp") and mode not in _INFERENCE and release(torch.__version__) < _CLEAR_REFUSAL:
             raise Unsupported(unsupported(Code.NO_FEATURE, "inductor has no backward of flex_attention for the CPU"))
         compilation.reset_compiler()
-        counts: list[int] = []
-        program.extras[_FOUND] = counts
+        counts = program.extras[_FOUND] = list[int]()
         intercept(program, partial(attend, torch.compile(flex_attention, dynamic=False, backend=_counting(counts))))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from taken(program, log, "flex_attention")
         yield at_least("flex_attention operators in compiled graphs", sum(program.extras[_FOUND]))
         yield at_least("graphs compiled", compilation.graphs())
-        patterns = {
-            "compiled regions entered": compilation.REGION,
-            "inductor graphs called": compilation.INDUCTOR_GRAPH,
-        }
+        yield at_least("compiled regions entered", log.count(compilation.REGION))
+        yield at_least("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH))
         if mode not in _INFERENCE:
-            patterns["compiled backward graphs called"] = compilation.BACKWARD_GRAPH
+            yield at_least("compiled backward graphs called", log.count(compilation.BACKWARD_GRAPH))
         if device.has("inductor-triton"):
-            patterns["kernels of Triton templates launched"] = _TEMPLATE
-        for what, pattern in patterns.items():
-            yield at_least(what, log.count(pattern))
+            yield at_least("kernels of Triton templates launched", log.count(_TEMPLATE))
         yield exactly("score matrices held", log.count(_SCORES), 0)
 
 
@@ -125,9 +112,9 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
     if call.is_causal:
         options["block_mask"] = blocks(causal, None, None)
     elif mask is not None and mask.dtype == torch.bool:
-        options["block_mask"] = blocks(indexed(mask), batch, heads)
+        options["block_mask"] = blocks(lambda b, h, q, k: mask[b, h, q, k], batch, heads)
     elif mask is not None:
-        options["score_mod"] = biased(mask)
+        options["score_mod"] = lambda score, b, h, q, k: score + mask[b, h, q, k]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
@@ -142,24 +129,6 @@ def attend(flex: Callable[..., Tensor], call: Call) -> Tensor:
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Mask function: a query sees keys up to its own position, aligned to the top left as torch's causal attention."""
     return query >= key
-
-
-def indexed(mask: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Makes the mask function of a boolean mask ``(B, H, Sq, Sk)``."""
-
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return mask[batch, head, query, key]
-
-    return seen
-
-
-def biased(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Makes the score function that adds a bias ``(B, H, Sq, Sk)`` to the scores."""
-
-    def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return value + bias[batch, head, query, key]
-
-    return score
 
 
 def _counting(counts: list[int]) -> Callable[..., Any]:

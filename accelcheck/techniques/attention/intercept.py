@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from accelcheck.core.case import Evidence
 from accelcheck.techniques.observe import Log, at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import Tensor
-
-    from accelcheck.core.case import Evidence
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 _CALLS = "attention calls"
 _SDPA = r"aten::_?scaled_dot_product_\w+"
@@ -61,9 +57,8 @@ class _Intercept(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:  # nor does it see what this one calls
             with mock.patch.object(functional, "scaled_dot_product_attention", self._attended):
                 return func(*args, **(kwargs or {}))
-        if func is not functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return self._attended(*args, **(kwargs or {}))
+        call = self._attended if func is functional.scaled_dot_product_attention else func
+        return call(*args, **(kwargs or {}))
 
     def _attended(self, *args: Any, **kwargs: Any) -> Tensor:
         count(self._program)

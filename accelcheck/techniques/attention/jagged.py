@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,10 @@ class Jagged:
     within: Tensor
 
     @classmethod
-    def of(cls, padded: Tensor, lengths: Tensor) -> Jagged:
-        """Takes the first ``lengths (B,)`` tokens of each sequence of a padded batch ``(B, S, ...)``."""
+    def of(cls, padded: Tensor, lengths: Tensor | None) -> Jagged:
+        """Takes the first ``lengths (B,)``, or all, tokens of each sequence of a padded batch ``(B, S, ...)``."""
+        if lengths is None:
+            lengths = torch.full((padded.size(0),), padded.size(1), device=padded.device)
         within = torch.arange(padded.size(1), device=padded.device) < lengths.unsqueeze(-1)
         return cls(padded[within], functional.pad(lengths.cumsum(0), (1, 0)), within)
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.attention.jagged import Jagged
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import Log
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.packed import Packed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
 
 _SEEN = "nested attention"
 _REFUSAL = "No viable backend"
@@ -40,11 +35,9 @@ class NestedAttention(Technique):
     differentiates_twice = False
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("strided"):
-            fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * device.has("torch-xla")
-            reason = f"jagged tensors need strides, which {device.name} does not declare{fact}"
-            return unsupported(Code.NO_FEATURE, reason)
-        return SUPPORTED
+        fact = " (torch_xla 2.9: 'NestedIntNode' object has no attribute 'expect_size')" * device.has("torch-xla")
+        reason = f"jagged tensors need strides, which {device.name} does not declare{fact}"
+        return SUPPORTED if device.has("strided") else unsupported(Code.NO_FEATURE, reason)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         causal = isinstance(program.module, Packed) and program.module.causal
@@ -54,8 +47,7 @@ class NestedAttention(Technique):
             raise Unsupported(unsupported(Code.NO_FEATURE, reason))
 
         def call(qkv: Tensor, lengths: Tensor | None = None) -> Tensor:
-            every = torch.full((qkv.size(0),), qkv.size(1), device=qkv.device)
-            jagged = Jagged.of(qkv, every if lengths is None else lengths)
+            jagged = Jagged.of(qkv, lengths)
             # (tokens, H, D) -> (B, H, length, D); kernels need each of the three contiguous.
             q, k, v = (
                 torch.nested.nested_tensor_from_jagged(part.contiguous(), jagged.offsets).transpose(1, 2)
@@ -80,8 +72,7 @@ class NestedAttention(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         layout, attended, tokens = program.extras.get(_SEEN, (torch.strided, 0, -1))
         yield Evidence("layout of the attention's result is jagged", str(layout), engaged=layout is torch.jagged)
-        claim = f"tokens in the attention's result = {tokens}, without padding"
-        yield Evidence(claim, attended, engaged=attended == tokens)
+        yield Evidence(f"tokens in the attention's result = {tokens}, without padding", attended, attended == tokens)
 
 
 TECHNIQUES: tuple[Technique, ...] = (NestedAttention(),)

@@ -5,31 +5,28 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, at_least, counted, none_of
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.dispatch import layer_by_layer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 _REFUSALS = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
 """Pattern of torch's error when the backend does not take the inputs, or does not exist on their device."""
 _WRONG_DTYPE = "to all be of dtype"
 """Part of torch's warning that a backend does not compute in the dtype of the inputs."""
-_CPU_FLASH = r"aten::_scaled_dot_product_flash_attention_for_cpu"
+_OWN = "aten::_scaled_dot_product_"
 _MATH = r"aten::(_scaled_dot_product_attention_math|_safe_softmax)"
 """Pattern of the math backend, which is decomposed before it is dispatched, and alone uses ``_safe_softmax``."""
-_FUSED = r"aten::_scaled_dot_product_\w*attention\w*(?<!_backward)"
+_FUSED = rf"{_OWN}\w*attention\w*(?<!_backward)"
 """Pattern of the backends that are one fused operator."""
 
 
@@ -65,7 +62,16 @@ class ForcedAttention(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         call = program.module if program.call is None else program.call
-        program.call = self._answering(call, device)
+
+        def answer(*inputs: Any) -> Any:
+            try:
+                return call(*inputs)
+            except RuntimeError as error:
+                if not _REFUSALS.search(str(error)):
+                    raise
+                raise Unsupported(self._refusal(error, call, inputs, device)) from error
+
+        program.call = answer
         program.around = self._chosen
 
     @contextlib.contextmanager
@@ -75,26 +81,13 @@ class ForcedAttention(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         own = self._operator(device) or self.backend.name
-        hits = log.count(own)
-        names = (
-            name for name in log.names() if re.fullmatch(f"{_FUSED}|{_MATH}", name) and not re.fullmatch(own, name)
-        )
-        others = {name: log.names()[name] for name in names}
-        return at_least(f"{own} dispatched", hits), none_of("other attention backends dispatched", counted(others))
+        other = f"(?!({own})$)({_FUSED}|{_MATH})"
+        others = {name: count for name, count in log.names().items() if re.fullmatch(other, name)}
+        yield at_least(f"{own} dispatched", log.count(own))
+        yield none_of("other attention backends dispatched", counted(others))
 
     def _operator(self, device: Device) -> str | None:
         return next((own for feature, own in self.operators.items() if feature == "*" or device.has(feature)), None)
-
-    def _answering(self, call: Callable[..., Any], device: Device) -> Callable[..., Any]:
-        def answer(*inputs: Any) -> Any:
-            try:
-                return call(*inputs)
-            except RuntimeError as error:
-                if not _REFUSALS.search(str(error)):
-                    raise
-                raise Unsupported(self._refusal(error, call, inputs, device)) from error
-
-        return answer
 
     def _refusal(
         self, error: RuntimeError, call: Callable[..., Any], inputs: tuple[Any, ...], device: Device
@@ -114,9 +107,8 @@ class ForcedAttention(Technique):
         return unsupported(code, f"{self.backend.name} on {device.name} refuses these inputs: {because}", tried=True)
 
 
-_FLASH = {"host": _CPU_FLASH, "torch-cuda": r"aten::_scaled_dot_product_flash_attention"}
-_EFFICIENT = {"torch-cuda": r"aten::_scaled_dot_product_efficient_attention"}
-_CUDNN = {"torch-cuda": r"aten::_scaled_dot_product_cudnn_attention"}
+_FLASH = {"host": f"{_OWN}flash_attention_for_cpu", "torch-cuda": f"{_OWN}flash_attention"}
+_CUDNN = "cuDNN's fused attention computes exact attention."
 _PLAIN = "Attention as matmul, softmax, matmul: the reference for the other backends."
 _TILES = "FlashAttention computes exact attention in tiles, without storing the score matrix."
 _LEAN = (
@@ -128,7 +120,7 @@ TECHNIQUES: tuple[Technique, ...] = tuple(
     for name, backend, operators, promise in (
         ("math", SDPBackend.MATH, {"*": _MATH}, _PLAIN),
         ("flash", SDPBackend.FLASH_ATTENTION, _FLASH, _TILES),
-        ("efficient", SDPBackend.EFFICIENT_ATTENTION, _EFFICIENT, _LEAN),
-        ("cudnn", SDPBackend.CUDNN_ATTENTION, _CUDNN, "cuDNN's fused attention computes exact attention."),
+        ("efficient", SDPBackend.EFFICIENT_ATTENTION, {"torch-cuda": f"{_OWN}efficient_attention"}, _LEAN),
+        ("cudnn", SDPBackend.CUDNN_ATTENTION, {"torch-cuda": f"{_OWN}cudnn_attention"}, _CUDNN),
     )
 )

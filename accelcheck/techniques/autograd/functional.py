@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,11 @@ from torch.autograd import forward_ad
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.workloads.base import Program, Result, flatten, is_inexact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from accelcheck.devices.base import Device
 
 SAMPLEWISE = frozenset(
     """attention-causal attention-ragged cnn-frozen-norm conv-strided custom-function elementwise-5
@@ -56,8 +53,7 @@ class Transform(Technique):
     keeps_strides = False
 
     def __init__(self, name: str, promise: str) -> None:
-        self.name = name
-        self.promise = promise
+        self.name, self.promise = name, promise
 
 
 class Mapped(Transform):
@@ -157,8 +153,7 @@ class Grad(Differentiated):
     def gradients(self, function: Function, leaves: Mapping[str, Tensor]) -> tuple[Result, Result]:
         transformed: Any = torch.func.vjp(function, leaves, has_aux=True)  # annotated without the auxiliary outputs
         floats, pull, others = transformed
-        (gradients,) = pull(function.cotangents(floats))
-        return floats | others, gradients
+        return floats | others, pull(function.cotangents(floats))[0]
 
 
 class Jacobian(Differentiated):
@@ -175,9 +170,8 @@ class Jacobian(Differentiated):
         if any(tensor.is_complex() for tensor in (*program.module.parameters(), *program.inputs, *outputs)):
             raise Unsupported(unsupported(Code.NO_FEATURE, "torch computes whole Jacobians of real numbers alone"))
         leaves = [value for place, value in enumerate(program.inputs) if is_inexact(value) and place not in idle]
-        rows, columns = (
-            sum(tensor.numel() for tensor in tensors) for tensors in (outputs, [*program.module.parameters(), *leaves])
-        )
+        given = [*program.module.parameters(), *leaves]
+        rows, columns = (sum(tensor.numel() for tensor in tensors) for tensors in (outputs, given))
         if rows * columns > MOST_ELEMENTS:
             reason = f"the whole Jacobian has {rows:,} x {columns:,} elements"
             most = f"and is computed up to {MOST_ELEMENTS:,} of them"
@@ -234,10 +228,7 @@ def _contracted(cotangent: Tensor, jacobian: Tensor) -> Tensor:
 
 
 class Function:
-    """Program as a function of a mapping: its parameters and floating-point inputs by name. Counts calls and tensors.
-
-    `tracks` tells whether the transform tracks a tensor.
-    """
+    """Program as a function of its parameters and float inputs by name. Counts calls and tensors that `tracks` sees."""
 
     def __init__(self, program: Program, tracks: Callable[[Tensor], bool]) -> None:
         self.program = program
@@ -285,17 +276,14 @@ class Function:
         parameters = {f"module.{name}": leaves[name] for name in self._own}
         with program.around():
             out = torch.func.functional_call(_ProgramModule(program), parameters, inputs)
-        self._restore()
-        return out
-
-    def _restore(self) -> None:
-        """Puts back and counts parameters that the call has left replaced, so that later runs use the module's own."""
+        # Put back and count parameters that the call has left replaced, so that later runs use the module's own.
         for name, parameter in self._own.items():
             prefix, _, last = name.rpartition(".")
-            owner = self.program.module.get_submodule(prefix)
+            owner = program.module.get_submodule(prefix)
             if getattr(owner, last) is not parameter:
                 self.seen["replaced"] += 1
                 setattr(owner, last, parameter)
+        return out
 
 
 class _ProgramModule(nn.Module):
@@ -346,10 +334,7 @@ def _count(seen: Counter[str], inputs: list[Any]) -> None:
 
 
 def copied(module: nn.Module, seen: Counter[str], writes: Collection[int] = ()) -> Callable[..., Any]:
-    """Maps `module` over two copies of its inputs.
-
-    `seen` counts as for `mapped`; the inputs at the places `writes` get the values of their second copies.
-    """
+    """Maps `module` over two copies of its inputs, counted as in `mapped`; inputs at `writes` get the second ones."""
 
     def call(*inputs: Any) -> Any:
         dims = tuple(0 if isinstance(value, Tensor) else None for value in inputs)

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 from accelcheck.techniques.observe import at_least, none_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 class Package(Converted):
@@ -92,9 +88,7 @@ class AotInductor(Conversion):
     options: Mapping[str, Any] = MappingProxyType({})
     """Configuration of inductor."""
     package: type[Package] = Package
-
-    def capability(self, device: Device) -> Capability:
-        return inductor_capability(device)
+    capability = staticmethod(inductor_capability)
 
     def converted(self, program: Program, device: Device) -> Package:
         folder = self.held.enter_context(tempfile.TemporaryDirectory(prefix="aoti-", dir=scratch()))

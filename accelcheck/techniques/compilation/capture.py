@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.profiler import record_function
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Runnable = Callable[..., Any]
+Runnable = Callable[..., Any]
 
 CALL = "captured {stage} graph"
 """Name of the profiler event for each call of a captured graph."""
@@ -108,8 +106,6 @@ class Capture:
 
 def called(node: fx.Node) -> str:
     """Returns the name of a node's target, such as ``linear``, ``_enter_autocast`` or ``addmm.default``."""
-    if isinstance(node.target, str):
-        return node.target
     return str(getattr(node.target, "__name__", node.target))
 
 

@@ -6,23 +6,20 @@ import importlib
 import importlib.util
 import os
 import shutil
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Holding, Technique, Unsupported
 from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.problem import CONTRACTING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 REGION = r"Torch-Compiled Region.*"
 """Pattern of profiler events: entries into code that Dynamo compiled."""
@@ -57,32 +54,24 @@ class Compilation(Holding):
         reset_compiler()
 
 
+@dataclass(eq=False)
 class Compiled(Compilation):
     """Module under ``torch.compile``, with graph breaks allowed, as most users call it.
 
     `arguments` are those of ``torch.compile``. Without ``backend``, its default is used, which a package may have set.
     """
 
+    name: str
+    promise: str
+    arguments: Mapping[str, Any]
+    level: int
+    dtypes: tuple[str, ...] = ("float32",)
+    early: frozenset[str] = frozenset()
     family = "compile"
     source = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
-    def __init__(
-        self,
-        name: str,
-        promise: str,
-        *,
-        level: int,
-        arguments: Mapping[str, Any],
-        dtypes: tuple[str, ...] = ("float32",),
-        early: frozenset[str] = frozenset(),
-    ) -> None:
-        self.name = name
-        self.promise = promise
-        self.level = level
-        self.dtypes = dtypes
-        self.early = early
-        self.arguments = MappingProxyType(dict(arguments))
-        self.fuses = "backend" not in arguments
+    def __post_init__(self) -> None:
+        self.fuses = "backend" not in self.arguments
 
     def capability(self, device: Device) -> Capability:
         backend = self.arguments.get("backend") or default_backend()
@@ -95,8 +84,7 @@ class Compiled(Compilation):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = self.arguments.get("backend") or default_backend()
         used = resolved_backend(program.call)
-        kind = self.arguments.get("mode")
-        told = used if kind is None else f"{used}, mode {kind}"
+        told = f"{used}, mode {self.arguments['mode']}" if "mode" in self.arguments else used
         yield Evidence(f"backend is {wanted}", told, engaged=used == wanted)
         yield from compiled(log, mode, used)
         # fullgraph=False does not promise a single graph: for information only.
@@ -130,10 +118,9 @@ class CudaGraphs(Compiled):
     warmups = CAPTURE_WARMUPS
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("cuda-graphs"):
-            fact = "the compiler would skip the capture and run the plain graph"
-            return unsupported(Code.NO_FEATURE, f"{device.name} does not declare cuda-graphs: {fact}")
-        return super().capability(device)
+        fact = "does not declare cuda-graphs: the compiler would skip the capture and run the plain graph"
+        reason = f"{device.name} {fact}"
+        return super().capability(device) if device.has("cuda-graphs") else unsupported(Code.NO_FEATURE, reason)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
@@ -182,9 +169,8 @@ class OpenXla(Compiled):
     source = "https://docs.pytorch.org/xla/master/perf/dynamo.html"
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("torch-xla"):
-            return unsupported(Code.NO_BACKEND, f"the backend openxla compiles for xla, not for {device.name}")
-        return SUPPORTED
+        reason = f"the backend openxla compiles for xla, not for {device.name}"
+        return SUPPORTED if device.has("torch-xla") else unsupported(Code.NO_BACKEND, reason)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
@@ -232,11 +218,10 @@ def inductor_capability(device: Device) -> Capability:
         fact = " (torch 2.9 with torch_xla 2.9 raises InductorError: KeyError: 'xla')" * device.has("torch-xla")
         reason = f"inductor has no code generator registered for device type {device.type!r}{fact}"
         return unsupported(Code.NO_BACKEND, reason)
-    if device.has("inductor-cpp"):
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            reason = f"inductor needs a C++ compiler for the CPU and found no {compiler!r}"
-            return unavailable(Code.NO_PACKAGE, reason, "install one, or set CXX to its name")
+    compiler = os.environ.get("CXX", "g++")
+    if device.has("inductor-cpp") and shutil.which(compiler) is None:
+        reason = f"inductor needs a C++ compiler for the CPU and found no {compiler!r}"
+        return unavailable(Code.NO_PACKAGE, reason, "install one, or set CXX to its name")
     if device.has("inductor-triton") and importlib.util.find_spec("triton") is None:
         advice = "install the triton of this torch build"
         return unavailable(Code.NO_PACKAGE, "inductor needs triton for the GPU", advice)
@@ -257,8 +242,7 @@ def graphs() -> int:
 
 def inductor_graphs() -> int:
     """Counts the graphs that inductor compiled or took from its cache since `reset_compiler`."""
-    kinds = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
-    return sum(int(torch_names.counters["inductor"][kind]) for kind in kinds)
+    return sum(int(torch_names.counters["inductor"][f"fxgraph_cache_{how}"]) for how in ("hit", "miss", "bypass"))
 
 
 def graph_breaks() -> int:

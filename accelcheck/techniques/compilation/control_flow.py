@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import Compilation, graph_breaks, graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import Log, at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 _NODES = "operators of the graphs"
 
@@ -37,8 +34,9 @@ class ControlFlow(Compilation):
 
     def refusal(self, workload: Workload) -> str:
         own = workload.name in self.workloads
-        reason = "" if own else "changes modules that have torch's control flow and Python's"
-        return super().refusal(workload) or reason
+        return super().refusal(workload) or (
+            "" if own else "changes modules that have torch's control flow and Python's"
+        )
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if self.operator == "while_loop" and mode is Mode.BACKWARD and torch.__version__ < "2.10":

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.devices.layouts import sparse
 from accelcheck.techniques.base import Holding, Unsupported
 from accelcheck.techniques.compilation.torchscript import count_entries
 from accelcheck.techniques.observe import Log, at_least, none_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import nn
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 RUNTIME_WORKLOADS = frozenset(
     """elementwise-5 elementwise-bound elementwise-product mlp matmul cnn attention-causal attention-empty-row
@@ -104,4 +101,6 @@ class RuntimeConversion(Conversion):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if program.writes:
             raise Unsupported(unsupported(Code.NO_FEATURE, "the module writes to its inputs, and a runtime does not"))
+        if any(isinstance(value, Tensor) and sparse(value) for value in program.inputs):
+            raise Unsupported(unsupported(Code.NO_FEATURE, "an input is sparse, and a runtime takes dense arrays"))
         super().prepare(program, mode, device)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.capture import CALL, Capture
 from accelcheck.techniques.compilation.compile import Compilation, compiled, inductor_capability, inductor_graphs
 from accelcheck.techniques.compilation.regions import entered
 from accelcheck.techniques.observe import Log, at_least, exactly
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
     from accelcheck.techniques.compilation._folding import FoldConstants
-    from accelcheck.workloads.base import Program
 
 CAPTURE = "capture"
 """Key in `Program.extras` of the `Capture` backend."""
@@ -83,9 +81,7 @@ class FxPass(Compilation):
     dtypes = ("float32", "bfloat16")
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
     requires = frozenset({"constants"})
-
-    def capability(self, device: Device) -> Capability:
-        return inductor_capability(device)
+    capability = staticmethod(inductor_capability)
 
     def make(self) -> FoldConstants:
         """Makes the user's pass."""

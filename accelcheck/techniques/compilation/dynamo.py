@@ -5,26 +5,25 @@ The graphs of each call are counted exactly, and the result of every call is jud
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.compile import Compilation, compilations, graph_breaks, graphs, resolved_backend
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.workloads import stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 FEED = "feed"
 """Key in `Program.extras` of the `CountedCalls`."""
@@ -47,11 +46,6 @@ class CountedCalls:
         self.runs.append([])
         return tuple(self.call(number, x) for number, x in enumerate(inputs))
 
-    def one(self, x: Tensor) -> Any:
-        """Computes the output for one input, for modules that are no streams."""
-        (out,) = self(x)
-        return out
-
     def call(self, number: int, x: Tensor) -> Any:
         """Makes the call with this number, counted from 0 in each run."""
         before = graphs()
@@ -60,6 +54,7 @@ class CountedCalls:
         return out
 
 
+@dataclass(eq=False)
 class Streamed(Compilation):
     """Network of a stream under ``torch.compile``: called for one input after the other, as in a server.
 
@@ -67,29 +62,18 @@ class Streamed(Compilation):
     of ``torch._dynamo.config`` during a case.
     """
 
+    name: str
+    promise: str
+    arguments: Mapping[str, Any]
+    workloads: frozenset[str]
+    early: frozenset[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     family = "dynamo"
     requires = frozenset({"stream"})
     source = (
         "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
     )
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD})
-
-    def __init__(
-        self,
-        name: str,
-        promise: str,
-        *,
-        arguments: Mapping[str, Any],
-        workloads: frozenset[str],
-        early: frozenset[str],
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self.name = name
-        self.promise = promise
-        self.arguments = MappingProxyType(dict(arguments))
-        self.workloads = workloads
-        self.early = early
-        self.settings = MappingProxyType(dict(settings))
 
     def capability(self, device: Device) -> Capability:
         return SUPPORTED if "backend" in self.arguments else compiler_capability(device)
@@ -100,11 +84,14 @@ class Streamed(Compilation):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
-        for held in _configured(self.settings):
-            self.held.enter_context(held)
+        # At the limit of recompilations Dynamo silently runs eagerly: an error, unless `settings` say otherwise.
+        settings = {"fail_on_recompile_limit_hit": True, **self.settings}
+        self.held.enter_context(torch_names.dynamo_config.patch(**settings))
+        # A cached graph brings its program's guards, and so further graphs: github.com/pytorch/pytorch/issues/194001.
+        self.held.enter_context(torch_names.inductor_config.patch(force_disable_caches=True))
         network = torch.compile(network_of(program), **{**self.arguments, "backend": self.backend(device)})
         program.extras[FEED] = feed = self.feed(program, network)
-        program.call = feed if hasattr(program.module, "net") else feed.one
+        program.call = feed if hasattr(program.module, "net") else lambda x: feed(x)[0]  # of no stream
 
     def feed(self, program: Program, network: Callable[..., Any]) -> CountedCalls:
         """Makes the object that calls the compiled network."""
@@ -114,9 +101,8 @@ class Streamed(Compilation):
         feed: CountedCalls = program.extras[FEED]
         wanted, used = self.backend(device), resolved_backend(feed.network)
         yield Evidence(f"backend is {wanted}", used, engaged=used == wanted)
-        wanted_entries, ran = self.entries(program), entered(log).total()
-        claim = f"compiled regions entered in {len(program.inputs)} calls = {wanted_entries}"
-        yield Evidence(claim, ran, engaged=ran == wanted_entries)
+        calls = f"compiled regions entered in {len(program.inputs)} calls"
+        yield exactly(calls, entered(log).total(), self.entries(program))
         yield from self.counts(program, feed.runs[0])
         if self.settled:
             yield exactly("graphs compiled when the same kinds came again", sum(feed.runs[-1]), 0)
@@ -140,16 +126,14 @@ class StaticStream(Streamed):
         kinds = news(program.inputs)
         wanted = [int(kind != "known") for kind in kinds]
         told = ", ".join(f"{kind} {count}" for kind, count in zip(kinds, compiled, strict=True))
-        claim = f"graphs compiled by each call = {', '.join(map(str, wanted))}"
-        yield Evidence(claim, told, engaged=compiled == wanted)
+        yield Evidence(f"graphs compiled by each call = {', '.join(map(str, wanted))}", told, compiled == wanted)
 
 
+@dataclass(eq=False, kw_only=True)
 class BoundedStream(Streamed):
     """Number of graphs that does not grow with the number of sizes; with `specialises`, the first one has its own."""
 
-    def __init__(self, *args: Any, specialises: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.specialises = specialises
+    specialises: bool
 
     def capability(self, device: Device) -> Capability:
         if self.specialises and device.has("torch-xla"):
@@ -178,8 +162,7 @@ class LimitedStream(StaticStream):
         return sum(_kind(x) in compiled for x in program.inputs)
 
     def counts(self, program: Program, compiled: list[int]) -> Iterable[Evidence]:
-        made = sum(compiled)
-        yield Evidence(f"graphs compiled = {LIMIT}, the limit", made, engaged=made == LIMIT)
+        yield Evidence(f"graphs compiled = {LIMIT}, the limit", sum(compiled), engaged=sum(compiled) == LIMIT)
         reasons = (str(record.fail_reason) for record in compilations() if record.fail_reason is not None)
         yield exactly("functions at the limit of recompilation", sum("limit" in reason for reason in reasons), 1)
 
@@ -231,8 +214,12 @@ class ChangingCalls(CountedCalls):
         if not isinstance(module, stream.Centred):
             raise TypeError(f"expected the network of stream-lengths, got {type(module).__name__}")
         self.module = module
-        numbers = (lambda module: doubled(module, "scale"), lambda _: doubled(stream, "GAIN"))
-        self.changes = (*numbers, in_place, replaced)
+        self.changes = (
+            lambda module: mock.patch.object(module, "scale", module.scale * 2),
+            lambda _: mock.patch.object(stream, "GAIN", stream.GAIN * 2),
+            in_place,
+            replaced,
+        )
 
     def call(self, number: int, x: Tensor) -> Any:
         if number % 2 == 0:
@@ -241,16 +228,6 @@ class ChangingCalls(CountedCalls):
         change = self.changes[(number // 2 + len(self.runs)) % len(self.changes)]
         with change(self.module):
             return super().call(number, x) * 0.5
-
-
-@contextmanager
-def doubled(owner: Any, name: str) -> Iterator[None]:
-    """Doubles a number inside the context: an attribute of a module, or a global of a file."""
-    setattr(owner, name, getattr(owner, name) * 2)
-    try:
-        yield
-    finally:
-        setattr(owner, name, getattr(owner, name) / 2)
 
 
 @contextmanager
@@ -304,15 +281,6 @@ def news(inputs: tuple[Tensor, ...]) -> list[str]:
 
 def _kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return x.dtype, tuple(x.shape)
-
-
-def _configured(settings: Mapping[str, Any]) -> Iterator[AbstractContextManager[Any]]:
-    from accelcheck.devices.torch_names import dynamo_config, inductor_config
-
-    # At the limit of recompilations Dynamo silently runs eagerly: make it an error, unless `settings` say otherwise.
-    yield dynamo_config.patch(**{"fail_on_recompile_limit_hit": True, **settings})
-    # A cached graph brings the guards of its program, and so further graphs: github.com/pytorch/pytorch/issues/194001.
-    yield inductor_config.patch(force_disable_caches=True)
 
 
 _LENGTHS, _EARLY = frozenset({"stream-lengths", "stream-sides"}), frozenset({"stream-lengths"})

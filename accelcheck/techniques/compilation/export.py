@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import Converted
 from accelcheck.techniques.observe import Log, at_least, exactly, none_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 RESIZED = frozenset(
     "elementwise-5 mlp cnn attention-causal attention-ragged transformer-block mean-pool digits-mlp".split()
@@ -123,11 +120,11 @@ class Export(Technique):
         return Exported(torch.export.export(program.module, program.inputs), program.module)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        graph = exported_graph(program.call)
-        if graph is None:
-            yield Evidence("the call is an exported program", type(program.call).__name__, engaged=False)
-        else:
+        graph = program.call.loaded if isinstance(program.call, Saved) else program.call
+        if isinstance(graph, Exported):
             yield from graph.evidence()
+        else:
+            yield Evidence("the call is an exported program", type(program.call).__name__, engaged=False)
 
 
 class DecomposedExport(Export):
@@ -165,15 +162,8 @@ class DynamicExport(Export):
         yield at_least("dynamic sizes of the inputs", saved.dynamic)
         yield at_least("sizes served by one program", len(saved.sizes), self.warmups + 1)
         weights = sum(tensor.nbytes for tensor in program.module.state_dict().values())
-        claim = f"bytes of the saved program > {weights}, its weights'"
-        yield Evidence(claim, saved.size, engaged=saved.size > weights)
+        yield Evidence(f"bytes of the saved program > {weights}, its weights'", saved.size, saved.size > weights)
         yield none_of("weights read back with other bits", saved.unlike)
-
-
-def exported_graph(call: Any) -> Exported | None:
-    """Returns the exported program that a `Program.call` runs; None if it is something else."""
-    program = call.loaded if isinstance(call, Saved) else call
-    return program if isinstance(program, Exported) else None
 
 
 TECHNIQUES: tuple[Technique, ...] = (Export(), DecomposedExport(), DynamicExport())

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core import imports
-from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, reset_compiler
+from accelcheck.techniques.compilation.compile import Compiled, compiled, graphs, inductor_graphs, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.processes.evidence import program_on
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.blocks import blocks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 PATIENCE = 600.0
 """Seconds for the other process to compile; with an empty cache it compiles headers first."""
@@ -56,9 +53,7 @@ class Regional(Compiled):
     requires = frozenset({"blocks"})
     excludes = frozenset({"branching"})
     workloads = frozenset({"mlp-blocks", "transformer-blocks", "cnn-blocks", "train-transformer"})
-
-    def capability(self, device: Device) -> Capability:
-        return compiler_capability(device)
+    capability = staticmethod(compiler_capability)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         reset_compiler()
@@ -130,9 +125,8 @@ class MegaCache(Compiled):
         if self.foreign:
             yield exactly("graphs taken from another machine's artifact", taken, 0)
         else:
-            anew = sum(int(torch_names.counters["inductor"][f"fxgraph_cache_{how}"]) for how in ("miss", "bypass"))
             yield at_least("graphs taken from the artifact", taken)
-            yield exactly("graphs compiled anew", anew, 0)
+            yield exactly("graphs compiled anew", inductor_graphs() - taken, 0)
 
 
 def main(arguments: Sequence[str]) -> None:

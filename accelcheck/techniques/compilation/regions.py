@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from accelcheck.core.capability import SUPPORTED, Capability
+from accelcheck.devices.base import Device
 from accelcheck.techniques.compilation.compile import compilations, default_backend, inductor_capability
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
+from accelcheck.techniques.observe import Log
 
 _REGION = re.compile(r"Torch-Compiled Region: (\S+)")
 
@@ -26,9 +23,7 @@ def backend_for(device: Device) -> str:
     if device.has("torch-xla"):
         return "openxla"
     default = default_backend()
-    if device.has("inductor"):
-        return default
-    return "aot_eager" if default == "inductor" else default
+    return default if device.has("inductor") or default != "inductor" else "aot_eager"
 
 
 def compiler_capability(device: Device) -> Capability:
@@ -41,7 +36,6 @@ def entered(log: Log, test: Callable[[Any], bool] = lambda _: True) -> Counter[s
     wanted = {str(record.compile_id) for record in compilations() if record.graph_op_count and test(record)}
     seen: Counter[str] = Counter()
     for name, number in log.names().items():
-        match = _REGION.match(name)
-        if match is not None and match[1] in wanted:
+        if (match := _REGION.match(name)) and match[1] in wanted:
             seen[match[1]] += number
     return seen

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,11 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import pytree, recursive
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, ProfilerLog, at_least, exactly, none_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch.utils.hooks import RemovableHandle
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 ENTRIES = "python forward entries"
 """Key in `Program.extras` of a list to which every call of a Python forward appends the module's class name."""
@@ -193,7 +188,7 @@ def attributes(script: torch.jit.ScriptModule) -> Iterator[str]:
             yield str(node.s("name"))
 
 
-def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle]:
+def count_entries(module: nn.Module, entries: list[str]) -> None:
     """Appends to `entries` the class name of any submodule whose Python forward is called, in calls from now on.
 
     Script modules made before do not call these hooks.
@@ -202,7 +197,8 @@ def count_entries(module: nn.Module, entries: list[str]) -> list[RemovableHandle
     def entered(part: nn.Module, inputs: Any) -> None:
         entries.append(type(part).__name__)
 
-    return [part.register_forward_pre_hook(entered) for part in module.modules()]
+    for part in module.modules():
+        part.register_forward_pre_hook(entered)
 
 
 @contextmanager

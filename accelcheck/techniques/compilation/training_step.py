@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation import compile as compilation
 from accelcheck.techniques.compilation.capture import Capture
+from accelcheck.techniques.compilation.custom import CAPTURE
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
 from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.problem import CONTRACTING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
-
-CAPTURE = "capture"
-"""Key in `Program.extras` of the `Capture` backend."""
 
 RECOMPILATIONS = 64
 """Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and
@@ -52,9 +47,7 @@ class TrainingStep(compilation.Compilation):
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
     excludes = frozenset({"branching"})  # control flow on data breaks the graph, so that a step has more than three
-
-    def capability(self, device: Device) -> Capability:
-        return compiler_capability(device)
+    capability = staticmethod(compiler_capability)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         from accelcheck.devices.torch_names import dynamo_config as config
@@ -142,9 +135,8 @@ class CompiledAutocast(compilation.Compilation):
         nodes = [node for graph in backend.graphs for node in graph.nodes]
         yield at_least("autocast regions captured", sum(node.target == "_enter_autocast" for node in nodes))
         dtypes = [node.dtype for node in nodes if node.target in CONTRACTIONS]
-        half, full = dtypes.count(torch.bfloat16), dtypes.count(torch.float32)
-        yield at_least("captured contractions in bfloat16", half)
-        yield exactly("captured contractions in float32", full, 0)
+        yield at_least("captured contractions in bfloat16", dtypes.count(torch.bfloat16))
+        yield exactly("captured contractions in float32", dtypes.count(torch.float32), 0)
         yield stored_in_float32(program)
 
 

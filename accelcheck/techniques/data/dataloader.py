@@ -80,16 +80,7 @@ class Feed:
 
     def __init__(self, tensors: Sequence[Tensor], sampler: Iterable[list[int]], *, pinned: bool) -> None:
         self.rows = Rows(tensors)
-        self.loader = DataLoader(
-            self.rows,
-            batch_sampler=sampler,
-            num_workers=WORKERS,
-            prefetch_factor=PREFETCH,
-            persistent_workers=True,
-            pin_memory=pinned,
-            timeout=TIMEOUT,
-            generator=torch.Generator(),  # each pass draws a seed, which must not come from the training's generator
-        )
+        self.loader = _loader(self.rows, PREFETCH, TIMEOUT, batch_sampler=sampler, pin_memory=pinned)
 
     def __iter__(self) -> Iterator[Sequence[Tensor]]:
         """Starts a new pass; one that has not ended is abandoned."""
@@ -130,9 +121,8 @@ class FaultyRows(Rows):
 class PassEnd:
     """End of a pass with a fault in the middle, after the number of rows that arrived before.
 
-    Attributes:
-        worker: Id of the process with the fault; 0 if too few rows arrived to tell.
-        error: Type and text of the exception that the program got, and of its cause; empty if there was none.
+    `worker` is the id of the process with the fault, 0 if too few rows arrived to tell; `error` has type and text of
+    the exception that the program got, and of its cause: empty if there was none.
     """
 
     worker: int
@@ -153,14 +143,7 @@ def faulty_pass(
 
     `fault` is picklable, and called in the worker that reads row `FAULTY_ROW`. `through` makes the program's iterable.
     """
-    loader = DataLoader(
-        FaultyRows(tensors, fault),
-        num_workers=WORKERS,
-        prefetch_factor=1,
-        persistent_workers=True,
-        timeout=TIMEOUT // 4,
-        generator=torch.Generator(),
-    )
+    loader = _loader(FaultyRows(tensors, fault), 1, TIMEOUT // 4)
     seen, error = Delivery(), ""
     try:
         for batch in through(loader):
@@ -173,6 +156,12 @@ def faulty_pass(
     # Workers take turns: a worker is sent its next row when its last one has arrived.
     worker = next(iter(seen.workers[FAULTY_ROW - WORKERS :]), 0)
     return PassEnd(worker, error, len(seen.rows))
+
+
+def _loader(rows: Rows, ahead: int, timeout: int, **options: Any) -> DataLoader[Any]:
+    options |= {"num_workers": WORKERS, "prefetch_factor": ahead, "persistent_workers": True, "timeout": timeout}
+    # Each pass draws a seed, which must not come from the training's generator.
+    return DataLoader(rows, generator=torch.Generator(), **options)
 
 
 def _end(loader: DataLoader[Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,7 @@ from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.data.dataloader import Delivery, Feed
 from accelcheck.workloads.trainer import Inputs, Loader, Parts, Recipe, Trainable, Trainer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    Feeder = Callable[[Sequence[Tensor], Iterable[list[int]]], Feed]
+Feeder = Callable[[Sequence[Tensor], Iterable[list[int]]], Feed]
 
 
 class Ahead:
@@ -36,11 +34,8 @@ class Ahead:
 class FedLoader(Loader):
     """Loader whose mini-batches come from a `Feed`.
 
-    Its position, and so its saved state, is that of the training, however far ahead the workers read.
-
-    Attributes:
-        seen: Record of the feed's deliveries.
-        astray: Number of mini-batches whose rows are not those that this loader draws.
+    Its position, and so its saved state, is that of the training, however far ahead the workers read. `seen` records
+    the feed's deliveries; `astray` counts the mini-batches whose rows are not those that this loader draws.
     """
 
     def __init__(self, rows: int, batches: int, seed: int, feed: Feed, ahead: Ahead) -> None:

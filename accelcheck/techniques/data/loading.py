@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +15,15 @@ from torch.utils.data import BatchSampler
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Holding, Technique, Unsupported
-from accelcheck.techniques.data.dataloader import (
-    UNREADABLE,
-    WORKERS,
-    Delivery,
-    Feed,
-    faulty_pass,
-    kill_self,
-    raise_unreadable,
-)
-from accelcheck.techniques.data.feeding import FedLoader, FedTrainer
-from accelcheck.techniques.memory.host import page_locked
+from accelcheck.techniques.data import dataloader
+from accelcheck.techniques.data.dataloader import WORKERS, Delivery, Feed, PassEnd, faulty_pass
+from accelcheck.techniques.data.feeding import FedLoader, FedTrainer, Feeder
+from accelcheck.techniques.memory.offload import page_locked
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.workloads.base import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.data.dataloader import PassEnd
-    from accelcheck.techniques.data.feeding import Feeder
 
 BATCH = 3
 """Rows per batch: both workers get batches, and the last one is smaller for most workloads."""
@@ -43,7 +31,7 @@ BATCH = 3
 _FEED = "loader"
 _DELIVERY = "what the last pass delivered"
 _FAULTY_END = "how a faulty pass ended"
-_PINNED = "counts of moved and pinned tensors"
+_PINNED = "counts of moved tensors, by whether they were pinned"
 
 
 class ReloadedInputs(Technique):
@@ -78,7 +66,7 @@ class ReloadedInputs(Technique):
                 program.elsewhere = run
 
         program.elsewhere = run
-        program.resets.append(lambda: program.extras.update({_DELIVERY: Delivery(), _PINNED: Pinning()}))
+        program.resets.append(lambda: program.extras.update({_DELIVERY: Delivery(), _PINNED: Counter()}))
 
     def _renew(self, program: Program, device: Device) -> None:
         target = () if program.target is None else (program.target,)
@@ -90,14 +78,6 @@ class ReloadedInputs(Technique):
         program.target = renewed[-1] if target else None
 
 
-@dataclass
-class Pinning:
-    """Numbers of tensors that were moved, and of those that were in page-locked memory."""
-
-    tensors: int = 0
-    pinned: int = 0
-
-
 class PinnedMemory(ReloadedInputs):
     """``Tensor.pin_memory`` and ``Tensor.to(device, non_blocking=True)``."""
 
@@ -105,31 +85,21 @@ class PinnedMemory(ReloadedInputs):
     promise = "Page-locked memory allows transfers during computation, and changes no bit."
     source = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
     dtypes = ("float32", "bfloat16", "float16")
-
-    def capability(self, device: Device) -> Capability:
-        return page_locked(device)
+    capability = staticmethod(page_locked)
 
     def move(self, program: Program, tensors: Sequence[Tensor], device: Device) -> Sequence[Tensor]:
-        seen = program.extras[_PINNED] = Pinning()
-        moved = []
-        for tensor in tensors:
-            pinned = tensor.pin_memory()
-            seen.tensors += 1
-            seen.pinned += pinned.is_pinned()
-            moved.append(pinned.to(device.torch_device(), non_blocking=True))
-        return moved
+        pinned = [tensor.pin_memory() for tensor in tensors]
+        program.extras[_PINNED] = Counter(tensor.is_pinned() for tensor in pinned)
+        return [tensor.to(device.torch_device(), non_blocking=True) for tensor in pinned]
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        seen: Pinning = program.extras[_PINNED]
-        claim = f"tensors that travelled from page-locked memory = {seen.tensors}"
-        yield Evidence(claim, seen.pinned, engaged=seen.pinned == seen.tensors >= 1)
+        seen: Counter[bool] = program.extras[_PINNED]
+        claim = f"tensors that travelled from page-locked memory = {seen.total()}"
+        yield Evidence(claim, seen[True], engaged=seen[True] == seen.total() >= 1)
 
 
 class PrefetchLoader(Holding, ReloadedInputs):
-    """`torch.utils.data.DataLoader` with two persistent worker processes, each of which reads two batches ahead.
-
-    In trajectory mode it delivers the training's mini-batches.
-    """
+    """DataLoader with two persistent worker processes that read two batches ahead each, in long trainings as well."""
 
     name = "prefetch-loader"
     promise = "Worker processes that read ahead deliver every row once and in order, and trainings can be resumed."
@@ -159,8 +129,11 @@ class PrefetchLoader(Holding, ReloadedInputs):
         if feed is not None and feed.rows.fits(tensors):
             feed.rows.fill(tensors)
         else:
-            rows = _rows(tensors)
-            if rows < WORKERS:
+            sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
+            if len(sizes) != 1 or None in sizes:
+                reason = f"loading row by row needs tensors of one first size, got {[*sizes]}"
+                raise Unsupported(unsupported(Code.NO_FEATURE, reason))
+            if (rows := len(tensors[0])) < WORKERS:
                 reason = f"{rows} rows are {rows} batches at most: of {WORKERS} processes one would read none"
                 raise Unsupported(unsupported(Code.NO_EFFECT, reason))
             size = min(BATCH, rows // WORKERS)
@@ -179,7 +152,9 @@ class PrefetchLoader(Holding, ReloadedInputs):
             seen = program.extras[_DELIVERY]
             rows = len(program.extras[_FEED].rows)
             claim = f"rows delivered = 0 to {rows - 1}, each once, in this order"
-            yield Evidence(claim, _in_order(seen.rows, rows), engaged=seen.rows == list(range(rows)))
+            wrong = [f"row {row} where {place} was due" for place, row in enumerate(seen.rows) if row != place]
+            told = f"{len(seen.rows)} of {rows}, {[*wrong, 'in order'][0]}"
+            yield Evidence(claim, told, engaged=seen.rows == list(range(rows)))
         workers = set(seen.workers)
         engaged = len(workers) == WORKERS and os.getpid() not in workers
         yield Evidence(f"processes that read them = {WORKERS}, and not this one", len(workers), engaged=engaged)
@@ -198,10 +173,8 @@ class XlaDeviceLoader(PrefetchLoader):
     modes = ReloadedInputs.modes
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("torch-xla"):
-            reason = f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
-            return unsupported(Code.NO_BACKEND, reason)
-        return SUPPORTED
+        reason = f"torch_xla's MpDeviceLoader moves to xla devices, not to {device.type}"
+        return SUPPORTED if device.has("torch-xla") else unsupported(Code.NO_BACKEND, reason)
 
     def passing(self, feed: Iterable[Sequence[Tensor]], device: Device) -> Iterable[Sequence[Tensor]]:
         loader = importlib.import_module("torch_xla.distributed.parallel_loader").MpDeviceLoader
@@ -210,19 +183,20 @@ class XlaDeviceLoader(PrefetchLoader):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield from super().evidence(program, log, mode, device)
-        places = program.extras[_DELIVERY].places
-        listed = ", ".join(sorted(places))
-        yield Evidence(f"batches are delivered on {device.type}", listed, engaged=places == {device.type})
+        places = sorted(program.extras[_DELIVERY].places)
+        yield Evidence(f"batches are delivered on {device.type}", ", ".join(places), engaged=places == [device.type])
 
 
 class FaultyLoader(PrefetchLoader):
     """Fault in the middle of a pass, which must raise an error in the program; a new loader then delivers the batch."""
 
     modes = frozenset({Mode.FORWARD})
+    fault: Callable[[], None]
+    """Function that the worker calls in the middle of the pass."""
 
     def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
         """Runs the pass with the fault."""
-        raise NotImplementedError(f"{type(self).__name__}.run_faulty: run a pass with a fault in the middle")
+        return faulty_pass(tensors, self.fault, lambda loader: self.passing(loader, device))
 
     def check_error(self, end: PassEnd) -> tuple[str, bool]:
         """Returns the error that the program must get, in words, and whether it got it."""
@@ -246,9 +220,7 @@ class WorkerKilled(FaultyLoader):
     name = "loader-worker-killed"
     promise = "A worker's death raises an error that names it, without a hang, and a new loader works."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader"
-
-    def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
-        return faulty_pass(tensors, kill_self)
+    fault = staticmethod(dataloader.kill_self)
 
     def check_error(self, end: PassEnd) -> tuple[str, bool]:
         named = re.search(rf"RuntimeError: .*\b{end.worker}\b", end.error)
@@ -260,25 +232,10 @@ class XlaUnreadable(FaultyLoader, XlaDeviceLoader):
 
     name = "xla-device-loader-error"
     promise = "An error in the loader is raised in the program."
-
-    def run_faulty(self, tensors: Sequence[Tensor], device: Device) -> PassEnd:
-        return faulty_pass(tensors, raise_unreadable, lambda loader: self.passing(loader, device))
+    fault = staticmethod(dataloader.raise_unreadable)
 
     def check_error(self, end: PassEnd) -> tuple[str, bool]:
-        return "an OSError says that a row cannot be read", UNREADABLE in end.error
-
-
-def _rows(tensors: Sequence[Tensor]) -> int:
-    sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
-    if len(sizes) != 1 or None in sizes:
-        reason = f"loading row by row needs tensors of one first size, got {[*sizes]}"
-        raise Unsupported(unsupported(Code.NO_FEATURE, reason))
-    return len(tensors[0])
-
-
-def _in_order(rows: Sequence[int], due: int) -> str:
-    wrong = next((f"row {row} where {place} was due" for place, row in enumerate(rows) if row != place), "")
-    return f"{len(rows)} of {due}, {wrong or 'in order'}"
+        return "an OSError says that a row cannot be read", dataloader.UNREADABLE in end.error
 
 
 def _fed(program: Program) -> tuple[FedTrainer, FedLoader]:
@@ -288,10 +245,6 @@ def _fed(program: Program) -> tuple[FedTrainer, FedLoader]:
     return trainer, trainer.loader
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    PinnedMemory(),
-    PrefetchLoader(),
-    XlaDeviceLoader(),
-    WorkerKilled(),
-    XlaUnreadable(),
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    kind() for kind in (PinnedMemory, PrefetchLoader, XlaDeviceLoader, WorkerKilled, XlaUnreadable)
 )

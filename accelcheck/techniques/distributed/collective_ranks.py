@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob, digest
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.techniques.processes.evidence import program_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Result
-    from accelcheck.workloads.collectives import Collective
+from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.collectives import Collective
 
 ALIKE = ("all_reduce", "all_gather", "broadcast")
 """Kinds that give every rank the same."""
@@ -126,7 +123,6 @@ class Calling(TrainingJob):
     """Calls of a bundle, one after the other; those that torch refuses are named."""
 
     def run(self, device: Device) -> RankReport:
-        """Makes this rank's calls."""
         calls: Any = self.strategy
         rank, world = distributed.get_rank(), distributed.get_world_size()
         program = program_on(device, self.problem, self.dtype, self.seed)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.collective_ranks import Calling, CollectiveCalls, calls_of
-from accelcheck.techniques.distributed.data_parallel import ANSWERS, STRATEGY
+from accelcheck.techniques.distributed.data_parallel import STRATEGY
 from accelcheck.techniques.distributed.model_parallel import ModelParallel
-from accelcheck.techniques.observe import Log, at_least, exactly, none_of
+from accelcheck.techniques.distributed.strategy import RankReport
+from accelcheck.techniques.observe import at_least, exactly, none_of
 from accelcheck.workloads.base import Program, Result, flatten
 from accelcheck.workloads.collectives import BUNDLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import RankReport
 
 
 class Collectives(ModelParallel):
@@ -30,13 +24,13 @@ class Collectives(ModelParallel):
     family = "collective"
     dtypes = ("float32", "bfloat16", "float16")
     keeps_strides = False  # a rank's buffers are its own
+    did = "called"
 
     def __init__(self, world: int) -> None:
         promise = f"Collectives between {world} ranks give each the result of its reduction, or the others' very bits."
         source = "https://docs.pytorch.org/docs/stable/distributed.html#collective-functions"
-        names = [f"{name}-{world}" for name in BUNDLES]
-        modes = frozenset({Mode.FORWARD})
-        super().__init__(f"collectives-{world}", world, CollectiveCalls, promise, source, names, {}, modes=modes)
+        workloads, modes = frozenset(f"{name}-{world}" for name in BUNDLES), frozenset({Mode.FORWARD})
+        super().__init__(f"collectives-{world}", world, CollectiveCalls, promise, source, {}, workloads, modes)
 
     def share(self, program: Program, mode: Mode) -> Calling:
         return Calling.of(program, program.extras[STRATEGY])
@@ -48,11 +42,7 @@ class Collectives(ModelParallel):
         device = program.inputs[0].device
         return {path: tensor.to(device) for answer in answers for path, tensor in answer.result.items()}
 
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        yield exactly("processes that called", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
-        if not answers:
-            return
+    def shown(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         calls = list(calls_of(program))
         least = min(sum(answer.calls[0].values()) for answer in answers)
         yield at_least("collectives of each rank", least, len(calls))
@@ -62,11 +52,9 @@ class Collectives(ModelParallel):
         digests = answers[0].digests.items()
         unlike = [label for label, own in digests if any(answer.digests[label] != own for answer in answers)]
         yield none_of("calls that gave ranks different bits", unlike)
-        worst = self.worst(program, answers)
-        if worst is not None:
-            share = f"{worst:.2g} of the bound"
+        if (worst := self.worst(program, answers)) is not None:
             claim = f"errors of sums <= {self.world - 1} roundings of the sum of magnitudes"
-            yield Evidence(claim, share, worst <= 1.0)
+            yield Evidence(claim, f"{worst:.2g} of the bound", worst <= 1.0)
 
     def worst(self, program: Program, answers: Sequence[RankReport]) -> float | None:
         """Returns the largest error of a sum, as a share of its bound for any order; None without floating sums.

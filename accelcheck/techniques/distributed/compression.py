@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
 
-from accelcheck.techniques.distributed.ddp import Exchange
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.techniques.distributed.ddp import Bucket, Future
+from accelcheck.techniques.distributed.ddp import Bucket, Exchange, Future
 
 PLAIN_STEPS = 2
 """Steps before PowerSGD begins: torch's minimum, because buckets are rebuilt after the first step."""
@@ -63,10 +59,7 @@ class Account:
 
 
 class Books:
-    """`Account` of each parameter.
-
-    With `rounding`, the subtraction of the sent part rounds too, by 2**-24 of the sizes of both operands.
-    """
+    """`Account` of each parameter. With `rounding`, subtracting the sent part errs too, by 2**-24 of both operands."""
 
     def __init__(self, *, rounding: bool = False) -> None:
         self.rounding = rounding
@@ -81,17 +74,11 @@ class Books:
             if self.rounding:
                 account.size += noted[-1].cpu().double().abs()
 
-    def lost(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> dict[str, int]:
-        """Counts, by parameter, the `unbalanced` elements, where there are any."""
-        counts = {
-            names[parameter]: int(account.unbalanced(residuals.get(parameter)).sum())
-            for parameter, account in self._accounts.items()
-        }
-        return {name: count for name, count in counts.items() if count}
-
     def facts(self, names: Mapping[Tensor, str], residuals: Mapping[Tensor, Tensor]) -> Mapping[str, Any]:
-        """Returns the lost elements, and the number of parameters with an account."""
-        return {"lost": self.lost(names, residuals), "accounts": len(self._accounts)}
+        """Counts the parameters with an account and, by parameter, the `unbalanced` elements, where there are any."""
+        unbalanced = ((names[own], account.unbalanced(residuals.get(own))) for own, account in self._accounts.items())
+        lost = {name: int(elements.sum()) for name, elements in unbalanced if elements.any()}
+        return {"lost": lost, "accounts": len(self._accounts)}
 
 
 class Codec(Protocol):
@@ -153,22 +140,19 @@ class ErrorFeedback(Exchange):
         sent = self.codec.decode(parts, wanted.numel())
         self.books.add(parameters, gradient, before, sent)
         self.keep(parameters, split(wanted - sent, parameters))
-        return self._gathered(parts, wanted.numel())
-
-    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
-        """Keeps the unsent parts as residuals."""
-        self.residuals.update(zip(parameters, dropped, strict=True))
-
-    def _gathered(self, parts: Sequence[Tensor], size: int) -> Future:
         world = distributed.get_world_size()
         theirs = [[torch.empty_like(part) for _ in range(world)] for part in parts]
         works = [distributed.all_gather(into, part, async_op=True) for into, part in zip(theirs, parts, strict=True)]
 
         def mean(_: Any) -> Tensor:
-            decoded = [self.codec.decode(of_rank, size) for of_rank in zip(*theirs, strict=True)]
+            decoded = [self.codec.decode(of_rank, wanted.numel()) for of_rank in zip(*theirs, strict=True)]
             return torch.stack(decoded).sum(0) / world
 
         return torch.futures.collect_all([work.get_future() for work in works]).then(mean)
+
+    def keep(self, parameters: Sequence[Tensor], dropped: Sequence[Tensor]) -> None:
+        """Keeps the unsent parts as residuals."""
+        self.residuals.update(zip(parameters, dropped, strict=True))
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
         return {**super().facts(names), **self.books.facts(names, self.residuals)}
@@ -221,9 +205,8 @@ class PowerSgd(Exchange):
         left = sum(worthwhile(shape, self.rank, self.rate) for shape in thin) - sum(basis.numel() for basis in bases)
         empty = bucket.buffer().new_empty
         self.state.p_memory_dict[bucket.index()] = empty(left)
-        self.state.q_memory_dict[bucket.index()] = torch.cat(
-            [empty(0), *(basis.flatten().to(empty(0)) for basis in bases)]
-        )
+        flat = [empty(0), *(basis.flatten().to(empty(0)) for basis in bases)]
+        self.state.q_memory_dict[bucket.index()] = torch.cat(flat)
 
     def facts(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
         residuals = {

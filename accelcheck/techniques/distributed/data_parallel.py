@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, Replicated
 from accelcheck.techniques.distributed.pool import rank_pool
@@ -23,10 +24,7 @@ from accelcheck.techniques.distributed.sharing import device_of
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.processes.torchrun import devices_of_ranks
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 STRATEGY = "strategy"
 """Key in `Program.extras` of the ranks' strategy; it may be replaced after `prepare`."""
@@ -51,6 +49,8 @@ class RankedTraining(Technique):
     # Batch norm: each rank normalises by its own part of the batch, so that results differ by design. Branches on data:
     # ranks run different operators; DDP then lacks gradients that it waits for, and FSDP's collectives deadlock.
     excludes = frozenset({"batchnorm", "branching"})
+    did = "trained"
+    """Work of the ranks, in words for evidence."""
 
     def __init__(
         self, name: str, world: int, strategy: Callable[[], Strategy], promise: str, source: str = DDP
@@ -66,8 +66,14 @@ class RankedTraining(Technique):
         """Tells whether torch has collectives for the device, and this process sees a device for each rank."""
         if not distributed.is_available():
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} is built without torch.distributed")
-        collectives = library(device)
-        return _enough(device, self.world) if collectives.ok else collectives
+        if not (collectives := library(device)).ok:
+            return collectives
+        count = self.world if device.has("host") else devices_of_ranks(device)  # the CPU is shared
+        if count >= self.world:
+            return SUPPORTED
+        reason = f"{self.world} ranks need {self.world} devices, {device.name} shows {count}"
+        action = "run it where as many are visible, without a mask that hides them"
+        return unavailable(Code.NO_HARDWARE, reason, action)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         program.extras[STRATEGY] = self.strategy()
@@ -75,8 +81,7 @@ class RankedTraining(Technique):
         self.check_batches(program)
 
         def elsewhere(program: Program, mode: Mode) -> Result:
-            answers = rank_pool(device, self.world).train(self.share(program, mode))
-            program.extras[ANSWERS] = answers
+            answers = program.extras[ANSWERS] = rank_pool(device, self.world).train(self.share(program, mode))
             return self.returned(program, answers)
 
         program.elsewhere = elsewhere
@@ -85,9 +90,17 @@ class RankedTraining(Technique):
         """Makes the job of the ranks."""
         return TrainingJob.of(program, program.extras[STRATEGY])
 
+    @torch.no_grad()
     def returned(self, program: Program, answers: Sequence[RankReport]) -> Result:
-        """Returns the result of the run: rank 0's, on the program's device."""
-        return _taken(program, answers[0].result)
+        """Returns rank 0's result on the program's device, and copies it into the program's parameters and buffers."""
+        result, device = answers[0].result, device_of(program)
+        if "loss[0]" not in result:  # not of a training
+            return {path: tensor.to(device) for path, tensor in result.items()}
+        state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
+        state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
+        for path, tensor in state.items():
+            tensor.copy_(result[path])
+        return {path: state.get(path, tensor.to(device)) for path, tensor in result.items()}
 
     def check_batches(self, program: Program) -> None:
         """Raises `Unsupported`, before processes start, if a batch cannot be divided."""
@@ -96,13 +109,16 @@ class RankedTraining(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        yield exactly("processes that trained", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
-        if not answers:
-            return
+        ranks = {answer.pid for answer in answers} - {os.getpid()}
+        yield exactly(f"processes that {self.did}", len(ranks), self.world)
+        if answers:
+            yield from self.shown(program, answers)
+
+    def shown(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
+        """Yields evidence that the run was right, from the reports of all ranks."""
         digests = answers[0].digests
         unlike = [name for name in digests if len({answer.digests[name] for answer in answers}) > 1]
-        claim = "parameters that differ between ranks = 0"
-        yield Evidence(claim, ", ".join(unlike) or 0, engaged=not unlike and bool(digests))
+        yield Evidence("parameters that differ between ranks = 0", ", ".join(unlike) or 0, not unlike and bool(digests))
         yield from self.exchanged(program, answers)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
@@ -195,23 +211,14 @@ def listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-@torch.no_grad()
-def _taken(program: Program, result: Result) -> Result:
-    """Copies the ranks' result into the program's parameters and buffers, and returns it on their device."""
-    state: Result = {f"parameter:{name}": parameter for name, parameter in program.module.named_parameters()}
-    state |= {f"buffer:{name}": buffer for name, buffer in program.module.named_buffers()}
-    device = device_of(program)
-    if "loss[0]" not in result:  # not of a training
-        return {path: tensor.to(device) for path, tensor in result.items()}
-    for path, tensor in state.items():
-        tensor.copy_(result[path])
-    return {path: state.get(path, tensor.to(device)) for path, tensor in result.items()}
-
-
 def library(device: Device) -> Capability:
     """Tells whether torch has collectives between processes for such devices."""
+    if device.has("torch-xla") and (client := getattr(device, "client", "CPU")) != "CPU":
+        fact = f"PJRT gives a chip to one process, and this one holds its {client} chips: none is free for ranks"
+        return unavailable(Code.NO_HARDWARE, fact)
     if device.has("torch-xla"):
-        return _on_xla(getattr(device, "client", "CPU"))
+        fact = "torch_xla has no collectives between processes on PJRT's CPU client"
+        return unsupported(Code.NO_BACKEND, f"{fact}: https://github.com/pytorch/xla/issues/9089")
     try:
         backend = distributed.get_default_backend_for_device(device.type)
     except ValueError:
@@ -222,34 +229,14 @@ def library(device: Device) -> Capability:
     return SUPPORTED
 
 
-def _on_xla(client: str) -> Capability:
-    if client == "CPU":
-        fact = "torch_xla has no collectives between processes on PJRT's CPU client"
-        return unsupported(Code.NO_BACKEND, f"{fact}: https://github.com/pytorch/xla/issues/9089")
-    fact = f"PJRT gives a chip to one process, and this one holds its {client} chips: none is free for ranks"
-    return unavailable(Code.NO_HARDWARE, fact)
-
-
-def _enough(device: Device, world: int) -> Capability:
-    """Tells whether ranks see a device each; the CPU is shared."""
-    count = world if device.has("host") else devices_of_ranks(device)
-    if count >= world:
-        return SUPPORTED
-    reason = f"{world} ranks need {world} devices, {device.name} shows {count}"
-    return unavailable(Code.NO_HARDWARE, reason, "run it where as many are visible, without a mask that hides them")
-
-
-_EQUAL = "{} ranks that average their gradients train as one process on the joined batch does{}."
+_EQUAL = "{} ranks that average their gradients train as one process on the joined batch does, in several buckets."
 _PARTS = "{} ranks that each hold a part of every parameter train as one process on the joined batch does."
 _VIEWS = "Gradients that are views into their buckets are those that ranks average, without a copy."
 _ONCE = "Gradients accumulated without exchange and exchanged once are those of the joined batch."
 _SMALL = partial(Replicated, bucket_mb=SMALL_BUCKET)
 
 TECHNIQUES: tuple[Technique, ...] = (
-    *(
-        DataParallel(f"ddp-{world}", world, _SMALL, _EQUAL.format(world, ", in several buckets"), buckets=True)
-        for world in (2, 3)
-    ),
+    *(DataParallel(f"ddp-{world}", world, _SMALL, _EQUAL.format(world), buckets=True) for world in (2, 3)),
     BucketViews("ddp-bucket-view", 2, partial(_SMALL, views=True), _VIEWS, buckets=True),
     Accumulated("ddp-no-sync", 2, Accumulating, _ONCE),
     *(Sharded(name, world, FullySharded, _PARTS.format(world), FSDP) for name, world in (("fsdp2", 2), ("fsdp2-3", 3))),

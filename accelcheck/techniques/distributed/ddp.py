@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -11,25 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import Strategy, Traffic
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributed.device_mesh import DeviceMesh
 
-    from accelcheck.workloads.base import Program
-
-    Future: TypeAlias = torch.futures.Future[Tensor]
-    Bucket: TypeAlias = Any  # torch.distributed.GradBucket, which torch's annotations leave out
+Future: TypeAlias = torch.futures.Future[Tensor]
+Bucket: TypeAlias = Any  # torch.distributed.GradBucket, which torch's annotations leave out
 
 
 class Exchange:
-    """Communication hook with its state, called in place of DistributedDataParallel's all-reduce.
+    """Communication hook with its state, called in place of DistributedDataParallel's all-reduce."""
 
-    `calls` counts the buckets that it has received.
-    """
-
-    calls = 0
+    calls = 0  # buckets received
 
     def __call__(self, bucket: Bucket) -> Future:
         """Starts the exchange; its result is the mean of all ranks' buckets, or an approximation, flat."""
@@ -41,12 +36,9 @@ class Exchange:
 
 
 class HookedAveraging(Exchange):
-    """User's hook: it starts an all-reduce, and divides the sum when the all-reduce is done.
+    """User's hook: it starts an all-reduce, and divides the sum when the all-reduce is done."""
 
-    `averaged` counts the buckets that were divided.
-    """
-
-    averaged = 0
+    averaged = 0  # buckets divided
 
     def __call__(self, bucket: Bucket) -> Future:
         self.calls += 1

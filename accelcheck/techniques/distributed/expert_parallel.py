@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -11,18 +12,14 @@ from torch.nn import functional
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.model_parallel import ModelParallel
 from accelcheck.techniques.distributed.sharing import Division, device_of, mesh_of
+from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
 from accelcheck.techniques.observe import at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 TAKEN = "tokens that experts take"
 ALIGNED = 8
@@ -30,10 +27,7 @@ ALIGNED = 8
 
 
 class ExpertParallel(Division):
-    """Strategy of ranks that have groups of tokens and some of the experts each.
-
-    A rank loops over its experts or, if `grouped`, computes one product of all.
-    """
+    """Strategy of ranks with some tokens and some experts each, computed in a loop or, if `grouped`, in one product."""
 
     def __init__(self, *, grouped: bool = False) -> None:
         self.grouped = grouped
@@ -115,7 +109,8 @@ class Routed(ModelParallel):
         source = "https://arxiv.org/abs/2006.16668"
         divide = partial(ExpertParallel, grouped=grouped)
         calls = {"alltoall_base_": 5, "allreduce_": 1}  # of counts; tokens and results, and both gradients
-        super().__init__(name, world, divide, promise, source, ("experts", "train-experts"), calls, level=level)
+        workloads = frozenset({"experts", "train-experts"})
+        super().__init__(name, world, divide, promise, source, calls, workloads, level=level)
         self.grouped = grouped
 
     def capability(self, device: Device) -> Capability:

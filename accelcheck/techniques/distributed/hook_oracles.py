@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from accelcheck.techniques.distributed import compression
 from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.quantization.emulation import RELATIVE
 
-if TYPE_CHECKING:
-    Gradients = Sequence[Tensor]
+Gradients = Sequence[Tensor]
 
 
 OFF = 4 * RELATIVE
@@ -32,10 +31,7 @@ earlier decisions have changed the parameters."""
 
 
 class Scheme:
-    """Exchange that computes the gradient of all ranks from each rank's own.
-
-    With `flips`, close decisions may go either way.
-    """
+    """Exchange that computes all ranks' gradient from each rank's; with `flips`, close decisions may go either way."""
 
     flips = False
 
@@ -94,8 +90,7 @@ class ErrorFeedbackOracle(Scheme):
             wanted = flat + self._residuals[rank] if rank in self._residuals else flat
             sent.append(self.coded(wanted))
             self._residuals[rank] = wanted - sent[-1]
-        mean = torch.stack(sent).mean(0)
-        pieces = compression.split(mean, ranks[0])
+        pieces = compression.split(torch.stack(sent).mean(0), ranks[0])
         return [piece.view_as(gradient) for piece, gradient in zip(pieces, ranks[0], strict=True)]
 
     def coded(self, wanted: Tensor) -> Tensor:

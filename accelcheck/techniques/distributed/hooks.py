@@ -7,27 +7,23 @@ which is checked exactly.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from accelcheck.core.case import Evidence
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.distributed import compression
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, DataParallel, Size, listed, trained, whole
 from accelcheck.techniques.distributed.ddp import Exchange, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.hook_oracles import Halves, Integers, Largest, LowRank, Scheme, shared_out
+from accelcheck.techniques.distributed.strategy import RankReport
+from accelcheck.workloads.base import Program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import nn
-
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.distributed.strategy import RankReport
-    from accelcheck.workloads.base import Program
-
-    Hook = Callable[[], Exchange]
+Hook = Callable[[], Exchange]
 
 HOOKS = "https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html"
 SHARE = 1 / 8
@@ -44,16 +40,12 @@ class Hooked(DataParallel):
     def __init__(
         self, name: str, hook: Hook, size: Size, promise: str, source: str = HOOKS, *, bucket_mb: float | None = None
     ) -> None:
-        def strategy() -> Replicated:
-            return Replicated(bucket_mb=bucket_mb, exchange=hook())
-
-        super().__init__(name, 2, strategy, promise, source, size=size)
+        super().__init__(name, 2, lambda: Replicated(bucket_mb=bucket_mb, exchange=hook()), promise, source, size=size)
 
     def exchanged(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         yield from super().exchanged(program, answers)
         calls = [answer.facts["hook calls"] for answer in answers]
-        claim = f"hook calls of each rank >= {program.steps}"
-        yield Evidence(claim, listed(calls), engaged=min(calls) >= program.steps)
+        yield Evidence(f"hook calls of each rank >= {program.steps}", listed(calls), min(calls) >= program.steps)
 
 
 class Asynchronous(Hooked):
@@ -135,19 +127,14 @@ _THIN = "A product of thin matrices is the mean gradient seen through one column
 _FULL = "With as high a rank as a matrix can have, PowerSGD is plain averaging."
 _TOP_K = f"An {round(1 / SHARE)}th of the elements, the largest, are sent, and the others later: none is lost."
 _INT8 = "Gradients are sent as 8-bit multiples of a scale; what rounding drops is sent later."
-_POWER, _FED_BACK = compression.PowerSgd, compression.ErrorFeedback
+_POWER, _FED_BACK, _ROUNDED = compression.PowerSgd, compression.ErrorFeedback, compression.HalfPrecision
 _MEMORY, _BYTES = "https://arxiv.org/abs/1809.07599", "https://arxiv.org/abs/1901.09847"
 
 TECHNIQUES: tuple[Technique, ...] = (
     Asynchronous("ddp-async", HookedAveraging, whole(4), _ASYNC, bucket_mb=SMALL_BUCKET),
     *(
-        Compressed(
-            name, partial(compression.HalfPrecision, dtype), partial(Halves, dtype), whole(2), _HALF.format(word)
-        )
-        for name, word, dtype in (
-            ("ddp-fp16-hook", "float16", torch.float16),
-            ("ddp-bf16-hook", "bfloat16", torch.bfloat16),
-        )
+        Compressed(f"ddp-{name}-hook", partial(_ROUNDED, dtype), partial(Halves, dtype), whole(2), _HALF.format(word))
+        for name, word, dtype in (("fp16", "float16", torch.float16), ("bf16", "bfloat16", torch.bfloat16))
     ),
     FedBack("ddp-powersgd", partial(_POWER, THIN, RATE), partial(LowRank, THIN, RATE), low_rank(THIN, RATE), _THIN),
     Lossless("ddp-powersgd-full", partial(_POWER, 2**20, 0.0), low_rank(2**20, 0.0), _FULL),

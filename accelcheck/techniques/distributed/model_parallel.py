@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import inductor_capability
 from accelcheck.techniques.distributed import sharing
 from accelcheck.techniques.distributed.data_parallel import FSDP, STRATEGY, RankedTraining, listed
+from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.workloads import builtin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 PARALLEL = "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
 PIPELINES = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
@@ -31,6 +29,7 @@ GATHER = "allgather_into_tensor_coalesced_|_allgather_base_"
 SCATTER = "reduce_scatter_tensor_coalesced_|_reduce_scatter_base_"
 
 
+@dataclass(eq=False)
 class ModelParallel(RankedTraining):
     """Runs that ranks share in any mode, each with the whole batch, of workloads whose layers the strategy knows.
 
@@ -42,23 +41,15 @@ class ModelParallel(RankedTraining):
     excludes = frozenset()
     differentiates_twice = False
 
-    def __init__(
-        self,
-        name: str,
-        world: int,
-        strategy: Callable[[], Strategy],
-        promise: str,
-        source: str,
-        workloads: Iterable[str],
-        calls: Mapping[str, int],
-        *,
-        modes: frozenset[Mode] = frozenset({Mode.BACKWARD, Mode.TRAIN}),
-        level: int = 2,
-    ) -> None:
-        super().__init__(name, world, strategy, promise, source)
-        self.workloads = frozenset(workloads)
-        self.calls = dict(calls)
-        self.modes, self.level = modes, level
+    name: str
+    world: int
+    strategy: Callable[[], Strategy]
+    promise: str
+    source: str
+    calls: Mapping[str, int]
+    workloads: frozenset[str]
+    modes: frozenset[Mode] = frozenset({Mode.BACKWARD, Mode.TRAIN})
+    level: int = 2
 
     def refusal(self, workload: Workload) -> str:
         if workload.name not in builtin():
@@ -133,8 +124,8 @@ class Context(ModelParallel):
 
     def __init__(self, rotation: str, promise: str, calls: Mapping[str, int], early: Iterable[str] = ()) -> None:
         name, divide = f"context-parallel-{rotation}", partial(sharing.ContextParallel, rotation)
-        modes = frozenset({Mode.BACKWARD})
-        super().__init__(name, 2, divide, promise, CONTEXT, ("attention", "attention-causal"), calls, modes=modes)
+        workloads, modes = frozenset({"attention", "attention-causal"}), frozenset({Mode.BACKWARD})
+        super().__init__(name, 2, divide, promise, CONTEXT, calls, workloads, modes)
         self.rotation, self.early = rotation, frozenset(early)
 
     def capability(self, device: Device) -> Capability:
@@ -156,8 +147,8 @@ class Context(ModelParallel):
         yield exactly("positions of each rank, all together", sum(lengths) * self.world, program.inputs[0].size(2))
 
 
-_MLP, _TRANSFORMER = ("train-mlp", "train-transformer"), ("train-transformer",)
-_BLOCKS = ("mlp-blocks", "transformer-block")
+_MLP, _TRANSFORMER = frozenset({"train-mlp", "train-transformer"}), frozenset({"train-transformer"})
+_BLOCKS = frozenset({"mlp-blocks", "transformer-block"})
 _TRAIN = frozenset({Mode.TRAIN})
 _SHARDED, _SUMMED = {GATHER: 1, SCATTER: 1}, {ALL_REDUCE: 1}
 _COLUMNS = "Linear layers by columns and rows on {} ranks compute what whole ones do."
@@ -177,20 +168,20 @@ def _pipeline(name: str, schedule: str, world: int, stages: int, most: Sequence[
     promise, divide = _STAGED.format(schedule, world), partial(sharing.Pipelined, f"Schedule{schedule}", stages)
     workloads = _MLP if stages == 1 and world == 2 else _TRANSFORMER
     calls = dict.fromkeys(("send", "recv_"), 4 * sharing.MICRO_BATCHES)
-    return Pipeline(name, world, divide, promise, PIPELINES, workloads, calls, modes=_TRAIN, level=level, most=most)
+    return Pipeline(name, world, divide, promise, PIPELINES, calls, workloads, modes=_TRAIN, level=level, most=most)
 
 
-_ALL, _PARTS = (*_BLOCKS, *_MLP), sharing.TensorParallel
+_ALL, _PARTS = _BLOCKS | _MLP, sharing.TensorParallel
 _NORMS = "https://arxiv.org/abs/2205.05198"
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Divided("tensor-parallel", 2, _PARTS, _COLUMNS.format(2), PARALLEL, _ALL, _SUMMED),
-    Divided("tensor-parallel-4", 4, _PARTS, _COLUMNS.format(4), PARALLEL, _ALL, _SUMMED, level=3),
+    Divided("tensor-parallel", 2, _PARTS, _COLUMNS.format(2), PARALLEL, _SUMMED, _ALL),
+    Divided("tensor-parallel-4", 4, _PARTS, _COLUMNS.format(4), PARALLEL, _SUMMED, _ALL, level=3),
     Divided(
-        "sequence-parallel", 2, partial(_PARTS, sequence=True), _SEQUENCE, _NORMS, (*_BLOCKS, *_TRANSFORMER), _SHARDED
+        "sequence-parallel", 2, partial(_PARTS, sequence=True), _SEQUENCE, _NORMS, _SHARDED, _BLOCKS | _TRANSFORMER
     ),
-    Divided("tp-fsdp2", 4, partial(_PARTS, data=2), _GROUPS, PARALLEL, _MLP, _SUMMED | _SHARDED, modes=_TRAIN, level=3),
-    CompiledLayers("compiled-fsdp2", 2, sharing.CompiledShards, _COMPILED, FSDP, _MLP, _SHARDED, modes=_TRAIN, level=3),
+    Divided("tp-fsdp2", 4, partial(_PARTS, data=2), _GROUPS, PARALLEL, _SUMMED | _SHARDED, _MLP, modes=_TRAIN, level=3),
+    CompiledLayers("compiled-fsdp2", 2, sharing.CompiledShards, _COMPILED, FSDP, _SHARDED, _MLP, modes=_TRAIN, level=3),
     _pipeline("pipeline-gpipe", "GPipe", 2, 1, (4, 4)),
     _pipeline("pipeline-1f1b", "1F1B", 2, 1, (2, 1)),
     _pipeline("pipeline-interleaved", "Interleaved1F1B", 2, 2, (4, 3, 2, 1), level=1),

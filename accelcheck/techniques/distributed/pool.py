@@ -6,19 +6,16 @@ import atexit
 import re
 import signal
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import GRACE, LINES, ChildError, Mailbox
+from accelcheck.devices.base import Device
+from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
 from accelcheck.techniques.processes.torchrun import torchrun
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.strategy import RankReport, TrainingJob
 
 PATIENCE = 120.0
 """Seconds that a job may take, and that a rank waits for the others. A training takes less than one."""
@@ -82,9 +79,8 @@ class RankPool:
             missing = ", ".join(name for name in names if not box.has(name))
             raise ChildError(f"no {missing} after {PATIENCE:g} s; torchrun's output:\n{self._torchrun.last()}")
         self._torchrun.wait(GRACE)  # it ends when a rank has ended, and reports which one, and how
-        raise ChildError(
-            self._killed() or self._raised() or f"the ranks ended; torchrun's output:\n{self._torchrun.last()}"
-        )
+        why = self._killed() or self._raised() or f"the ranks ended; torchrun's output:\n{self._torchrun.last()}"
+        raise ChildError(why)
 
     def _killed(self) -> str:
         """Names the rank that a signal ended, with its last output; empty if none. Others may raise because of it."""

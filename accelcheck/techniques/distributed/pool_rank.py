@@ -5,20 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
 from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed.pool import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.devices.base import Device
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,26 +5,20 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.files import scratch
-from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTraining
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.distributed.data_parallel import ANSWERS, RankedTraining, listed
 from accelcheck.techniques.distributed.pool import rank_pool
 from accelcheck.techniques.distributed.resharding_ranks import RANKS, WORLD, Loaded, Resharded
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy
-from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.snapshots.stepwise import adopted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 
 class Reshard(RankedTraining):
@@ -33,6 +27,7 @@ class Reshard(RankedTraining):
     family = "snapshot"
     excludes = RankedTraining.excludes | {"batches"}  # the sharded training takes the same batch in each step
     job = Resharded
+    did = "took part"
 
     def __init__(self) -> None:
         promise = "A checkpoint that ranks wrote in shards is read by more ranks or fewer, and no bit of it changes."
@@ -53,22 +48,17 @@ class Reshard(RankedTraining):
         program.elsewhere = elsewhere
         program.resets.append(lambda: program.extras.pop(ANSWERS, None))
 
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        answers: Sequence[RankReport] = program.extras.get(ANSWERS, ())
-        yield exactly("processes that took part", len({answer.pid for answer in answers} - {os.getpid()}), self.world)
-        if not answers:
-            return
+    def shown(self, program: Program, answers: Sequence[RankReport]) -> Iterable[Evidence]:
         loads: Sequence[Loaded] = answers[0].facts["loads"]
-        files = ", ".join(str(load.files) for load in loads)
-        wanted = ", ".join(map(str, RANKS))
-        claim = f"files of the checkpoints, one by each rank that saved: {wanted}"
-        yield Evidence(claim, files, engaged=files == wanted)
+        files, wanted = listed(load.files for load in loads), listed(RANKS)
+        yield Evidence(f"files of the checkpoints, one by each rank that saved: {wanted}", files, files == wanted)
         names = [name for name, _ in program.module.named_parameters()]
         for ranks, load in zip(RANKS, loads, strict=True):
             shard = f"split by dimension 0 over {ranks}" if ranks > 1 else "whole"
             count = load.shards.count(shard)
-            claim = f"parameters saved as {shard} = {len(names)}"
-            yield Evidence(claim, count, engaged=count == len(load.shards) == len(names))
+            yield Evidence(
+                f"parameters saved as {shard} = {len(names)}", count, count == len(load.shards) == len(names)
+            )
         for number, (load, ranks) in enumerate(zip(loads, (*RANKS[1:], RANKS[0]), strict=True)):
             # Every parameter, and at least one tensor that the optimizer remembers of each.
             least = 2 * len(names)

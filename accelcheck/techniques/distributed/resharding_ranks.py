@@ -9,6 +9,7 @@ import copy
 import functools
 import math
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed.ddp import FullySharded
 from accelcheck.techniques.distributed.sharing import divide_batch
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob
 from accelcheck.techniques.processes.evidence import program_on, unlike
+from accelcheck.workloads.base import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from torch.distributed.device_mesh import DeviceMesh
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 WORLD = 3
 RANKS = (2, 3, 1)
@@ -100,12 +98,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Resharded(TrainingJob):
-    """Phases with different numbers of ranks, each from the checkpoint of the previous one; the last one only loads.
+    """Phases of different numbers of ranks, each from the last one's checkpoint in `folder`; the last only loads."""
 
-    The folder for the checkpoints is empty at the beginning.
-    """
-
-    folder: Path = Path()
+    folder: Path = Path()  # empty at the beginning
 
     @classmethod
     def within(cls, folder: Path, program: Program) -> Resharded:

@@ -16,14 +16,13 @@ def shards(inputs: tuple[Any, ...], target: Tensor | None, world: int) -> list[t
 
     Raises `Unsupported` if there are fewer samples than ranks, or tensors of different first dimensions.
     """
-    sizes = {len(value) for value in (*inputs, target) if isinstance(value, Tensor)}
+    whole = (*inputs, target)
+    sizes = {len(value) for value in whole if isinstance(value, Tensor)}
     if len(sizes) != 1 or min(sizes) < world:
         wanted = f"expected inputs and a target of one first size, at least {world}"
         reason = f"a batch for {world} ranks: {wanted}; got {sorted(sizes)}"
         raise Unsupported(unsupported(Code.NO_FEATURE, reason))
-    parts = [
-        value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in (*inputs, target)
-    ]
+    parts = [value.tensor_split(world) if isinstance(value, Tensor) else (value,) * world for value in whole]
     return [(tuple(given), wanted) for *given, wanted in zip(*parts, strict=True)]
 
 

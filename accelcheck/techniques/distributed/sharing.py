@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,20 +19,17 @@ from torch import Tensor, distributed, nn
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.ddp import FullySharded
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.distributed.strategy import RankReport, Strategy, TrainingJob, digest
 from accelcheck.techniques.observe import ProfilerLog
 from accelcheck.techniques.processes.evidence import program_on
+from accelcheck.workloads.base import Program, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributed.device_mesh import DeviceMesh
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Result
 
 
 class Division(FullySharded):
@@ -61,7 +59,6 @@ class SharedJob(TrainingJob):
         return replace(cls.of(program, strategy), mode=mode)
 
     def run(self, device: Device) -> RankReport:
-        """Does this rank's part."""
         strategy: Any = self.strategy
         program = program_on(device, self.problem, self.dtype, self.seed)
         device.seed(self.seed)

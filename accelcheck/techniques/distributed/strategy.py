@@ -6,22 +6,19 @@ import copy
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, distributed
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import TorchDispatchMode, get_current_dispatch_mode_stack
 from accelcheck.techniques.distributed.shards import shards
 from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.workloads.base import Problem, Program, Result, batches_to, to
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
 
 HANDED = {"allreduce_": 0, "allgather_": 1, "_allgather_base_": 1, "_reduce_scatter_base_": 1}
 """Collectives that carry gradients and parameters (``c10d::``), and the index of the argument that a rank sends."""
@@ -38,7 +35,6 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.calls: Counter[str] = Counter()
         self.sent = 0
-        self._all_reduce = distributed.all_reduce
 
     def __enter__(self) -> Self:
         self._all_reduce = distributed.all_reduce
@@ -87,10 +83,7 @@ class RankReport:
 
 
 class Strategy:
-    """Division of a training among ranks. Each rank has a copy for each training, which may hold state.
-
-    It is sent as a pickle: its class must be at the top of a module.
-    """
+    """Division of a training among ranks: each gets a pickled copy for it. The class must be at the top of a module."""
 
     def prepare(self, program: Program) -> None:
         """Changes a rank's program, which has the whole module and the rank's own part of the batch."""
@@ -128,11 +121,10 @@ class TrainingJob:
         """Makes the job of a program's training, from its current parameters."""
         tensors = [part for part in (*program.module.parameters(), *program.inputs) if isinstance(part, Tensor)]
         dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-        target = None if program.target is None else to(program.target, "cpu", dtype)
         problem = Problem(
             copy.deepcopy(program.module).cpu(),
             tuple(to(value, "cpu", dtype) for value in program.inputs),
-            target=target,
+            target=None if program.target is None else to(program.target, "cpu", dtype),
             loss=program.loss,
             optimizer=program.optimizer,
             steps=program.steps,

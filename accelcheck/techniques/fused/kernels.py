@@ -1,29 +1,31 @@
-"""Grouped products of experts against a loop over them, and losses that never hold all logits of a vocabulary."""
+"""Grouped products of experts against a loop over them, losses that never hold all logits, users' Triton kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
-from accelcheck.core.case import Evidence, Mode
+from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode, Verdict
+from accelcheck.devices.base import Device
+from accelcheck.devices.packages import installed
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.compilation.compile import Compilation, compiled, inductor_capability, reset_compiler
 from accelcheck.techniques.observe import Log, at_least, exactly
+from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.elementwise import Swish
 from accelcheck.workloads.large_models import GroupedExperts, VocabularyLoss
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Workload
 
 ROWS, ALIGN = 16, 8
 """Rows of logits in a chunk of the loss, and of which a padded group has a multiple."""
+KERNELS = "accelcheck.techniques.fused._swish"  # imported late: it imports triton
 _DOCS = "https://docs.pytorch.org/docs/main/generated/torch.nn.functional."
 
 
@@ -67,12 +69,13 @@ class FusedKernel(Technique):
     """Replaces a method of a part of the module.
 
     Attributes:
-        name, promise, source, workloads, dtypes: The same as of every technique.
+        name, promise, source, workloads, dtypes, packages: The same as of every technique.
         part, method: Class of the part, and name of its method.
-        function: Function of the part and the method's arguments.
+        function: Function of the part and the method's arguments, or its name.
         operator, calls: Name of the fused operator, and its number of calls forward and in each training step.
         never: Pattern of the operators that it takes the place of.
-        example: Function that tries the operator on a device, and returns a tensor of ones.
+        example: Function that tries `function` on a device, and returns a tensor of ones.
+        exists: Capability of a device to have it, before it is tried.
     """
 
     name: str
@@ -81,12 +84,14 @@ class FusedKernel(Technique):
     workloads: frozenset[str]
     part: type[nn.Module]
     method: str
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor] | str
     operator: str
     calls: tuple[int, int]
     never: str
-    example: Callable[[torch.device], Tensor]
+    example: Callable[[Callable[..., Tensor], torch.device], Tensor]
     dtypes: tuple[str, ...] = ("float32",)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    exists: Callable[[Device], Capability] = lambda _: SUPPORTED
     family = "fused"
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN})
     differentiates_twice = False
@@ -96,12 +101,14 @@ class FusedKernel(Technique):
         return super().refusal(workload) or ("" if own else f"replaces the {self.part.__name__} of its own workloads")
 
     def capability(self, device: Device) -> Capability:
-        if device.has("torch-xla") and self.part is GroupedExperts:
-            return unsupported(
-                Code.NO_FEATURE, "torch_xla 2.9 has no aten::_grouped_mm, and ends the process that asks"
-            )
+        """Tries the operator where it exists; `answer` tells of a package that is absent."""
+        own = self.exists(device)
+        if own.verdict is Verdict.UNSUPPORTED:
+            return own
+        if not own.ok or not all(map(installed, self.packages)):
+            return replace(own, tried=True)
         try:
-            got = self.example(device.torch_device()).cpu()
+            got = self.example(self.loaded(), device.torch_device()).cpu()
         except (RuntimeError, AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"torch {torch.__version__} has no {self.operator} on {device.name}: {str(error).splitlines()[0]}"
             return unsupported(Code.NO_FEATURE, reason, tried=True)
@@ -109,13 +116,18 @@ class FusedKernel(Technique):
             raise RuntimeError(f"{device.name}: {self.operator} of an example: expected ones, got {got.tolist()}")
         return BY_TRIAL
 
+    def loaded(self) -> Callable[..., Tensor]:
+        """Returns the function, whose module may be imported only now."""
+        found: Callable[..., Tensor] = resolve_name(self.function) if isinstance(self.function, str) else self.function
+        return found
+
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         parts = [part for part in program.module.modules() if isinstance(part, self.part)]
         if not parts:
-            reason = f"the module has no accelcheck.workloads.large_models.{self.part.__name__}"
+            reason = f"the module has no {self.part.__module__}.{self.part.__name__}"
             raise Unsupported(unsupported(Code.NO_EFFECT, reason))
         for part in parts:
-            setattr(part, self.method, partial(self.function, part))
+            setattr(part, self.method, partial(self.loaded(), part))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         least = self.calls[mode is not Mode.FORWARD] * (program.steps if mode is Mode.TRAIN else 1)
@@ -123,28 +135,54 @@ class FusedKernel(Technique):
         yield exactly(f"calls of {self.never}", log.count(self.never), 0)
 
 
-def _sixteenths(place: torch.device) -> Tensor:
+class UserKernel(FusedKernel, Compilation):
+    """Replaces it by an operator with a kernel of ours, and compiles the module."""
+
+    def prepare(self, program: Program, mode: Mode, device: Device) -> None:
+        super().prepare(program, mode, device)
+        reset_compiler()
+        program.call = torch.compile(program.module, backend="inductor", dynamic=False)
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield from super().evidence(program, log, mode, device)
+        yield from compiled(log, mode, "inductor")
+
+
+def _not_xla(device: Device) -> Capability:
+    reason = "torch_xla 2.9 has no aten::_grouped_mm, and ends the process that asks"
+    return unsupported(Code.NO_FEATURE, reason) if device.has("torch-xla") else SUPPORTED
+
+
+def _triton(device: Device, *, interpreted: bool) -> Capability:
+    if device.has("inductor-triton") or (interpreted and device.has("host")):
+        return inductor_capability(device)
+    advice = "use triton-custom-op, which its interpreter runs on the host"
+    return unsupported(Code.NO_BACKEND, f"Triton compiles for GPUs, not for {device.name}", advice)
+
+
+def _sixteenths(_: Callable[..., Tensor], place: torch.device) -> Tensor:
     rows, weights = torch.ones(8, 16, device=place), torch.full((3, 16, 16), 0.0625, device=place)
     return grouped_mm(rows, weights, torch.tensor([3, 3, 8], dtype=torch.int32, device=place))
 
 
-def _even(place: torch.device) -> Tensor:
+def _even(function: Callable[..., Tensor], place: torch.device) -> Tensor:
     head = VocabularyLoss(2, 2).to(place).requires_grad_(requires_grad=False)
     head.head.weight.zero_()
     target = torch.zeros(4, dtype=torch.int64, device=place)
-    return (by_chunks(head, torch.ones(4, 2, device=place), target) / 0.6931472).round(decimals=4)
+    return (function(head, torch.ones(4, 2, device=place), target) / 0.6931472).round(decimals=4)
 
 
 _experts = partial(
     FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts"}), part=GroupedExperts,
     method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths,
-    dtypes=("float32", "bfloat16"),
+    dtypes=("float32", "bfloat16"), exists=_not_xla,
 )  # fmt: skip
-_loss = partial(
-    FusedKernel, source=f"{_DOCS}linear_cross_entropy.html", part=VocabularyLoss,
-    workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), method="loss", calls=(1, 1),
-    operator="torch_nn::_linear_cross_entropy_batch_chunked", never="aten::(nll_loss_forward|_log_softmax)",
-    example=_even,
+_kernel = partial(
+    UserKernel, workloads=frozenset({"elementwise-5", "elementwise-30"}), part=Swish,
+    method="forward", never="aten::silu", calls=(1, 1),
+    example=lambda function, place: function(None, torch.full((3, 50), 1.2784645, device=place)).round(decimals=5),
+    source="https://docs.pytorch.org/tutorials/recipes/torch_compile_user_defined_triton_kernel_tutorial.html",
+    packages={"triton": "pip install 'accelcheck[triton]'"},
 )  # fmt: skip
 
 TECHNIQUES: tuple[Technique, ...] = (
@@ -152,7 +190,17 @@ TECHNIQUES: tuple[Technique, ...] = (
     _experts(
         name="moe-grouped-mm-padded", function=by_padded_groups,
         promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives."),
-    _loss(
-        name="linear-cross-entropy", function=by_chunks,
+    FusedKernel(
+        name="linear-cross-entropy", function=by_chunks, source=f"{_DOCS}linear_cross_entropy.html", example=_even,
+        part=VocabularyLoss, method="loss", workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), calls=(1, 1),
+        operator="torch_nn::_linear_cross_entropy_batch_chunked", never="aten::(nll_loss_forward|_log_softmax)",
         promise="Head and loss in chunks give the loss and gradients of both, without all logits."),
+    _kernel(
+        name="triton-custom-op", function=f"{KERNELS}:by_operator", operator="accelcheck::silu",
+        exists=partial(_triton, interpreted=True),
+        promise="A user's Triton kernel in an operator that the compiler does not enter gives what eager's gives."),
+    _kernel(
+        name="triton-op", function=f"{KERNELS}:by_traced_operator", exists=partial(_triton, interpreted=False),
+        operator="swish_kernel.*",
+        promise="A user's Triton kernel that the compiler takes into its graph gives what eager's operator gives."),
 )  # fmt: skip

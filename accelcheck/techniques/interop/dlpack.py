@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import math
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -18,16 +19,12 @@ from torch.utils.dlpack import from_dlpack
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 EXCHANGES = "exchanges"
 """Key in `Program.extras` of the list of `ExchangeRecord`."""
@@ -62,14 +59,10 @@ def exchange_all(program: Program, through_library: Callable[[Tensor], Tensor]) 
     """Exchanges every input and output of the program."""
     module = program.module
 
-    def call(*inputs: Any) -> Any:
-        return _each(module(*_each(inputs, through_library)), through_library)
+    def each(values: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda value: exchange(value, through_library), values)
 
-    program.call = call
-
-
-def _each(values: Any, through_library: Callable[[Tensor], Tensor]) -> Any:
-    return pytree.tree_map_only(Tensor, lambda value: exchange(value, through_library), values)
+    program.call = lambda *inputs: each(module(*each(inputs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +127,7 @@ class ArrayExchange(Technique):
         return import_module(self.library)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        exchanges: list[ExchangeRecord] = []
-        program.extras[EXCHANGES] = exchanges
+        exchanges = program.extras[EXCHANGES] = list[ExchangeRecord]()
         program.resets.append(exchanges.clear)
 
         def through_library(tensor: Tensor) -> Tensor:
@@ -165,11 +157,9 @@ class ArrayExchange(Technique):
         there = self.give(here)
         back = self.take(there)
         here.fill_(1.0)
-        seen = int(self.first(there) == 1.0) + int(float(back[0]) == 1.0)
-        yield exactly("views that see a write by torch", seen, 2)
+        yield exactly("views that see a write by torch", [self.first(there), float(back[0])].count(1.0), 2)
         self.fill(there, 2.0)
-        seen = int(float(here[0]) == 2.0) + int(float(back[0]) == 2.0)
-        yield exactly("views that see a write by the library", seen, 2)
+        yield exactly("views that see a write by the library", [float(here[0]), float(back[0])].count(2.0), 2)
 
 
 class NumpyExchange(ArrayExchange):
@@ -200,8 +190,7 @@ class NumpyExchange(ArrayExchange):
         with contextlib.suppress(BufferError):
             array.__dlpack__()
             let_out = 1
-        claim = "read-only arrays given to consumers that cannot know it (DLPack before 1.0) = 0"
-        yield Evidence(claim, let_out, engaged=not let_out)
+        yield exactly("read-only arrays given to consumers that cannot know it (DLPack before 1.0)", let_out, 0)
 
 
 class JaxExchange(ArrayExchange):
@@ -228,11 +217,9 @@ class JaxExchange(ArrayExchange):
         if not device.has("torch-cuda"):
             fact = " (torch_xla exports only from CUDA)" * device.has("torch-xla")
             return unsupported(Code.NO_FEATURE, f"DLPack does not pass {device.name}'s tensors to JAX{fact}")
-        plugins = {entry.name for entry in metadata.entry_points(group="jax_plugins")}
-        kind = "cuda" if torch.version.hip is None else "rocm"
-        if not any(kind in plugin for plugin in plugins):
-            guide = "https://docs.jax.dev/en/latest/installation.html"
-            command = "pip install 'jax[cuda13]'" if kind == "cuda" else guide
+        cuda, rocm = "pip install 'jax[cuda13]'", "https://docs.jax.dev/en/latest/installation.html"
+        kind, command = ("cuda", cuda) if torch.version.hip is None else ("rocm", rocm)
+        if not any(kind in entry.name for entry in metadata.entry_points(group="jax_plugins")):
             return unavailable(Code.NO_PACKAGE, f"no JAX plugin for {kind} is installed", command)
         return SUPPORTED
 
@@ -270,9 +257,8 @@ class CupyExchange(ArrayExchange):
     packages = MappingProxyType({"cupy": "pip install cupy-cuda13x (or the one for your CUDA or ROCm)"})
 
     def capability(self, device: Device) -> Capability:
-        if not device.has("torch-cuda"):
-            return unsupported(Code.NO_FEATURE, f"CuPy's arrays are in a GPU's memory, {device.name}'s tensors are not")
-        return SUPPORTED
+        reason = f"CuPy's arrays are in a GPU's memory, {device.name}'s tensors are not"
+        return SUPPORTED if device.has("torch-cuda") else unsupported(Code.NO_FEATURE, reason)
 
     def address(self, array: Any) -> int:
         return int(array.data.ptr)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.interop.dlpack import CupyExchange, exchange_all
 from accelcheck.techniques.observe import Log, at_least, exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 DELAY = 10**7
 """Clock cycles for which a producer waits before it writes: 5 ms at 2 GHz. A hasty consumer reads earlier."""

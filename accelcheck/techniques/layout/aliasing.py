@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, OperatorLog, counted, none_of
 from accelcheck.workloads.base import Program, flatten
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
 
 MARK = 17.0
 """Value that is written: exact in every dtype, and 17 standard deviations away from the inputs of workloads."""
@@ -54,11 +51,7 @@ class CopyLog(OperatorLog):  # type: ignore[no-untyped-call]  # torch leaves __i
 
 
 def copy_log(log: Log) -> CopyLog:
-    """Checks that the log is a `CopyLog`, and returns it.
-
-    Raises:
-        TypeError: It is of another class: the technique's `watch` does not fit its `evidence`.
-    """
+    """Returns the log, and raises `TypeError` if it is no `CopyLog`: `watch` does not fit `evidence`."""
     if not isinstance(log, CopyLog):
         raise TypeError(f"expected a CopyLog, got {type(log).__name__}: set `watch = CopyLog` in the technique")
     return log
@@ -112,8 +105,7 @@ class SharedViews(Technique):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         call = program.module if program.call is None else program.call
-        seen: list[tuple[tuple[Any, ...], Any]] = []
-        program.extras[_CALLS] = seen
+        seen = program.extras[_CALLS] = list[tuple[tuple[Any, ...], Any]]()
         program.resets.append(seen.clear)
 
         def kept(*inputs: Any) -> Any:

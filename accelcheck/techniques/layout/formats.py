@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.capability import Capability, Code, unsupported
+from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, at_least, exactly, operators
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.core.case import Evidence, Mode
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 _CONVOLUTION = re.compile(r"aten::(convolution|convolution_overrideable|\w*_convolution\w*)(?<!_backward)")
 _COPIES = "tensors made contiguous"
@@ -81,30 +78,24 @@ class Contiguous(Technique):
         for module in program.module.modules():
             module.register_forward_pre_hook(make_contiguous, with_kwargs=True)
         call = program.module if program.call is None else program.call
-        program.call = self._answering(call, program)
 
-    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
-        made = program.extras[_COPIES]
-        copies = log.count("aten::clone|aten::contiguous|aten::_to_copy")
-        yield at_least("non-contiguous tensors given to modules, made contiguous", made)
-        yield at_least("copies dispatched", copies)
-
-    @staticmethod
-    def _answering(call: Callable[..., Any], program: Program) -> Callable[..., Any]:
         def answer(*inputs: Any) -> Any:
             out = call(*inputs)
-            if not program.extras[_COPIES]:
+            if not extras[_COPIES]:
                 # Strides between modules are known only after a run.
                 raise Unsupported(unsupported(Code.NO_EFFECT, "every tensor given to a module is contiguous already"))
             return out
 
-        return answer
+        program.call = answer
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        yield at_least("non-contiguous tensors given to modules, made contiguous", program.extras[_COPIES])
+        yield at_least("copies dispatched", log.count("aten::clone|aten::contiguous|aten::_to_copy"))
 
 
 def _to_channels_last(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dim() == 4:
-        return value.contiguous(memory_format=torch.channels_last)
-    return value
+    images = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if images else value
 
 
 TECHNIQUES: tuple[Technique, ...] = (ChannelsLast(), Contiguous())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,27 +11,24 @@ from torch.overrides import TorchFunctionMode
 
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.layout.aliasing import CopyLog, copy_log, written_through
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+from accelcheck.techniques.observe import Log
+from accelcheck.workloads.base import Program
 
 BRACKETS = "aten::index"
 SELECTIONS = "aten::(index_select|gather)"
 """Pattern of the operators of indexing functions. Operators of the backward pass have other names."""
 
 _PLAIN = "copies of the plain module"
+Functions = Mapping[Any, Callable[..., Tensor]]
 
 
 class ReplacedFunctions(TorchFunctionMode):
     """Replaces functions of torch by others, which get the same arguments."""
 
-    def __init__(self, functions: Mapping[Any, Callable[..., Tensor]]) -> None:
+    def __init__(self, functions: Functions) -> None:
         super().__init__()
         self.functions = functions
 
@@ -52,14 +50,7 @@ class Indexing(Technique):
     watch = CopyLog
 
     def __init__(
-        self,
-        name: str,
-        source: str,
-        promise: str,
-        trait: str,
-        replaced: str,
-        used: str,
-        functions: Mapping[Any, Callable[..., Tensor]],
+        self, name: str, source: str, promise: str, trait: str, replaced: str, used: str, functions: Functions
     ) -> None:
         self.name, self.source, self.promise = name, source, promise
         self.requires = frozenset({trait})
@@ -82,11 +73,7 @@ class Indexing(Technique):
 
 
 def _by_selection(x: Tensor, key: Any) -> Tensor:
-    """Computes ``x[key]`` by index_select and gather. Indices must not be negative, since index_select refuses these.
-
-    Raises:
-        Unsupported: The key is not one of the combinations that are implemented.
-    """
+    """Computes ``x[key]`` by index_select, which takes no negative index, and gather; `Unsupported` for other keys."""
     keys = key if isinstance(key, tuple) else (key,)
     places = [place for place, part in enumerate(keys) if isinstance(part, Tensor)]
     if not places:
@@ -120,28 +107,19 @@ def _gather_by_brackets(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return x[tuple(index if place == dim % x.dim() else grid.to(x.device) for place, grid in enumerate(counted))]
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    Indexing(
-        "index-select",
-        "https://docs.pytorch.org/docs/stable/generated/torch.index_select.html",
-        "index_select and gather copy the same elements as index tensors in brackets.",
-        "index-tensors",
-        BRACKETS,
-        SELECTIONS,
-        {torch.Tensor.__getitem__: _by_selection},
-    ),
-    Indexing(
-        "index-advanced",
-        "https://docs.pytorch.org/docs/stable/tensors.html",
-        "Index tensors in brackets copy the same elements as index_select and gather.",
-        "index-operators",
-        SELECTIONS,
-        BRACKETS,
-        {
-            torch.index_select: _select_by_brackets,
-            torch.Tensor.index_select: _select_by_brackets,
-            torch.gather: _gather_by_brackets,
-            torch.Tensor.gather: _gather_by_brackets,
-        },
-    ),
+_DOCS = "https://docs.pytorch.org/docs/stable"
+_SELECTING = "index_select and gather copy the same elements as index tensors in brackets."
+_INDEXING = "Index tensors in brackets copy the same elements as index_select and gather."
+_BRACKETS: Functions = {Tensor.__getitem__: _by_selection}
+_CALLS: Functions = {
+    **dict.fromkeys((torch.index_select, Tensor.index_select), _select_by_brackets),
+    **dict.fromkeys((torch.gather, Tensor.gather), _gather_by_brackets),
+}
+
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    Indexing(name, f"{_DOCS}/{page}.html", promise, trait, replaced, used, functions)
+    for name, page, promise, trait, replaced, used, functions in (
+        ("index-select", "generated/torch.index_select", _SELECTING, "index-tensors", BRACKETS, SELECTIONS, _BRACKETS),
+        ("index-advanced", "tensors", _INDEXING, "index-operators", SELECTIONS, BRACKETS, _CALLS),
+    )
 )

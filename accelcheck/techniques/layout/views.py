@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, at_least, operators
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 MARGIN = 17
 """Number of poisoned elements before and after a view. Odd, so that its address is no multiple of 16 bytes."""
@@ -71,21 +67,20 @@ class Viewed(Technique):
         return super().admits(probe) and not probe.reshapes
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        views: list[View] = []
+        views = program.extras[_VIEWS] = list[View]()
         inputs = list(program.inputs)
         for index, value in enumerate(inputs):
             if isinstance(value, Tensor) and value.numel():
                 inputs[index], view = self._window(index, value)
                 views.append(view)
         program.inputs = tuple(inputs)
-        program.extras[_VIEWS] = views
         if not any(view.contiguous is self.dense for view in views):
             reason = f"{self.name} changes the strides of no input: their shapes do not allow it"
             raise Unsupported(unsupported(Code.NO_EFFECT, reason))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         views: list[View] = program.extras[_VIEWS]
-        shared = [view for view in views if _same_storage(program.inputs[view.index], view.base)]
+        shared = [view for view in views if _address(program.inputs[view.index]) == _address(view.base)]
         taken = [program.inputs[view.index] for view in shared]
         yield Evidence(f"inputs that are windows into poison = {len(views)}", len(shared), engaged=shared == views)
         if self.dense:
@@ -141,28 +136,16 @@ def _poison(dtype: torch.dtype) -> float | int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def _same_storage(value: object, base: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
-TECHNIQUES: tuple[Technique, ...] = (
-    Viewed("view-transposed", "Column-major inputs give the same results as row-major ones.", _transposed, dense=False),
-    Viewed(
-        "view-sliced",
-        "Inputs with stride 2 in the last dimension give the same results as dense ones.",
-        _sliced,
-        dense=False,
-    ),
-    Viewed(
-        "view-padded",
-        "Inputs with a row stride longer than the row give the same results as dense ones.",
-        _padded,
-        dense=False,
-    ),
-    Viewed(
-        "view-offset",
-        "Inputs at a storage offset that is not aligned for vector loads give the same results as aligned ones.",
-        _dense,
-        dense=True,
-    ),
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    Viewed(f"view-{name}", f"{inputs} give the same results as {others} ones.", strides, dense=strides is _dense)
+    for name, inputs, others, strides in (
+        ("transposed", "Column-major inputs", "row-major", _transposed),
+        ("sliced", "Inputs with stride 2 in the last dimension", "dense", _sliced),
+        ("padded", "Inputs with a row stride longer than the row", "dense", _padded),
+        ("offset", "Inputs at a storage offset that is not aligned for vector loads", "aligned", _dense),
+    )
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,15 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, Log, OperatorLog
 from accelcheck.workloads.base import Program, flatten, leaf
 from accelcheck.workloads.blocks import blocks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
 
 XLA_SOURCE = "https://docs.pytorch.org/xla/release/r2.9/index.html"
 _COUNTS = "block calls and forwards"
@@ -45,9 +42,8 @@ def recomputable(device: Device) -> Capability:
 
 def xla_recomputable(device: Device) -> Capability:
     """Tells whether torch_xla.utils.checkpoint takes a device's tensors."""
-    if device.has("torch-xla"):
-        return SUPPORTED
-    return unsupported(Code.NO_BACKEND, f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s")
+    reason = f"torch_xla.utils.checkpoint is for xla tensors, not for {device.name}'s"
+    return SUPPORTED if device.has("torch-xla") else unsupported(Code.NO_BACKEND, reason)
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -74,8 +70,7 @@ class Checkpoint(Technique):
             need = "the trait `blocks` needs a list of modules of one class, such as `blocks`"
             raise TypeError(f"{need}; {type(program.module).__name__} has none")
         program.extras[PLAIN] = _plain_pass(program, blocks, mode, device)
-        counts: Counter[str] = Counter()
-        program.extras[_COUNTS] = counts
+        counts = program.extras[_COUNTS] = Counter[str]()
         program.resets.append(counts.clear)
         save = self.checkpointing()
         for block in blocks:
@@ -85,10 +80,9 @@ class Checkpoint(Technique):
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         counts: Counter[str] = program.extras[_COUNTS]
         calls, forwards = counts["calls"], counts["forwards"]
-        if program.twice:  # the second differentiation recomputes the blocks again
-            yield Evidence(f"forwards of blocks >= {2 * calls}, twice their calls", forwards, forwards >= 2 * calls > 0)
-        else:
-            yield Evidence(f"forwards of blocks = {2 * calls}, twice their calls", forwards, forwards == 2 * calls > 0)
+        # The second differentiation recomputes the blocks again.
+        sign, right = (">=", forwards >= 2 * calls > 0) if program.twice else ("=", forwards == 2 * calls > 0)
+        yield Evidence(f"forwards of blocks {sign} {2 * calls}, twice their calls", forwards, right)
         steps = program.steps if mode in {Mode.TRAIN, Mode.TRAJECTORY} else 1
         plain, plain_calls = (steps * count for count in program.extras[PLAIN])
         # Other inputs may take another path through the blocks. A lone layer is not computed again: recomputation ends
@@ -102,13 +96,12 @@ class Checkpoint(Technique):
 class TorchCheckpoint(Checkpoint):
     """``torch.utils.checkpoint``, in one of its two implementations."""
 
+    capability = staticmethod(recomputable)
+
     def __init__(self, name: str, promise: str, *, reentrant: bool) -> None:
         super().__init__(name, "https://docs.pytorch.org/docs/stable/checkpoint.html", promise)
         self.reentrant = reentrant
         self.differentiates_twice = not reentrant
-
-    def capability(self, device: Device) -> Capability:
-        return recomputable(device)
 
     def checkpointing(self) -> Callable[..., Any]:
         return functools.partial(checkpoint, use_reentrant=self.reentrant)
@@ -117,8 +110,7 @@ class TorchCheckpoint(Checkpoint):
 class XlaCheckpoint(Checkpoint):
     """``torch_xla.utils.checkpoint``: optimization barriers keep the compiler from merging the recomputation."""
 
-    def capability(self, device: Device) -> Capability:
-        return xla_recomputable(device)
+    capability = staticmethod(xla_recomputable)
 
     def checkpointing(self) -> Callable[..., Any]:
         function: Callable[..., Any] = importlib.import_module("torch_xla.utils.checkpoint").checkpoint
@@ -149,11 +141,10 @@ def _plain_pass(program: Program, blocks: nn.ModuleList | nn.Sequential, mode: M
     module = program.module
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     inputs = tuple(leaf(value) for value in program.inputs) if mode is Mode.BACKWARD else program.inputs
-    log = OperatorLog(device.type)
     calls = Counter[str]()
     handles = [block.register_forward_hook(lambda *_: calls.update(["block"])) for block in blocks]
     module.train()
-    with torch.random.fork_rng(devices=[]), log:
+    with torch.random.fork_rng(devices=[]), OperatorLog(device.type) as log:
         outs = [out for _, out in flatten(module(*inputs)) if out.requires_grad]
         torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
     for handle in handles:

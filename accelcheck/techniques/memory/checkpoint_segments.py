@@ -5,24 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.measure.memory import Peak
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.checkpoint import XLA_SOURCE, recomputable, xla_recomputable
 from accelcheck.techniques.memory.peaks import evidence_of_lower_peak, peak_of_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.measure.memory import Peak
-    from accelcheck.techniques.observe import Log
-    from accelcheck.workloads.base import Program
+from accelcheck.techniques.observe import Log
+from accelcheck.workloads.base import Program
 
 SEGMENTS = 4
 """Number of segments. The peak is lowest near the square root of the number of blocks (eight in the suite)."""
@@ -31,10 +27,7 @@ _PLAIN = "peak of the plain run"
 
 
 class Segments(Technique):
-    """Runs the module's ``blocks`` in `SEGMENTS` segments.
-
-    The last segment, which also has the remaining blocks, is not checkpointed: its backward pass follows immediately.
-    """
+    """Runs the module's ``blocks`` in segments. The last, with the rest, needs no checkpoint: its backward is next."""
 
     family = "checkpoint"
     modes = frozenset({Mode.BACKWARD, Mode.TRAIN})
@@ -51,10 +44,9 @@ class Segments(Technique):
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         blocks = _blocks(program)
         program.extras[_PLAIN] = peak_of_run(program, mode, device)
-        counts: Counter[int] = Counter()
-        program.extras[_FORWARDS] = counts
+        counts = program.extras[_FORWARDS] = Counter[int]()
         program.resets.append(counts.clear)
-        plain = [_counted(block.forward, counts, number) for number, block in enumerate(blocks)]
+        plain = [functools.partial(_counted, b.forward, counts, number) for number, b in enumerate(blocks)]
         # On the instances: wrapper modules would rename the parameters, and with them the paths of gradients. The
         # module calls its blocks as before: the first one now runs all of them, and the others return their input.
         blocks[0].forward = lambda x: self.chain(plain, x)
@@ -79,8 +71,7 @@ class Segments(Technique):
 class TorchSegments(Segments):
     """``torch.utils.checkpoint.checkpoint_sequential``."""
 
-    def capability(self, device: Device) -> Capability:
-        return recomputable(device)
+    capability = staticmethod(recomputable)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         run: Callable[..., Any] = checkpoint_sequential  # not annotated in torch
@@ -90,8 +81,7 @@ class TorchSegments(Segments):
 class XlaSegments(Segments):
     """Segments under ``torch_xla.utils.checkpoint``, divided as ``checkpoint_sequential`` divides them."""
 
-    def capability(self, device: Device) -> Capability:
-        return xla_recomputable(device)
+    capability = staticmethod(xla_recomputable)
 
     def chain(self, blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
         checkpoint: Callable[..., Any] = importlib.import_module("torch_xla.utils.checkpoint").checkpoint
@@ -113,21 +103,15 @@ def _in_turn(blocks: Sequence[Callable[[Tensor], Any]], x: Tensor) -> Any:
     return functools.reduce(lambda value, block: block(value), blocks, x)
 
 
-def _counted(forward: Callable[..., Any], counts: Counter[int], number: int) -> Callable[[Tensor], Any]:
-    def counted(x: Tensor) -> Any:
-        counts[number] += 1
-        return forward(x)
-
-    return counted
+def _counted(forward: Callable[..., Any], counts: Counter[int], number: int, x: Tensor) -> Any:
+    counts[number] += 1
+    return forward(x)
 
 
 _SOURCE = "https://docs.pytorch.org/docs/stable/checkpoint.html#torch.utils.checkpoint.checkpoint_sequential"
-_LOWERS = "Recomputing segments of blocks lowers peak memory and gives the same gradients as storing activations."
-_BARRIERS = (
-    "Recomputing segments of blocks behind optimization barriers gives the same gradients as storing activations."
-)
+_SAME = "Recomputing segments of blocks {} the same gradients as storing activations."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    TorchSegments("checkpoint-segments", _SOURCE, _LOWERS),
-    XlaSegments("checkpoint-segments-xla", XLA_SOURCE, _BARRIERS),
+    TorchSegments("checkpoint-segments", _SOURCE, _SAME.format("lowers peak memory and gives")),
+    XlaSegments("checkpoint-segments-xla", XLA_SOURCE, _SAME.format("behind optimization barriers gives")),
 )

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.measure.memory import Peak, measurable
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.peaks import peak_of_run
 from accelcheck.techniques.observe import Log, OperatorLog, at_least
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 _GAINED = "operators in place beyond the plain module's"
 _OVERWRITTEN = "calls of toggled modules, by whether they gave back their input"
@@ -45,8 +41,7 @@ class Inplace(Technique):
         for module in toggled:
             module.inplace = True  # type: ignore[assignment]  # nn.Module declares attributes as Tensor | Module
         program.extras[_GAINED] = _inplace_operators(program, device) - before
-        calls: Counter[bool] = Counter()
-        program.extras[_OVERWRITTEN] = calls
+        calls = program.extras[_OVERWRITTEN] = Counter[bool]()
         program.resets.append(calls.clear)
 
         def same(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -73,8 +68,7 @@ def _inplace_operators(program: Program, device: Device) -> Counter[str]:
     training = program.module.training
     program.module.eval()
     inputs = tuple(value.clone() if isinstance(value, Tensor) else value for value in program.inputs)
-    log = OperatorLog(device.type)
-    with torch.no_grad(), log:
+    with torch.no_grad(), OperatorLog(device.type) as log:
         program.module(*inputs)
     program.module.train(training)
     return Counter({name: count for name, count in log.names().items() if name.endswith("_")})
@@ -90,11 +84,9 @@ class InplaceMemory(Inplace):
     promise = "Activations that overwrite their input lower peak memory."
     modes = frozenset({Mode.FORWARD})
     requires = frozenset({"inplace", "activations"})
+    capability = staticmethod(measurable)
     # In half precision the peak may be the workspace of a matmul, which activations do not affect.
     dtypes = ("float32",)  # type: ignore[assignment]  # inferred as a tuple of three from the class
-
-    def capability(self, device: Device) -> Capability:
-        return measurable(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         program.extras[_PLAIN] = peak_of_run(program, mode, device)

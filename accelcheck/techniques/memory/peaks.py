@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.measure.memory import Peak, measurable, peak
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
@@ -20,8 +16,7 @@ def peak_of_run(program: Program, mode: Mode, device: Device) -> Peak:
     An unmeasured run goes first, for allocations that are made once, such as library workspaces. If the device cannot
     measure memory, nothing is run, and the result gives the reason.
     """
-    known = measurable(device)
-    if not known.ok:
+    if not (known := measurable(device)).ok:
         return Peak(None, known.reason)
     tensors = [*program.module.parameters(), *program.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.memory.checkpoint import PLAIN, TorchCheckpoint
 from accelcheck.techniques.observe import CONTRACTION, Log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 def policy(context: object, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.optimizers.steps import SUBJECTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 COUNTS = "steps of single parameters"
 STEPPERS = "optimizers of single parameters"
@@ -50,8 +47,7 @@ class InBackward(Technique):
             return torch.optim.SGD(parameters, lr=0.0)  # its steps find no gradients
 
         def stepped(parameter: Tensor) -> None:
-            alive = sum(other.grad is not None for other in steppers)
-            counts["alive"] = max(counts["alive"], alive)
+            counts["alive"] = max(counts["alive"], sum(other.grad is not None for other in steppers))
             counts["steps"] += 1
             steppers[parameter].step()
             parameter.grad = None
@@ -65,8 +61,8 @@ class InBackward(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         counts: Counter[str] = program.extras[COUNTS]
-        least = program.steps
-        yield Evidence(f"steps of single parameters > {least}", counts["steps"], engaged=counts["steps"] > least)
+        more = counts["steps"] > program.steps
+        yield Evidence(f"steps of single parameters > {program.steps}", counts["steps"], engaged=more)
         yield exactly("most gradients at a time", counts["alive"], 1)
         left = sum(parameter.grad is not None for parameter in program.module.parameters())
         yield exactly("gradients after the last step", left, 0)

@@ -1,12 +1,14 @@
-"""Optimizers of large models: Muon, and torchao's AdamW with 8-bit states, with FP64 emulations."""
+"""Optimizers of large models: Muon, and AdamW with 8-bit states by two packages, with FP64 emulations."""
 
 from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +16,16 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, inductor_capability, reset_compiler
-from accelcheck.techniques.observe import Log, ProfilerLog, at_least, operators
+from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, Compilation, inductor_capability
+from accelcheck.techniques.observe import Log, OperatorLog, at_least, operators
 from accelcheck.techniques.optimizers.state import states_of
-from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides
+from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides, dynamic_map, nearest_of
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
 from accelcheck.verify.rounding import Rounding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import OptimizerMaker, Program
+from accelcheck.workloads.base import OptimizerMaker, Program
 
 LEAST, BLOCK = 4096, 256
 """Fewest elements of a parameter whose states have 8 bits, and number of neighbours that share a scale."""
@@ -110,14 +108,14 @@ class Muon(Technique):
 
     name = "muon"
     family = "optimizer"
-    modes = frozenset({Mode.TRAIN, Mode.LEARNING})
+    modes = frozenset({Mode.TRAIN})  # another algorithm learns at a pace of its own, in FP64 too
     requires = frozenset({"training"})
     promise = "Matrices get updates with singular values near 1, computed in bfloat16; other parameters keep theirs."
     source = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html"
     oracle = "muon"
     maker: type[Any] = WithMuon
     level = 2
-    workloads = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
+    workloads = frozenset({"train-mlp", "train-transformer"})
 
     def capability(self, device: Device) -> Capability:
         if not hasattr(torch.optim, "Muon"):
@@ -142,9 +140,10 @@ class Muon(Technique):
 
 @dataclass
 class WithEightBits:
-    """Makes torchao's AdamW with 8-bit states in place of `torch.optim.AdamW`, with its options."""
+    """Makes AdamW with 8-bit states, of a module, in place of `torch.optim.AdamW`, with its options."""
 
     make: OptimizerMaker
+    module: str = "torchao.optim"
     made: Any = None
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -155,9 +154,10 @@ class WithEightBits:
             reason = f"8-bit AdamW takes the place of torch's with one group, not of {kind}"
             raise Unsupported(unsupported(Code.NO_FEATURE, reason))
         with torchao_imported():
-            tools: Any = importlib.import_module("torchao.optim")
+            tools: Any = importlib.import_module(self.module)
         words = {name: plain.defaults[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad")}
-        made: torch.optim.Optimizer = tools.AdamW8bit(list(parameters), block_size=BLOCK, **words)
+        words |= {"block_size": BLOCK} if self.module == "torchao.optim" else {}  # the other one's has no other size
+        made: torch.optim.Optimizer = tools.AdamW8bit(list(parameters), **words)
         self.made = made
         return made
 
@@ -185,31 +185,18 @@ class EightBitStates:
             return state
         with disable_current_modes():
             side, single = RoundedSides(self.flips), state.float().reshape(-1, BLOCK)
-            grid = dynamic_map(signed=signed)
             scale = single.abs().amax(1, keepdim=True).clamp(min=1e-12)
             position = side.position(single / scale, single, RELATIVE)
-            upper = torch.searchsorted(grid, position).clamp(1, 255)
-            near = torch.where(position - grid[upper - 1] >= (grid[upper] - grid[upper - 1]) * 0.5, upper, upper - 1)
-            return (grid[near] * side.scale(scale)).reshape(state.shape)
+            return (nearest_of(dynamic_map(signed=signed), position) * side.scale(scale)).reshape(state.shape)
 
 
-def dynamic_map(*, signed: bool) -> Tensor:
-    """Lists the 256 numbers of the dynamic map, FP64 from FP32 values: T. Dettmers, arXiv:1511.04561, 2110.02861."""
-    values = [0.0, 1.0]
-    for exponent in range(7):
-        ends = torch.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
-        middles = (10.0 ** (exponent - 6) * ((ends[:-1] + ends[1:]) / 2)).double().tolist()
-        values += middles + ([-x for x in middles] if signed else [])
-    return torch.tensor(sorted(values), dtype=torch.float32).double()
-
-
-class EightBit(Muon):
+class EightBit(Muon, Compilation):
     """AdamW with 8-bit states by torchao, which compiles its steps."""
 
     promise = f"Moments of parameters with {LEAST} elements or more take a byte each, rounded after every step."
     oracle = "adamw-8bit"
     maker = WithEightBits
-    watch = ProfilerLog  # Dynamo compiles nothing within a dispatch mode
+    warmups = 0
     workloads = frozenset({"train-vocabulary"})
     name = "adamw-8bit-torchao"
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html"
@@ -231,8 +218,23 @@ class EightBit(Muon):
         yield Evidence(f"moments of 8 bits = {wanted} >= 2", len(small), engaged=len(small) == wanted >= 2)
         yield at_least("compiled steps", log.count(INDUCTOR_GRAPH), program.steps)
 
-    def finish(self) -> None:
-        reset_compiler()
+
+class EightBitBits(EightBit):
+    """AdamW with 8-bit states by bitsandbytes."""
+
+    watch = OperatorLog  # type: ignore[assignment]  # its steps are operators
+    maker: Any = staticmethod(partial(WithEightBits, module="bitsandbytes.optim"))
+    name = "adamw-8bit-bitsandbytes"
+    source = "https://huggingface.co/docs/bitsandbytes/reference/optim/adamw"
+    packages = {"bitsandbytes": "pip install 'accelcheck[checkpoints]'"}  # noqa: RUF012 - as in the base class
+    capability = Technique.capability
+
+    def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
+        whole = sum(p.numel() >= LEAST and not p.numel() % BLOCK for p in program.module.parameters())
+        if not whole:
+            raise Unsupported(unsupported(Code.NO_EFFECT, f"no parameter has {LEAST} elements in whole blocks"))
+        steps = log.count("bitsandbytes::optimizer_update_8bit_blockwise")
+        yield at_least(f"steps of {whole} parameters with states of 8 bits", steps, whole * program.steps)
 
 
-TECHNIQUES: tuple[Technique, ...] = (Muon(), EightBit())
+TECHNIQUES: tuple[Technique, ...] = (Muon(), EightBit(), EightBitBits())

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, operators
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.techniques.quantization.emulation import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import OptimizerMaker, Program
+from accelcheck.workloads.base import OptimizerMaker, Program
 
 _WORKLOADS = frozenset({"train-mlp", "train-transformer", "digits-mlp-training"})
 """Trainings by SGD with momentum and by AdamW, and one of which the accuracy is checked."""

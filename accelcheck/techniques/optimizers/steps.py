@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,14 @@ from torch import Tensor, nn
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation import compile as compilation
-from accelcheck.techniques.observe import Log, Operator, ProfilerLog, at_least, operators
+from accelcheck.techniques.observe import Log, Operator, at_least, operators
+from accelcheck.workloads import optimizers
+from accelcheck.workloads.base import Program
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-
-_BANKS = frozenset(["train-adagrad", "train-amsgrad", "train-nadam", "train-nesterov", "train-rmsprop"])
+_BANKS = frozenset(workload.name for workload in optimizers.WORKLOADS)
 SUBJECTS = _BANKS | {"train-gated-depth", "train-mlp", "train-transformer", "trajectory-mlp"}
 """One training for each optimizer, and one in which some parameters get no gradient."""
 
@@ -37,13 +34,11 @@ class OptimizerStep(Technique):
     source = "https://docs.pytorch.org/docs/stable/optim.html"
     modes = frozenset({Mode.TRAIN})
     requires = frozenset({"training"})
-    early = _BANKS - {"train-nadam", "train-rmsprop"}
+    early = frozenset({"train-adagrad", "train-amsgrad", "train-nesterov"})
     workloads = SUBJECTS
 
     def __init__(self, name: str, promise: str, **options: bool) -> None:
-        self.name = name
-        self.promise = promise
-        self.options: Mapping[str, bool] = MappingProxyType(options)
+        self.name, self.promise, self.options = name, promise, options
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if program.optimizer is None:
@@ -100,9 +95,9 @@ class Fused(OptimizerStep):
     dtypes = ("float32", "bfloat16", "float16")
 
     def capability(self, device: Device) -> Capability:
-        if device.type not in torch_names.fused_kernel_devices():
-            return unsupported(Code.NO_FEATURE, f"torch has no fused optimizers for {device.type}")
-        return SUPPORTED
+        known = device.type in torch_names.fused_kernel_devices()
+        reason = f"torch has no fused optimizers for {device.type}"
+        return SUPPORTED if known else unsupported(Code.NO_FEATURE, reason)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         yield at_least("fused steps", log.count(r"aten::_fused_(sgd|adam|adamw|adagrad)_"), program.steps)
@@ -112,10 +107,9 @@ class Capturable(OptimizerStep):
     """``capturable=True``: the host reads nothing of a step, and the step count is a tensor on the device."""
 
     def capability(self, device: Device) -> Capability:
-        if device.type not in torch_names.capturable_devices():
-            reason = f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
-            return unsupported(Code.NO_FEATURE, reason)
-        return SUPPORTED
+        known = device.type in torch_names.capturable_devices()
+        reason = f"optimizers refuse capturable=True for {device.type}: there is nothing to capture"
+        return SUPPORTED if known else unsupported(Code.NO_FEATURE, reason)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         optimizer: torch.optim.Optimizer | None = program.extras.get(_MADE)
@@ -129,13 +123,13 @@ class Capturable(OptimizerStep):
         yield Evidence("groups are capturable", ", ".join(map(str, sorted(flags))), engaged=flags == {True})
 
 
-class CompiledStep(OptimizerStep):
+class CompiledStep(OptimizerStep, compilation.Compilation):
     """``torch.compile`` around the step. Few workloads, since every training makes and compiles an optimizer."""
 
     source = "https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html"
     level = 2
     workloads = frozenset({"train-amsgrad", "train-mlp", "train-nesterov", "train-transformer"})
-    watch = ProfilerLog
+    warmups = 0
 
     def capability(self, device: Device) -> Capability:
         return SUPPORTED if device.has("torch-xla") else compilation.inductor_capability(device)
@@ -155,17 +149,12 @@ class CompiledStep(OptimizerStep):
             yield at_least("inductor graphs called", log.count(compilation.INDUCTOR_GRAPH), steps)
         yield Evidence("graph breaks (any number)", compilation.graph_breaks(), engaged=True)
 
-    def finish(self) -> None:
-        compilation.reset_compiler()
 
+_LOOP, _STEP = "equals the loop over single parameters.", "equals the plain step."
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Foreach(
-        "optimizer-foreach", "A step on lists of all parameters equals the loop over single parameters.", foreach=True
-    ),
-    Fused("optimizer-fused", "A step in one kernel equals the loop over single parameters.", fused=True),
-    Capturable(
-        "optimizer-capturable", "A step that keeps its step count on the device equals the plain step.", capturable=True
-    ),
-    CompiledStep("optimizer-compiled", "A compiled step equals the plain step."),
+    Foreach("optimizer-foreach", f"A step on lists of all parameters {_LOOP}", foreach=True),
+    Fused("optimizer-fused", f"A step in one kernel {_LOOP}", fused=True),
+    Capturable("optimizer-capturable", f"A step that keeps its step count on the device {_STEP}", capturable=True),
+    CompiledStep("optimizer-compiled", f"A compiled step {_STEP}"),
 )

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import CONTRACTION, Log, OperatorLog, at_least, exactly, operators
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.problem import CONTRACTING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 INITIAL_SCALE = 2.0**7
 """Initial scale of the gradient scaler. It lifts most FP16 gradients above the smallest normal number, and overflows in
@@ -34,8 +31,7 @@ class Autocast(Technique):
     source = "https://docs.pytorch.org/docs/stable/amp.html"
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name = name
-        self.dtype = dtype
+        self.name, self.dtype = name, dtype
         if dtype == torch.float16:
             # Without a scaler small FP16 gradients underflow: only `grad-scaler-fp16` promises training.
             self.modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.RANDOM, Mode.ACCURACY})
@@ -53,13 +49,11 @@ class Autocast(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen = operators(log)
-        halves = contractions(seen, self.dtype)
-        full = contractions(seen, torch.float32)
-        excused = math_attention(seen, mode)
+        full, excused = contractions(seen, torch.float32), math_attention(seen, mode)
         # An attention alone, of a device without a fused kernel, has no other contraction.
         raised = raised_attention(seen, self.dtype)
         what = "contractions or attentions" if raised else "contractions"
-        yield at_least(f"{what} that took {self.half}", halves + raised)
+        yield at_least(f"{what} that took {self.half}", contractions(seen, self.dtype) + raised)
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
         yield stored_in_float32(program)
 
@@ -145,13 +139,8 @@ def math_attention(log: OperatorLog, mode: Mode) -> int:
 
 def raised_attention(log: OperatorLog, dtype: torch.dtype) -> int:
     """Counts attentions on the math path whose queries, keys and values were cast from this dtype to float32."""
-    raised = log.having(
-        lambda operator: (
-            operator.name == "aten::_to_copy"
-            and operator.takes(dtype)
-            and any(made == torch.float32 for made, _, _ in operator.outputs)
-        )
-    )
+    casts = [operator for operator in log.operators if operator.name == "aten::_to_copy" and operator.takes(dtype)]
+    raised = sum(any(made == torch.float32 for made, _, _ in operator.outputs) for operator in casts)
     return min(log.count("aten::_safe_softmax"), raised // 3)
 
 

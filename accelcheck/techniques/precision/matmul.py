@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.strict import FLOAT32_LIMIT, strict_matmul
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, at_least
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Workload
+from accelcheck.workloads.base import Program, Workload
 
 _SETTING = "setting in the run"
 _TWELVE_BITS = 1024.5
@@ -121,18 +117,13 @@ class MatmulPrecision(ReducedPrecision):
     works_on = frozenset({"matmul", "linear", "attention"})
 
     def __init__(self, name: str, word: str, precision: str, promise: str) -> None:
-        self.name = name
-        self.wanted = word
+        self.name, self.wanted, self.promise, self._precision = name, word, promise, precision
         self.setting = f'torch.set_float32_matmul_precision("{word}")'
-        self.promise = promise
-        self._precision = precision
 
     def capability(self, device: Device) -> Capability:
         """Tells whether the device reads torch's setting. Its effect is measured when a case runs: chips differ."""
-        if device.has("torch-xla"):
-            reason = "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
-            return unsupported(Code.NO_BACKEND, reason)
-        return BY_TRIAL
+        reason = "torch_xla has its own setting: torch_xla.backends.set_mat_mul_precision"
+        return unsupported(Code.NO_BACKEND, reason) if device.has("torch-xla") else BY_TRIAL
 
     def precision(self, dtype: str) -> str:
         return self._precision
@@ -157,10 +148,8 @@ class ConvolutionPrecision(ReducedPrecision):
     wanted = "tf32"
 
     def capability(self, device: Device) -> Capability:
-        """Accepts CUDA alone: it is a setting of cuDNN."""
-        if not device.has("torch-cuda"):
-            return unsupported(Code.NO_BACKEND, f"this is a setting of cuDNN, which {device.name} does not use")
-        return BY_TRIAL
+        reason = f"this is a setting of cuDNN, which {device.name} does not use"
+        return BY_TRIAL if device.has("torch-cuda") else unsupported(Code.NO_BACKEND, reason)
 
     def precision(self, dtype: str) -> str:
         return "tf32"
@@ -209,8 +198,7 @@ class StrictFloat32(Technique):
         if program.extras[_READING]:
             forced = device.environment() or "none of the known ones is set"
             told += f": {program.extras[_READING]}. A variable may force TF32 or bf16: {forced}"
-        claim = f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}"
-        yield Evidence(claim, told, engaged=error <= FLOAT32_LIMIT)
+        yield Evidence(f"error of products that FP32 has exactly <= {FLOAT32_LIMIT:.3g}", told, error <= FLOAT32_LIMIT)
 
 
 TECHNIQUES: tuple[Technique, ...] = (

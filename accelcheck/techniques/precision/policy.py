@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,12 @@ from torch.func import functional_call
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, at_least, exactly, operators
 from accelcheck.techniques.precision.amp import INITIAL_SCALE, contractions, math_attention, stored_in_float32
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 KEPT = (
     nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
@@ -55,8 +53,7 @@ class Policy(Technique):
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.TRAIN, Mode.TRAJECTORY, Mode.ACCURACY, Mode.LEARNING})
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name = name
-        self.dtype = dtype
+        self.name, self.dtype = name, dtype
         self.half = str(dtype).removeprefix("torch.")
         self.promise = f"All modules compute in {self.half}; norms, embeddings, softmax and parameters stay float32."
 
@@ -80,18 +77,15 @@ class Policy(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         seen = operators(log)
-        wanted = len(_kept(program.module))
         sensitive = [op for op in seen.operators if re.fullmatch(SENSITIVE, op.name)]
-        kept = sum(op.takes(torch.float32) for op in sensitive)
-        lost = sum(op.takes(self.dtype) for op in sensitive)
-        halves, full = contractions(seen, self.dtype), contractions(seen, torch.float32)
-        excused = math_attention(seen, mode)
+        kept, lost = (sum(op.takes(dtype) for op in sensitive) for dtype in (torch.float32, self.dtype))
+        full, excused = contractions(seen, torch.float32), math_attention(seen, mode)
         if any(isinstance(part, nn.Linear) for part in program.module.modules()):
-            yield at_least(f"contractions that took {self.half}", halves)
+            yield at_least(f"contractions that took {self.half}", contractions(seen, self.dtype))
         else:
             yield at_least(f"operators that took {self.half}", seen.having(lambda op: op.takes(self.dtype)))
         yield Evidence(f"contractions that took float32 <= {excused}", full, engaged=full <= excused)
-        yield at_least("norms, embeddings, softmax that took float32", kept, wanted)
+        yield at_least("norms, embeddings, softmax that took float32", kept, len(_kept(program.module)))
         yield exactly(f"norms, embeddings, softmax that took {self.half}", lost, 0)
         yield stored_in_float32(program)
 

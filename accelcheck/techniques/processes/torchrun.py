@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from accelcheck.core.processes import Child, calling
+from accelcheck.devices.base import Device
 from accelcheck.devices.pinning import callers, callers_count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.devices.base import Device
 
 
 def devices_of_ranks(device: Device) -> int:

@@ -117,6 +117,23 @@ def nearest(
     return (rounded(x / unit, x, flips, reach) * unit).clamp(-limits.max, limits.max)
 
 
+def nearest_of(numbers: Tensor, position: Tensor) -> Tensor:
+    """Rounds positions to the nearest of sorted `numbers`, both FP64; ties go up."""
+    upper = torch.searchsorted(numbers, position).clamp(1, len(numbers) - 1)
+    down = position - numbers[upper - 1] < (numbers[upper] - numbers[upper - 1]) * 0.5
+    return numbers[torch.where(down, upper - 1, upper)]
+
+
+def dynamic_map(*, signed: bool) -> Tensor:
+    """Lists the 256 numbers of the dynamic map, FP64 from FP32 values: T. Dettmers, arXiv:1511.04561, 2110.02861."""
+    values = [0.0, 1.0]
+    for exponent in range(7):
+        ends = torch.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
+        middles = (10.0 ** (exponent - 6) * ((ends[:-1] + ends[1:]) / 2)).double().tolist()
+        values += middles + ([-x for x in middles] if signed else [])
+    return torch.tensor(sorted(values), dtype=torch.float32).double()
+
+
 def per_token(x: Tensor) -> Scale:
     """Computes torchao's scale of dynamic activations: a symmetric one per row along the last dimension."""
     return symmetric_scale(x), 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,14 @@ from torch.nn.functional import linear, pad
 from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique, Unsupported
+from accelcheck.techniques.observe import Log, Operator
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.int8 import Replacing
 from accelcheck.verify.precision import FLOAT8_UNITS, UNIT_ROUNDOFF, MatrixUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log, Operator
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 TILE = 16
 """Matrix units need multiples of this number in both dimensions of a float8 weight; others are padded with zeros."""
@@ -287,10 +284,7 @@ class ScaledProduct(Replacing):
         self.promise = f"Linear layers multiply {self.format} activations and weights, with one scale per {each}."
 
     def capability(self, device: Device) -> Capability:
-        """Tries FP32 and bfloat16 outputs, of which one must work: kernels differ in the outputs that they support.
-
-        From here on, `oracle` and `emulate` are those for the device.
-        """
+        """Tries FP32 and bfloat16 outputs: kernels differ. From here on, `oracle` and `emulate` fit the device."""
         self.unit = unit_of(device)
         answers = [tried(device, self.stored, out, rows=self.rows) for out in (torch.float32, torch.bfloat16)]
         return next((answer for answer in answers if answer.ok), answers[0])

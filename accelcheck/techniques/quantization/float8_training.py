@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, at_least, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, RoundedSides, is_linear, nearest, replaced
 from accelcheck.techniques.quantization.float8 import WeightOnly
-from accelcheck.techniques.quantization.int8 import count
+from accelcheck.techniques.quantization.int8 import Quantized, count
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.dispatch import layer_by_layer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _LAYERS = "linear layers"
@@ -95,15 +91,13 @@ class Float8Training(Technique):
     workloads = frozenset({"mlp-blocks", "transformer-block", "train-mlp", "train-transformer", "digits-mlp-training"})
     level = 3
     early = frozenset({"mlp-blocks"})
+    admits = Quantized.admits
     differentiates_twice = False
     packages = {"torchao": AO_PACKAGE}  # noqa: RUF012 - as in the base class
 
     def __init__(self, recipe: str, scales: str, *, rows: bool) -> None:
         self.name, self.recipe, self.rows = f"float8-training-{recipe}", recipe, rows
         self.promise = f"The three products of each linear layer, forward and backward, have float8 operands: {scales}."
-
-    def admits(self, probe: Probe) -> bool:
-        return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def capability(self, device: Device) -> Capability:
         return WeightOnly().capability(device)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization.emulation import Dequantized, RoundedSides
 from accelcheck.techniques.quantization.int8 import Replacing
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
 
 LEVELS = 15
 """Number of steps from the smallest 4-bit integer to the largest."""

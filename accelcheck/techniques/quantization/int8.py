@@ -7,34 +7,24 @@ import io
 import warnings
 import zipfile
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
+from accelcheck.devices.layouts import entries
 from accelcheck.techniques.base import Holding, Technique
 from accelcheck.techniques.observe import Log, Operator, ProfilerLog, exactly, operators
-from accelcheck.techniques.quantization.emulation import (
-    DynamicRange,
-    EmulatedLinear,
-    FixedRange,
-    Quantizer,
-    calibrate,
-    eval_copy,
-    is_linear,
-    replaced,
-)
+from accelcheck.techniques.quantization import emulation
+from accelcheck.techniques.quantization.emulation import FixedRange, Quantizer, eval_copy, is_linear, replaced
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.dispatch import layer_by_layer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.probes import Probe
 
 ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
 """Int8 engines of torch. ``torch.backends.quantized.supported_engines`` lists those of a build and processor."""
@@ -88,7 +78,19 @@ class Quantized(Technique):
         program.around = layer_by_layer  # the fast path of attention takes the parameters of layers that are replaced
 
 
-class Replacing(Quantized):
+class LayerByLayer(Quantized):
+    """Base class of techniques that quantize each linear layer by itself."""
+
+    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
+        """Makes the FP64 emulation, see `Technique.emulate`."""
+        return replaced(eval_copy(module), self.emulated_layer)
+
+    @abstractmethod
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        """Makes the FP64 emulation of one linear layer."""
+
+
+class Replacing(LayerByLayer):
     """Base class of techniques that replace linear layers by their own `layer`, with a ``weight`` of dtype `stored`.
 
     `action` is the operation that a run does once with each weight, in words for evidence.
@@ -103,31 +105,31 @@ class Replacing(Quantized):
         """Makes the layer that replaces `linear` and shares its bias."""
         return self.layer(linear)
 
-    @abstractmethod
-    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        """Makes the FP64 emulation of that layer."""
-
     def is_action(self, operator: Operator) -> bool:
         """Returns whether an operator of the judged run is the `action`: by default, the one named `operator`."""
         return operator.name == self.operator and operator.takes(self.stored)
 
+    def runs(self, log: Log) -> int:
+        """Counts the `action` in the log of a judged run."""
+        return operators(log).having(self.is_action)
+
+    def holds(self, layer: nn.Module) -> list[torch.Tensor]:
+        """Lists what a layer holds in place of the weight, which comes first."""
+        return [layer.get_buffer("weight"), *(part for name, part in layer.named_buffers() if name != "weight")]
+
     def quantized(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         return replaced(module, self.make)
-
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return replaced(eval_copy(module), self.emulated_layer)
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = count(program.module, is_linear)
         layers = [layer for layer in modules(program.call) if isinstance(layer, self.layer)]
-        left = count(as_module(program.call), is_linear)
-        runs = operators(log).having(self.is_action)
-        held = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
+        runs = self.runs(log)
+        held = [self.holds(layer) for layer in layers]
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield exactly("linear layers left as they were", left, 0)
+        yield exactly("linear layers left as they were", count(as_module(program.call), is_linear), 0)
         yield Evidence(f"{self.action} >= {wanted}", runs, engaged=runs >= wanted >= 1)
-        yield stored_as(str(self.stored), (layer.get_buffer("weight").dtype for layer in layers))
-        yield from sizes(program.module, as_module(program.call), held)
+        yield stored_as(str(self.stored), (parts[0].dtype for parts in held))
+        yield from sizes(program.module, as_module(program.call), sum(part.nbytes for parts in held for part in parts))
 
 
 class Engine(Holding, Quantized):
@@ -153,8 +155,7 @@ class Engine(Holding, Quantized):
         return self.asked or str(torch.backends.quantized.engine)
 
     def capability(self, device: Device) -> Capability:
-        declared = self.needs(device, "quantized-engine")
-        if not declared.ok:
+        if not (declared := self.needs(device, "quantized-engine")).ok:
             return declared
         if importlib.util.find_spec("torch.ao.quantization") is None:
             return unsupported(Code.WRONG_VERSION, f"torch {torch.__version__} has no torch.ao.quantization")
@@ -172,19 +173,18 @@ class Engine(Holding, Quantized):
         wanted = count(program.module, is_linear)
         converted = importlib.import_module(self.layer_module).Linear
         layers = [layer for layer in modules(program.call) if isinstance(layer, converted)]
-        left = count(as_module(program.call), is_linear)
         runs = log.count(self.event)
         active = torch.backends.quantized.engine
         weights: list[torch.Tensor] = [layer.weight() for layer in layers]
         yield Evidence(f"linear layers converted = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
-        yield exactly("linear layers left in floating point", left, 0)
+        yield exactly("linear layers left in floating point", count(as_module(program.call), is_linear), 0)
         yield Evidence(f"{self.event} events >= {wanted}", runs, engaged=runs >= wanted >= 1)
         yield Evidence(f"engine is {self.engine}", active, engaged=active == self.engine)
         yield stored_as("torch.qint8", (weight.dtype for weight in weights))
         yield from sizes(program.module, as_module(program.call), sum(weight.int_repr().nbytes for weight in weights))
 
 
-class DynamicInt8(Engine):
+class DynamicInt8(LayerByLayer, Engine):
     """Weights quantized ahead of time with one scale per layer, activations at run time with one scale per tensor."""
 
     scheme = "int8-dynamic"
@@ -206,12 +206,8 @@ class DynamicInt8(Engine):
         out: nn.Module = ao.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)
         return out
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-
-        def make(linear: nn.Linear) -> nn.Module:
-            return EmulatedLinear(linear, dim=None, before=Quantizer(DynamicRange(self.steps), 0, 255))
-
-        return replaced(eval_copy(module), make)
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        return emulation.EmulatedLinear(linear, dim=None, before=Quantizer(emulation.DynamicRange(self.steps), 0, 255))
 
 
 class StaticInt8(Engine):
@@ -251,11 +247,11 @@ class StaticInt8(Engine):
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         copied = eval_copy(module)
-        seen = calibrate(copied, inputs)
+        seen = emulation.calibrate(copied, inputs)
 
         def make(linear: nn.Linear) -> nn.Module:
             ranges = seen[linear]
-            return EmulatedLinear(
+            return emulation.EmulatedLinear(
                 linear,
                 dim=-1 if self._per_channel else None,
                 before=Quantizer(FixedRange(ranges.low_in, ranges.high_in, CALIBRATED_STEPS), 0, 255),
@@ -288,9 +284,9 @@ def deprecations_silenced() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", message=".*reduce_range.*", category=UserWarning)
         # torch 2.13 deprecates the quantized dtypes as well (pytorch#184982).
-        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*", category=UserWarning)
+        advice = ".*(reduce_range|quantized tensor creation functions).*"
+        warnings.filterwarnings("ignore", message=advice, category=UserWarning)
         yield
 
 
@@ -315,10 +311,7 @@ def stored_as(wanted: str, dtypes: Iterable[torch.dtype]) -> Evidence:
 def sizes(
     plain: nn.Module, quantized: nn.Module, after: int, converted: Callable[[nn.Module], bool] = is_linear
 ) -> Iterator[Evidence]:
-    """Yields evidence that the weights take less memory than in FP32, `after` bytes, and the model a smaller file.
-
-    `converted` tells which layers of `plain` are quantized.
-    """
+    """Yields evidence that `converted` weights take less than in FP32, `after` bytes, and the model a smaller file."""
     parts = plain.named_modules(remove_duplicate=False)
     before = sum(4 * part.weight.numel() for _, part in parts if isinstance(part, nn.Linear) and converted(part))
     claim = "bytes of the weights fall from FP32's by half or more"
@@ -339,8 +332,8 @@ def _tied(module: nn.Module) -> list[str]:
     """Names the weights of linear layers that other modules hold too, such as the table of a language model, once."""
     heads = {f"{name}.weight" for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
     state = module.state_dict()
-    others = {value.data_ptr() for name, value in state.items() if name not in heads}
-    tied = ((value.data_ptr(), name) for name, value in state.items() if name in heads)
+    others = {entries(value).data_ptr() for name, value in state.items() if name not in heads}
+    tied = ((entries(value).data_ptr(), name) for name, value in state.items() if name in heads)
     return [*{address: name for address, name in tied if address in others}.values()]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,13 @@ from torch.nn.functional import linear, pad
 
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unavailable, unsupported
 from accelcheck.core.quiet import torchao_imported
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.float8 import WORKLOADS
 from accelcheck.techniques.quantization.int8 import Replacing
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
 
 FLOAT4 = emulation.Limits(smallest_normal=1.0, eps=0.5, max=6.0)
 """E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import importlib
 import platform
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
-from accelcheck.techniques.compilation.compile import inductor_capability, inductor_graphs, reset_compiler
-from accelcheck.techniques.observe import Log, ProfilerLog, at_least, operators
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.compilation.compile import Compilation, inductor_capability, inductor_graphs, reset_compiler
+from accelcheck.techniques.observe import Log, at_least, operators
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.float8 import WORKLOADS
 from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, sizes
 from accelcheck.techniques.quantization.torchao import AO_PACKAGE, torchao_capability
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch.fx import GraphModule
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 STEPS = 255
 """Default ``quant_max`` of the quantizer for activations."""
@@ -93,7 +89,7 @@ class ExportedInt8(Quantized):
             yield Evidence(f"{operator} >= {number}", runs, engaged=runs >= number >= 1)
 
 
-class Lowered(ExportedInt8):
+class Lowered(ExportedInt8, Compilation):
     """Compiles the converted graph, with frozen and packed weights, to oneDNN's int8 kernels."""
 
     name = "int8-pt2e-inductor"
@@ -101,8 +97,6 @@ class Lowered(ExportedInt8):
     level = 3
     early = frozenset({"digits-mlp"})
     workloads = frozenset({"mlp", "mlp-blocks", "digits-mlp"})
-    warmups = 1
-    watch = ProfilerLog
 
     def admits(self, probe: Probe) -> bool:
         """Refuses all probes: int8-pt2e-static runs them with the same quantization, and need not compile."""
@@ -126,9 +120,6 @@ class Lowered(ExportedInt8):
         yield at_least("graphs compiled by inductor", inductor_graphs())
         runs = log.count("onednn::qlinear_pointwise(_binary)?")
         yield Evidence(f"onednn::qlinear_pointwise >= {wanted}", runs, engaged=runs >= wanted >= 1)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 @cache

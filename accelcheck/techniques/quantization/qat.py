@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import copy
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, exactly, operators
 from accelcheck.techniques.quantization.emulation import RELATIVE, is_linear, replaced, rounded, symmetric_scale
-from accelcheck.techniques.quantization.int8 import count
+from accelcheck.techniques.quantization.int8 import Quantized, count
 from accelcheck.techniques.quantization.torchao import torchao_capability
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
 
 LOW, HIGH = -128, 127
 UNIT = 2.0**-24
@@ -110,10 +106,8 @@ class Qat(Technique):
     level = 2
     early = frozenset({"transformer-block"})
     oracle = "int8-fake-token-channel"
+    admits = Quantized.admits
     differentiates_twice = False
-
-    def admits(self, probe: Probe) -> bool:
-        return probe.name in {"zeros", "ones", "one-hot", "powers", "channels", "slice"}
 
     def capability(self, device: Device) -> Capability:
         return torchao_capability("Int8DynamicActivationIntxWeightConfig")
@@ -127,7 +121,9 @@ class Qat(Technique):
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         wanted = program.extras[_LAYERS]
-        layers = dict(_fake(program.module))
+        kind = importlib.import_module("torchao.quantization.qat.linear").FakeQuantizedLinear
+        parts = program.module.named_modules(remove_duplicate=False)
+        layers = {name: part for name, part in parts if isinstance(part, kind)}
         steps = 1 if mode is Mode.BACKWARD else program.steps
         roundings = operators(log).count("aten::round")
         yield Evidence(f"fake-quantized linear layers = {wanted} >= 1", len(layers), engaged=len(layers) == wanted >= 1)
@@ -164,11 +160,6 @@ def _round_trip(layers: dict[str, Any], converted: nn.Module, inputs: dict[str, 
     yield Evidence(claim, round(worst, 4), engaged=worst <= 1.0 and bool(parts))
 
 
-def _fake(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    kind = importlib.import_module("torchao.quantization.qat.linear").FakeQuantizedLinear
-    return ((name, part) for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, kind))
-
-
 def _inputs(program: Program, layers: dict[str, nn.Module]) -> dict[str, Tensor]:
     """Records the input of each layer, by name, in evaluation mode and with the present parameters."""
     seen: dict[str, Tensor] = {}
@@ -193,10 +184,8 @@ def _quantize(module: nn.Module, step: str) -> None:
     qat: Any = importlib.import_module("torchao.quantization.qat")
     base = tools.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8, weight_granularity=tools.PerAxis(0))
     config = qat.QATConfig(base, step=step)
-    if step == "prepare":
-        tools.quantize_(module, config, filter_fn=lambda layer, _: is_linear(layer))
-    else:
-        tools.quantize_(module, config, filter_fn=lambda layer, _: isinstance(layer, nn.Linear))
+    every = step == "convert"  # torchao's own layers are of a subclass
+    tools.quantize_(module, config, filter_fn=lambda m, _: is_linear(m) or (every and isinstance(m, nn.Linear)))
 
 
 TECHNIQUES: tuple[Technique, ...] = (Qat(),)

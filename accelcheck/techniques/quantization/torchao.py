@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,25 +16,21 @@ from torch import nn
 from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import torchao_imported
+from accelcheck.devices.base import Device
 from accelcheck.measure.memory import in_memory
 from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.observe import Log, OperatorLog, operators
 from accelcheck.techniques.quantization import emulation, float8, int4
-from accelcheck.techniques.quantization.int8 import Quantized, as_module, count, modules, sizes, stored_as
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.verify.precision import MatrixUnit
-    from accelcheck.workloads.base import Program
+from accelcheck.techniques.quantization.int8 import LayerByLayer, as_module, count, modules, sizes, stored_as
+from accelcheck.verify.precision import MatrixUnit
+from accelcheck.workloads.base import Program
 
 GROUP = 16
 """Number of weights that share a scale in int4: a divisor of every width in the suite."""
 AO_PACKAGE = "pip install 'accelcheck[torchao]'"
 
 
-class TorchAO(Quantized):
+class TorchAO(LayerByLayer):
     """Quantization by ``quantize_`` with a configuration of version 2, which turns weights into tensor subclasses."""
 
     source = "https://docs.pytorch.org/ao/stable/api_reference/api_ref_quantization.html"
@@ -96,26 +93,19 @@ class TorchAODynamic(TorchAO):
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         if not device.has("integer-products"):  # `torchao.kernel.safe_int_mm` may widen both operands
-            self._try(device)
+            layer = nn.Sequential(nn.Linear(16, 16)).to(device.torch_device()).eval()
+            tried = self.quantized(layer, ())
+            with torch.no_grad(), OperatorLog(device.type) as log:
+                tried(torch.ones(16, 16, device=device.torch_device()))
+            if not self.ran(log, 1).engaged:
+                made = sorted({str(kind) for op in log.operators if op.name == "aten::mm" for kind, _, _ in op.inputs})
+                fact = f"it widens them to {', '.join(made) or 'another dtype'}"
+                reason = f"torchao multiplies no int8 values on {device.name}: {fact}"
+                raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
         super().prepare(program, mode, device)
 
-    def _try(self, device: Device) -> None:
-        """Raises `Unsupported` if torchao widens the int8 values before it multiplies them."""
-        layer = nn.Sequential(nn.Linear(16, 16)).to(device.torch_device()).eval()
-        tried = self.quantized(layer, ())
-        with torch.no_grad(), OperatorLog(device.type) as log:
-            tried(torch.ones(16, 16, device=device.torch_device()))
-        if not self.ran(log, 1).engaged:
-            made = sorted({str(dtype) for op in log.operators if op.name == "aten::mm" for dtype, _, _ in op.inputs})
-            fact = f"it widens them to {', '.join(made) or 'another dtype'}"
-            reason = f"torchao multiplies no int8 values on {device.name}: {fact}"
-            raise Unsupported(unsupported(Code.NO_BACKEND, reason, tried=True))
-
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        def make(linear: nn.Linear) -> nn.Module:
-            return emulation.EmulatedLinear(linear, before=emulation.Quantizer(emulation.per_token, -128, 127))
-
-        return emulation.replaced(emulation.eval_copy(module), make)
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        return emulation.EmulatedLinear(linear, before=emulation.Quantizer(emulation.per_token, -128, 127))
 
     def ran(self, log: Log, wanted: int) -> Evidence:
         runs = operators(log).having(lambda op: op.name == "aten::_int_mm" and op.takes(torch.int8))
@@ -130,8 +120,8 @@ class TorchAOWeightOnly(TorchAO):
     config = "Int8WeightOnlyConfig"
     oracle = "int8-weight-channel"
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return emulation.replaced(emulation.eval_copy(module), emulation.EmulatedLinear)
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        return emulation.EmulatedLinear(linear)
 
 
 def torchao_quantization() -> Any:
@@ -174,8 +164,8 @@ class Float8WeightOnly(TorchAO):
     def settings(self, torchao: Any) -> dict[str, Any]:
         return super().settings(torchao) | {"weight_dtype": self.stored}
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-        return emulation.replaced(emulation.eval_copy(module), lambda linear: float8.widened(linear, self.stored))
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        return float8.widened(linear, self.stored)
 
 
 class Float8Dynamic(Float8WeightOnly):
@@ -189,10 +179,7 @@ class Float8Dynamic(Float8WeightOnly):
         self.unit: MatrixUnit | None = None
 
     def capability(self, device: Device) -> Capability:
-        """Tries CUDA, ROCm and XPU: torchao refuses other hardware, even where ``torch._scaled_mm`` works.
-
-        From here on, `oracle` and `emulate` are those for the device.
-        """
+        """Tries CUDA, ROCm and XPU, as torchao demands. From here on, `oracle` and `emulate` fit the device."""
         self.unit = float8.unit_of(device)
         if not device.has("float8-products"):
             reason = f"torchao supports dynamic float8 only on CUDA, ROCm and XPU, not on {device.name}"
@@ -256,12 +243,8 @@ class Int4WeightOnly(TorchAO):
         four_bits = torch.int4  # type: ignore[attr-defined]  # torch's stubs have no dtypes below a byte
         return {"weight_dtype": four_bits, "granularity": torchao.PerGroup(GROUP), "mapping_type": grid}
 
-    def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
-
-        def make(linear: nn.Linear) -> nn.Module:
-            return int4.unpacked(linear, GROUP) if self.converts(linear) else linear
-
-        return emulation.replaced(emulation.eval_copy(module), make)
+    def emulated_layer(self, linear: nn.Linear) -> nn.Module:
+        return int4.unpacked(linear, GROUP) if self.converts(linear) else linear
 
 
 TECHNIQUES: tuple[Technique, ...] = tuple(

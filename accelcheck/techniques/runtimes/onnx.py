@@ -9,10 +9,11 @@ import json
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -22,25 +23,19 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence
 from accelcheck.core.files import scratch
 from accelcheck.core.quiet import copied_trees, without
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converted, RuntimeConversion
 from accelcheck.techniques.observe import at_least, counted, none_of
+from accelcheck.workloads.base import Program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
-
-PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "host": ("CPUExecutionProvider", {}),
-        "hip": ("MIGraphXExecutionProvider", {}),
-        "torch-cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # default 1: products of FP32 tensors in TF32
-    }
-)
+PROVIDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "host": ("CPUExecutionProvider", {}),
+    "hip": ("MIGraphXExecutionProvider", {}),
+    "torch-cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # default 1: products of FP32 tensors in TF32
+}
 """Execution provider and its options, by feature of the device; the first that it has counts."""
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"tensor(float)": torch.float32, "tensor(double)": torch.float64}

@@ -13,9 +13,10 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable,
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.quiet import copied_trees
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
 from accelcheck.techniques.base import Technique, Unsupported
@@ -32,17 +34,31 @@ from accelcheck.techniques.compilation.conversion import RUNTIME_EARLY, Converte
 from accelcheck.techniques.observe import Log, at_least, exactly, none_of
 from accelcheck.workloads.base import Program, flatten
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from accelcheck.devices.base import Device
-
 LOWER = re.compile(r".*_(bf16|f16|i8|u8)")
 """Pattern of the CPU plugin's kernel types that compute in less than FP32, such as ``brgconv_avx512_bf16``."""
 EIGHT = frozenset({"i8", "u8"})
 PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNCell", "RNNSeq"})
 """Node types whose kernels of eight bits would be quantized ones."""
 PACKAGES: Mapping[str, str] = MappingProxyType({"openvino": "pip install 'accelcheck[openvino]'"})
+
+
+def openvino_capability(device: Device) -> Capability:
+    """Tells whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
+    if not device.has("host"):
+        return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in host memory, not {device.name}'s")
+    if installed("openvino"):
+        try:
+            openvino()
+        except (ImportError, AttributeError, RuntimeError) as error:
+            return unavailable(Code.IMPORT_FAILED, f"openvino does not import: {error}", PACKAGES["openvino"])
+    return SUPPORTED
+
+
+def openvino() -> Any:
+    """Imports the package ``openvino`` with its telemetry disabled."""
+    # Its converter reports each use to its vendor, unless the package for telemetry raises ImportError, as None does.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")
 
 
 class Model(Converted):
@@ -83,9 +99,7 @@ class OpenVino(RuntimeConversion):
     level = 2
     early = RUNTIME_EARLY
     packages = PACKAGES
-
-    def capability(self, device: Device) -> Capability:
-        return openvino_capability(device)
+    capability = staticmethod(openvino_capability)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         self.held.enter_context(signal_stack_kept())
@@ -133,11 +147,9 @@ class OpenVinoCompile(Compilation):
     level = 2
     modes = frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.ACCURACY})
     packages = PACKAGES
+    capability = staticmethod(openvino_capability)
     # No attention alone, which the backend leaves to torch, so that OpenVINO would run nothing.
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "transformer-block", "digits-mlp"})
-
-    def capability(self, device: Device) -> Capability:
-        return openvino_capability(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
@@ -207,25 +219,6 @@ def properties() -> dict[str, Any]:
     return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": True}
 
 
-def openvino_capability(device: Device) -> Capability:
-    """Tells whether OpenVINO can compute on the device's tensors, and imports with this version of torch."""
-    if not device.has("host"):
-        return unsupported(Code.NO_BACKEND, f"OpenVINO takes tensors in host memory, not {device.name}'s")
-    if installed("openvino"):
-        try:
-            openvino()
-        except (ImportError, AttributeError, RuntimeError) as error:
-            return unavailable(Code.IMPORT_FAILED, f"openvino does not import: {error}", PACKAGES["openvino"])
-    return SUPPORTED
-
-
-def openvino() -> Any:
-    """Imports the package ``openvino`` with its telemetry disabled."""
-    # Its converter reports each use to its vendor, unless the package for telemetry raises ImportError, as None does.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    return importlib.import_module("openvino")
-
-
 def _clear_caches() -> None:
     executor = _dynamo("execute")
     executor.clear_caches()
@@ -254,14 +247,12 @@ def signal_stack(new: SignalStack | None = None) -> SignalStack:
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
     """Restores the signal stack at the end of the context, if a library has replaced it. No effect except on Linux."""
-    if sys.platform != "linux":
-        yield
-        return
-    before = signal_stack()
+    before = signal_stack() if sys.platform == "linux" else None
     try:
         yield
     finally:
-        signal_stack(before)
+        if before is not None:
+            signal_stack(before)
 
 
 TECHNIQUES: tuple[Technique, ...] = (OpenVino(), OpenVinoCompile())

@@ -10,45 +10,39 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices import torch_names
+from accelcheck.devices.base import Device
 from accelcheck.devices.packages import installed
 from accelcheck.devices.torch_names import pytree
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.compilation.conversion import Conversion, Converted
 from accelcheck.techniques.observe import at_least, exactly
 from accelcheck.techniques.quantization import emulation
 from accelcheck.techniques.quantization.int8 import Holder, Quantized, count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from torch.export import ExportedProgram
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 INSTALL = "pip install 'accelcheck[tensorrt]': the release of torch-tensorrt must be that of torch"
 PACKAGES: Mapping[str, str] = MappingProxyType({"torch_tensorrt": INSTALL})
 ENGINES = frozenset({"TorchTensorRTModule", "PythonTorchTensorRTModule"})
 """Class names of the submodules that hold an engine; the second one until torch-tensorrt 2.13."""
-OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {
-        "min_block_size": 1,  # default 5: torch would run smaller graphs
-        "disable_tf32": True,  # default False: products of FP32 tensors in TF32
-        "use_explicit_typing": True,  # until 2.13; later versions have no other kind
-        "cache_built_engines": False,
-        "reuse_cached_engines": False,
-    }
-)
+OPTIONS: Mapping[str, Any] = {
+    "min_block_size": 1,  # default 5: torch would run smaller graphs
+    "disable_tf32": True,  # default False: products of FP32 tensors in TF32
+    "use_explicit_typing": True,  # until 2.13; later versions have no other kind
+    "cache_built_engines": False,
+    "reuse_cached_engines": False,
+}
 """Options of ``torch_tensorrt.dynamo.compile``; those that a version does not have are left out."""
 
 
@@ -85,9 +79,8 @@ class Engines(Converted):
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
-        engines = len(self.engines)
-        yield at_least("TensorRT engines", engines)
-        yield at_least("runs of engines", self.runs, max(1, engines))
+        yield at_least("TensorRT engines", len(self.engines))
+        yield at_least("runs of engines", self.runs, max(1, len(self.engines)))
         # For information: as documented, torch runs what TensorRT cannot convert.
         yield Evidence("operators left to torch (any number)", ", ".join(self.left) or 0, engaged=True)
 
@@ -103,6 +96,7 @@ class TensorRt(Conversion):
     early = frozenset({"mlp", "transformer-block", "digits-mlp"})
     workloads = frozenset({"elementwise-5", "mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
     packages = PACKAGES
+    engines: type[Engines] = Engines
 
     def capability(self, device: Device) -> Capability:
         if not device.has("torch-cuda") or device.has("hip"):
@@ -128,10 +122,6 @@ class TensorRt(Conversion):
         with self.exporting():
             exported = torch.export.export(changed, program.inputs)
         return self.engines(program.module, exported, program.inputs)
-
-    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
-        """Compiles the program."""
-        return Engines(module, exported, inputs)
 
 
 class HalfModule(nn.Module):
@@ -162,6 +152,7 @@ class TensorRtHalf(TensorRt):
     promise = "TensorRT engines compute the exported graph in FP16, with FP32 inputs and outputs."
     source = "https://docs.pytorch.org/TensorRT/user_guide/shapes_precision/mixed_precision.html"
     workloads = frozenset({"mlp", "cnn", "attention-causal", "transformer-block", "digits-mlp"})
+    engines = HalvedEngines
 
     def precision(self, dtype: str) -> str:
         return "float16"
@@ -169,22 +160,19 @@ class TensorRtHalf(TensorRt):
     def changed(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         return HalfModule(module)
 
-    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
-        return HalvedEngines(module, exported, inputs)
-
 
 class QuantizedEngines(Engines):
     """Engines of a program with int8 linear layers."""
 
-    wanted = 0
-    """Number of linear layers of the module."""
+    def __init__(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
+        super().__init__(module, exported, inputs)
+        self.layers = count(module, emulation.is_linear)
 
     def evidence(self) -> Iterable[Evidence]:
         yield from super().evidence()
         quantizers = sum("tensorrt.quantize_op" in str(node.target) for node in self.exported.graph.nodes)
-        wanted = 2 * self.wanted  # one for the input and one for the weight of each linear layer
-        claim = f"int8 quantizers in the exported graph = {wanted} >= 2"
-        yield Evidence(claim, quantizers, engaged=quantizers == wanted >= 2)
+        wanted = 2 * self.layers  # one for the input and one for the weight of each
+        yield Evidence(f"int8 quantizers in the exported graph = {wanted} >= 2", quantizers, quantizers == wanted >= 2)
         yield exactly("of them left to torch", sum("tensorrt.quantize_op" in name for name in self.left), 0)
 
 
@@ -202,6 +190,7 @@ class TensorRtInt8(Quantized, TensorRt):
     workloads = frozenset({"mlp", "digits-mlp"})
     packages = MappingProxyType({**PACKAGES, "modelopt": INSTALL})
     oracle = "int8-max-127"
+    engines = QuantizedEngines
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         TensorRt.prepare(self, program, mode, device)
@@ -218,11 +207,6 @@ class TensorRtInt8(Quantized, TensorRt):
         tools: Any = importlib.import_module("modelopt.torch.quantization.utils")
         context: AbstractContextManager[Any] = tools.export_torch_mode()
         return context
-
-    def engines(self, module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> Engines:
-        engines = QuantizedEngines(module, exported, inputs)
-        engines.wanted = count(module, emulation.is_linear)
-        return engines
 
     def emulate(self, module: nn.Module, inputs: tuple[Any, ...]) -> nn.Module:
         copied = emulation.eval_copy(module)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.core.case import Evidence
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.techniques.serving.decoding import KEPT, Serving
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import ADAPTERS, AdaptedDecoder, AdaptedLinear
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 
 def alone(program: Program, tokens: Tensor) -> Tensor:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.compilation.compile import graphs, recompilations, reset_compiler
+from accelcheck.techniques.compilation.compile import Compilation, graphs, recompilations, reset_compiler
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability, entered
-from accelcheck.techniques.observe import Log, OperatorLog, ProfilerLog, exactly
+from accelcheck.techniques.observe import Log, OperatorLog, exactly
 from accelcheck.techniques.quantization import float8
 from accelcheck.techniques.quantization.emulation import EPSILON, Quantizer, eval_copy
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import DEPTH, Decoder, KeyValueCache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 PREFILL, CHUNK, SPARE, PAGE = 6, 5, 3, 4
 """Tokens before the first step, in a chunk, beyond the last one in a cache of fixed size, and in a page."""
@@ -79,24 +76,17 @@ class QuantizedDecoding(Serving):
         return OnGrid(module, self.grid) if isinstance(module, Decoder) else module
 
 
-class CompiledDecoding(Serving):
+class CompiledDecoding(Serving, Compilation):
     """Single-token steps in one compiled graph."""
 
-    watch = ProfilerLog
     level = 2
-    warmups = 1
-
-    def capability(self, device: Device) -> Capability:
-        return compiler_capability(device)
+    capability = staticmethod(compiler_capability)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         super().prepare(program, mode, device)
         reset_compiler()
         step = torch.compile(program.module, backend=backend_for(device), dynamic=False, fullgraph=True)
         program.call = partial(self.serve, program, step=step)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 class FixedCache(KeyValueCache):

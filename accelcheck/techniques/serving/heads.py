@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -12,28 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.attention.flex import FlexCompiled, FlexEager
-from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, reset_compiler
-from accelcheck.techniques.observe import Log, ProfilerLog
+from accelcheck.techniques.base import Technique
+from accelcheck.techniques.compilation.compile import INDUCTOR_GRAPH, Compilation, reset_compiler
+from accelcheck.techniques.observe import Log
 from accelcheck.techniques.serving.decoding import KEPT, Serving
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import HEADS, GroupedAttention, visible
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
-
-
-class FlexScores(Serving):
+class FlexScores(Serving, Compilation):
     """Soft-capping, ALiBi's biases, windows and shared heads, as score and mask functions of FlexAttention."""
 
     family, source = "attention", FlexEager.source
     level = 2  # each call captures its functions anew
-    watch = ProfilerLog
+    warmups = 0
     base: type[FlexEager] = FlexEager
 
     def capability(self, device: Device) -> Capability:
@@ -50,9 +47,6 @@ class FlexScores(Serving):
         wanted = self.base is FlexCompiled
         yield Evidence(f"inductor graphs ran: {wanted}", ran := log.count(INDUCTOR_GRAPH), engaged=bool(ran) is wanted)
         yield from super().evidence(program, log, mode, device)
-
-    def finish(self) -> None:
-        reset_compiler()
 
 
 def grouped(program: Program, tokens: Tensor) -> Any:

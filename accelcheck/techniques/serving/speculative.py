@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.core.case import Evidence
+from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Log, at_least
 from accelcheck.techniques.serving.decoding import KEPT, Serving, fed
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.decoders import Decoder, Greedy, KeyValueCache
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.techniques.base import Technique
-    from accelcheck.workloads.base import Program
 
 AHEAD, DRAWS, ALARM, RARE = 3, 20_000, 1e-6, 5.0
 """Proposals at a time; draws for a prompt; chance that a right sampler fails; expected count of a cell of the test."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from accelcheck.core.files import PARTIAL, replacing
 from accelcheck.workloads.states import pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FORMAT = "accelcheck-snapshot"
 VERSION = 1
@@ -55,12 +53,8 @@ class Snapshot:
 class Snapshots:
     """Folder with the newest snapshots of one training.
 
-    Processes may share the folder: a lock lets one at a time read or write, and a killed process releases it.
-
-    `keep` is the number of snapshots to keep. With two, a damaged one costs the steps since the previous one.
-
-    Raises:
-        ValueError: `keep` is below 1.
+    Processes may share the folder: a lock lets one at a time read or write, and a killed process releases it. With a
+    `keep` of two snapshots, a damaged one costs the steps since the previous one. Raises a ValueError for less than 1.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -74,9 +68,7 @@ class Snapshots:
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Writes the state after `step` steps, then removes all but the newest snapshots.
 
-        Raises:
-            TypeError: `write` raised it.
-            ValueError: The number of steps is negative.
+        Raises a TypeError where `write` does, and a ValueError for a negative number of steps.
         """
         if step < 0:
             raise ValueError(f"step: expected a number from 0, got {step}")
@@ -92,8 +84,7 @@ class Snapshots:
     def latest(self) -> Snapshot | None:
         """Reads the newest intact one; None if there are no snapshots.
 
-        Raises:
-            DamagedError: All snapshots are damaged; the message says why. The user decides whether to start again.
+        Raises `DamagedError`, which says why, if all are damaged: the user decides whether to start again.
         """
         refused: list[DamagedError] = []
         with self._lock:
@@ -116,9 +107,7 @@ def write(path: Path, state: Mapping[str, Any]) -> int:
     """Writes a snapshot, of which readers find the old file or the new, even if this process is killed.
 
     The state has tensors of any device, numbers, text, and dicts, lists and tuples of them. Returns the bytes written.
-
-    Raises:
-        TypeError: The state holds something else, which could be written but not read; the message has its path.
+    Raises a TypeError, with its path, for anything else, which could be written but not read.
     """
     content = pack(state)
     header = {"format": FORMAT, "version": VERSION, "bytes": len(content), "sha256": _digest(content)}
@@ -129,9 +118,7 @@ def write(path: Path, state: Mapping[str, Any]) -> int:
 def read(path: Path) -> dict[str, Any]:
     """Reads the state of a snapshot, with all tensors on the CPU.
 
-    Raises:
-        DamagedError: The file is incomplete, has changed, or is no snapshot.
-        FileNotFoundError: There is no such file.
+    Raises `DamagedError` if the file is incomplete, has changed, or is no snapshot; FileNotFoundError if there is none.
     """
     with path.open("rb") as file:
         header = _header(path, file.readline(LONGEST_HEADER))

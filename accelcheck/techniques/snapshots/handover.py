@@ -6,10 +6,11 @@ import itertools
 import math
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,17 +18,13 @@ from accelcheck.core import imports
 from accelcheck.core.case import Mode
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import Child, ChildError, Mailbox, calling
+from accelcheck.devices.base import Device
 from accelcheck.techniques.observe import OperatorLog, unwatched
 from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots, read
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
+from accelcheck.workloads.base import Problem, Program, Result
 from accelcheck.workloads.states import pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Problem, Program, Result
 
 PATIENCE = 300.0
 """Seconds for the other process to continue to the end; the first time it also imports torch, and may compile."""
@@ -39,11 +36,8 @@ SEED = 20231
 class ContinuationTask:
     """Task of the other process: continue a training, whose state is in the snapshots of a folder.
 
-    Attributes:
-        problem: Problem on the CPU; its parameters are NaN.
-        scaled: True if it has a gradient scaler.
-        threads: Number of torch's threads: sums depend on it.
-        records: Steps after which a long training records its parameters.
+    The problem is on the CPU, with NaN as parameters; `scaled` tells of a gradient scaler. Sums depend on the number of
+    torch's `threads`. A long training records its parameters after the steps in `records`.
     """
 
     problem: Problem
@@ -59,14 +53,10 @@ class ContinuationTask:
 
 @dataclass(frozen=True)
 class ContinuationReport:
-    """Report of the other process.
+    """Report of the other process, which continued from the snapshot `used`, of `step` steps, to the state in `last`.
 
-    Attributes:
-        used, step: Name of the snapshot that it continued from, and the number of steps in it.
-        refused: Names of damaged snapshots, each with its damage.
-        operators: Number of operators that it dispatched on the device.
-        strays: Operators that left the device for the CPU, by name.
-        last: File with the state at the end.
+    `refused` names damaged snapshots, each with its damage. `operators` counts those that it dispatched on the device,
+    `strays`, by name, those that left the device for the CPU.
     """
 
     pid: int
@@ -92,9 +82,7 @@ class ContinuationProcess:
     def go_on(self, errand: ContinuationTask) -> ContinuationReport:
         """Continues a training to its end.
 
-        Raises:
-            ChildError: The process raised, ended or was too slow.
-            TypeError: The errand cannot be pickled.
+        Raises `ChildError` if the process raised, ended or was too slow, a TypeError if the errand cannot be pickled.
         """
         number = self._asked
         self._mailbox.put(f"errand-{number}", errand)
@@ -119,11 +107,8 @@ class ContinuationProcess:
 class Handover:
     """Hands the trainings of one program over to another process, and keeps observations of the last one.
 
-    Attributes:
-        began, ended: States of the last training before its first and after its last step.
-        left: Newest intact snapshot of the last training.
-        report: Report of the other process.
-        compared: True once a training was compared with one without a stop.
+    `began` and `ended` are the states of the last training before its first and after its last step, `left` its newest
+    intact snapshot, `report` that of the other process. `compared` is True once one was compared with one without stop.
     """
 
     def __init__(self, program: Program, mode: Mode, device: Device) -> None:
@@ -149,8 +134,7 @@ class Handover:
     def go_on(self, snapshots: Snapshots, steps: int, records: frozenset[int] = frozenset()) -> dict[str, Any]:
         """Lets the other process continue from the newest intact snapshot: up to `steps`, or by them (trajectory mode).
 
-        Returns:
-            ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
+        Returns ``training`` (the state at the end), ``result`` and ``scales``; tensors are on the CPU.
         """
         report = self._other.go_on(self._errand(snapshots.folder, steps, records))
         self.report, self.left = report, snapshots.folder / report.used

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Holding, Technique
 from accelcheck.techniques.observe import Log, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.files import Snapshots, read
 from accelcheck.techniques.snapshots.handover import ContinuationReport, Handover
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
+from accelcheck.workloads.base import Program, Result
 from accelcheck.workloads.states import pack, unpack
 from accelcheck.workloads.trainer import Recipe, Trainable, Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Result
 
 HANDOVER = "handover"
 """Key in `Program.extras` of the `Handover` of a program."""
@@ -42,7 +38,6 @@ class Relay(Trainer):
         self.handover = handover
 
     def train(self, program: Trainable) -> Result:
-        """Trains: see `Trainer.train`."""
         handover, steps = self.handover, program.steps
         self.step = 0
         with unwatched():
@@ -76,10 +71,8 @@ class SnapshotRestore(Holding):
     source = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
     level = 2
     modes = frozenset({Mode.TRAIN, Mode.TRAJECTORY})
+    capability = staticmethod(shareable)
     requires = frozenset({"training"})
-
-    def capability(self, device: Device) -> Capability:
-        return shareable(device)
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
         handover = Handover(program, mode, device)
@@ -112,7 +105,6 @@ class SnapshotRestore(Holding):
 
     def spoil(self, snapshots: Snapshots) -> None:
         """Changes the files before the other process reads them; not at all by default."""
-        del snapshots
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         handover: Handover = program.extras[HANDOVER]
@@ -122,15 +114,13 @@ class SnapshotRestore(Holding):
             return
         own = os.getpid()
         yield Evidence(f"process that went on is another than {own}", report.pid, engaged=report.pid not in {0, own})
-        claim = f"operators that it computed on {device.type} >= 1"
-        yield Evidence(claim, report.operators, engaged=report.operators >= 1)
+        yield Evidence(f"operators that it computed on {device.type} >= 1", report.operators, report.operators >= 1)
         yield Evidence.stayed(report.strays, device.name, "there")
         stop = self.used(program.steps // 2)
         claim = f"steps taken before it went on = {stop} of {program.steps}"
         yield Evidence(claim, report.step, engaged=report.step == stop > 0)
-        held = read(left)
         least = sum(parameter.nbytes for parameter in program.module.parameters())
-        size = left.stat().st_size
+        held, size = read(left), left.stat().st_size
         yield Evidence(f"bytes of its file > {least}, those of the parameters", size, engaged=size > least)
         remembers = handover.ended.get("optimizer", {}).get("state")  # SGD without momentum has none
         wanted = {"module", "generator"} | ({"optimizer"} if remembers else set())
@@ -162,9 +152,8 @@ class SnapshotDamaged(SnapshotRestore):
         newest = snapshots.latest()
         if newest is None:
             raise FileNotFoundError(f"{snapshots.folder}: expected a snapshot to damage")
-        kinds = list(DAMAGES)
         # The folders of a case are numbered: its trainings go through all kinds of damage.
-        damage = DAMAGES[kinds[int(snapshots.folder.name) % len(kinds)]]
+        damage = [*DAMAGES.values()][int(snapshots.folder.name) % len(DAMAGES)]
         newest.path.write_bytes(damage(newest.path.read_bytes()))
 
     def used(self, stop: int) -> int:
@@ -197,13 +186,11 @@ def _flipped(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-DAMAGES: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
-    {
-        "truncated": lambda content: content[: len(content) * 2 // 3],
-        "one bit flipped": _flipped,
-        "empty": lambda content: b"",  # noqa: ARG005 - of any content
-    }
-)
+DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) * 2 // 3],
+    "one bit flipped": _flipped,
+    "empty": lambda content: b"",  # noqa: ARG005 - of any content
+}
 """Damages of a file, by name."""
 
 TECHNIQUES: tuple[Technique, ...] = (SnapshotRestore(), SnapshotDamaged())

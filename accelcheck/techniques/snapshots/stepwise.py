@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 
 class StepwiseTraining:
-    """Training of a program in place, from the beginning or from a saved state.
-
-    Attributes:
-        losses: Losses of all steps, also of those before it was loaded; 0-D, on the device.
-    """
+    """Training of a program in place, from the beginning or from a saved state."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.optimizer = program.begin()
-        self.losses: list[Tensor] = []
+        self.losses: list[Tensor] = []  # of all steps, also of those before it was loaded: 0-D, on the device
 
     @property
     def step(self) -> int:

@@ -6,21 +6,19 @@ import contextlib
 import re
 import signal
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import distributed
 
 from accelcheck.core.files import scratch
 from accelcheck.core.processes import GRACE, Child, ChildError, Mailbox
+from accelcheck.devices.base import Device
+from accelcheck.techniques.distributed.elastic.rank import TrainingReport, TrainingTask
 from accelcheck.techniques.processes.torchrun import torchrun
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
-
+Rendezvous = contextlib.AbstractContextManager[list[str]]
+"""Context in which agents meet; it gives their options of torchrun."""
 PATIENCE = 300.0
 """Seconds that a training may take: at each change of the world, every rank restarts Python."""
 
@@ -70,22 +68,12 @@ def etcd() -> Iterator[list[str]]:
 class ElasticAgents:
     """Elastic job of `least` to `most` agents with so many ranks each, which meet by options of torchrun.
 
-    An agent restarts its ranks after at most `restarts` failures.
-
-    Attributes:
-        running: Agents, in the order of their start.
-        killed: Agents that were killed.
+    An agent restarts its ranks after at most `restarts` failures. Agents are `running`, in the order of their start, or
+    were `killed`.
     """
 
     def __init__(
-        self,
-        rendezvous: contextlib.AbstractContextManager[list[str]],
-        device: Device,
-        *,
-        least: int,
-        most: int,
-        ranks: int,
-        restarts: int,
+        self, rendezvous: Rendezvous, device: Device, *, least: int, most: int, ranks: int, restarts: int
     ) -> None:
         self._held = contextlib.ExitStack()
         self.running: list[Child] = []
@@ -115,9 +103,8 @@ class ElasticAgents:
     def train(self, task: TrainingTask) -> TrainingReport:
         """Returns the ranks' report. Agents are started and killed as the task's steps demand.
 
-        Raises:
-            ChildError: A rank raised, an agent ended, or no report came; the message has their output.
-            TypeError: The task cannot be pickled.
+        Raises `ChildError`, with their output, if a rank raised, an agent ended, or no report came, and a TypeError if
+        the task cannot be pickled.
         """
         number = self._tasks
         self._tasks += 1

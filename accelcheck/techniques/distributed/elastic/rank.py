@@ -3,6 +3,9 @@
 A rank may be ended at any time, and another one be started in its place, in a world of another size. So every training
 continues from its newest snapshot, and a step gives the same bits in a world of any size: the batch has a fixed number
 of shares, each has its own backward pass, and their gradients are added up in one order.
+
+Messages in the job's `Mailbox`: ``device``; for training 0, ``task-0`` and ``answer-0``; ``victim-0``, the process that
+is about to be killed; ``wanted-0-2``, the number of ranks that step 2 waits for; and the folder ``snapshots-0``.
 """
 
 from __future__ import annotations
@@ -12,26 +15,23 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 from accelcheck.core import imports
 from accelcheck.core.processes import Mailbox, polls
-from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
+from accelcheck.devices.base import Device
 from accelcheck.techniques.distributed.shards import by_samples, shards
 from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
+from accelcheck.workloads.base import Problem, Program
 from accelcheck.workloads.states import pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program
 
 SHARES = 6
 """Number of shares of a batch: 2 and 3 ranks get equal numbers of them."""
@@ -40,6 +40,42 @@ PATIENCE = 120.0
 
 LINGER = 1.0
 """Seconds that a rank waits after it has lost another one, so that torchrun reports the lost one first."""
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """Training for all ranks: the problem is on the CPU, in the storage dtype.
+
+    Sums depend on the number of torch's `threads` in each rank. A snapshot follows `every` so many steps; the last rank
+    is killed during the step `victim`, at the first attempt, none if negative. Each step waits for as many ranks as
+    `worlds` has for it, which is empty if none waits.
+    """
+
+    problem: Problem
+    dtype: torch.dtype
+    seed: int
+    threads: int
+    every: int = 1
+    victim: int = -1
+    worlds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Report of rank 0 on a training: the `state` of the `StepwiseTraining` at the end, on the CPU.
+
+    `worlds` has the number of ranks that took each step, without attempts that were lost, `starts` the first step of
+    each group of ranks; `restarts` counts those by torchrun after failures. `pid` is the process, `place` the device
+    type of its parameters; `strays` counts the operators that the backend ran on the CPU, by name.
+    """
+
+    state: Mapping[str, Any]
+    worlds: tuple[int, ...]
+    starts: tuple[int, ...]
+    restarts: int
+    pid: int
+    place: str
+    strays: Mapping[str, int]
 
 
 class SharedBackward:
@@ -92,11 +128,7 @@ class Rank:
         self.starts: list[int] = []
 
     def train(self) -> TrainingReport:
-        """Trains from the newest snapshot, or from the beginning, to the end.
-
-        Raises:
-            RuntimeError: Another rank has left.
-        """
+        """Trains from the newest snapshot, or from the beginning, to the end. Raises a RuntimeError if a rank left."""
         task = self.task
         torch.set_num_threads(task.threads)
         self.device.seed(task.seed)
@@ -105,14 +137,18 @@ class Rank:
         program.backpropagate = SharedBackward(program, self._fall)
         session = StepwiseTraining(program)
         snapshots = Snapshots(self.mailbox.folder / f"snapshots-{self.number}")
-        self._restore(session, snapshots)
+        # All ranks find the same newest snapshot, because none writes before all have met.
+        if (latest := snapshots.latest()) is not None:
+            session.load(latest.state["training"])
+            self.worlds, self.starts = latest.state["worlds"], latest.state["starts"]
         self.starts.append(session.step)
         while session.step < program.steps:
             self._meet(session.step)
             session.take()
             self.worlds.append(self.world)
             if self.rank == 0 and session.step % task.every == 0:
-                snapshots.save(session.step, self._state(session))
+                state = {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
+                snapshots.save(session.step, state)
         return TrainingReport(
             state=unpack(pack(session.state())),
             worlds=tuple(self.worlds),
@@ -123,16 +159,6 @@ class Rank:
             strays=dict(self.device.fallbacks()),
         )
 
-    def _state(self, session: StepwiseTraining) -> dict[str, Any]:
-        return {"training": session.state(), "worlds": self.worlds, "starts": self.starts}
-
-    def _restore(self, session: StepwiseTraining, snapshots: Snapshots) -> None:
-        """Continues from the newest snapshot. All ranks find the same one, because none writes before all have met."""
-        latest = snapshots.latest()
-        if latest is not None:
-            session.load(latest.state["training"])
-            self.worlds, self.starts = latest.state["worlds"], latest.state["starts"]
-
     def _fall(self, step: int) -> None:
         """Kills the victim by SIGKILL, as the kernel does when memory is short, so that nothing is cleaned up."""
         if step == self.task.victim and self.restarts == 0 and self.rank == self.world - 1:
@@ -142,9 +168,7 @@ class Rank:
     def _meet(self, step: int) -> None:
         """Waits until the world has the size that the step demands; these ranks end when it changes.
 
-        Raises:
-            RuntimeError: A rank has left: the collective fails.
-            TimeoutError: The world did not change.
+        Raises a RuntimeError, of the collective, if a rank has left, and a TimeoutError if the world did not change.
         """
         if not self.task.worlds or self.task.worlds[step] == self.world:
             return
@@ -165,22 +189,18 @@ def main(arguments: Sequence[str]) -> None:
     """
     mailbox = Mailbox(Path(arguments[0]))
     try:
-        _serve(mailbox)
+        imports.load()
+        device: Device = mailbox.take("device")
+        device.open()
+        distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))
+        first = next(number for number in itertools.count() if not mailbox.has(f"answer-{number}"))
+        for number in itertools.count(first):
+            mailbox.coming(f"task-{number}")
+            with device.strict_float32():
+                answer = Rank(mailbox, number, device).train()
+            if distributed.get_rank() == 0:
+                mailbox.put(f"answer-{number}", answer)
     except BaseException as error:
         mailbox.raised(os.environ["RANK"], error)
         time.sleep(LINGER)
         raise
-
-
-def _serve(mailbox: Mailbox) -> None:
-    imports.load()
-    device: Device = mailbox.take("device")
-    device.open()
-    distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=PATIENCE))
-    first = next(number for number in itertools.count() if not mailbox.has(f"answer-{number}"))
-    for number in itertools.count(first):
-        mailbox.coming(f"task-{number}")
-        with device.strict_float32():
-            answer = Rank(mailbox, number, device).train()
-        if distributed.get_rank() == 0:
-            mailbox.put(f"answer-{number}", answer)

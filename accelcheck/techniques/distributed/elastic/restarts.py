@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
@@ -16,19 +15,15 @@ from torch import distributed
 from accelcheck.core.capability import Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.processes import GRACE
-from accelcheck.techniques.base import Technique
+from accelcheck.devices.base import Device
+from accelcheck.techniques.base import Holding, Technique
 from accelcheck.techniques.distributed.data_parallel import listed
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d, etcd
-from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
+from accelcheck.techniques.distributed.elastic.rank import TrainingReport, TrainingTask
 from accelcheck.techniques.observe import Log, exactly, unwatched
 from accelcheck.techniques.processes.evidence import repeated, shareable
 from accelcheck.techniques.snapshots.stepwise import adopted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 JOB = "elastic job"
 """Key in `Program.extras` of the `DisturbedTraining` of a program."""
@@ -39,10 +34,8 @@ _BINARY = "TORCHELASTIC_ETCD_BINARY_PATH"
 class DisturbedTraining:
     """Trainings of one program: the first one is disturbed, later ones are not.
 
-    Attributes:
-        task, answer: First task, undisturbed, and the report on it, disturbed.
-        last: Report on the last task; None until a judged run has trained.
-        victim: Process that was killed in the first task, and its exit code.
+    `task` is the first one, undisturbed, and `answer` the report on it, disturbed; `last` is the report on the last,
+    None until a judged run has trained. `victim` is the process that was killed in the first task, with its exit code.
     """
 
     def __init__(self, elastic_agents: ElasticAgents, disturb: Callable[[TrainingTask], TrainingTask]) -> None:
@@ -65,11 +58,8 @@ class DisturbedTraining:
         return adopted(program, answer.state["module"], answer.state["losses"])
 
 
-class Elastic(Technique):
-    """Training under torchrun whose first run loses ranks. Later runs use the restarted processes.
-
-    The rerun shows that the disturbance changed no bit.
-    """
+class Elastic(Holding):
+    """Training under torchrun whose first run loses ranks. Reruns in the restarted ones show that no bit changed."""
 
     family = "elastic"
     timed = False
@@ -79,28 +69,24 @@ class Elastic(Technique):
     requires = frozenset({"training"})
     # Each share of the batch is normalised by itself: other results, by design.
     excludes = frozenset({"batchnorm"})
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
+    rendezvous = staticmethod(c10d)
+    """Function that makes the context in which agents meet."""
+    counts: Mapping[str, int]
+    """Numbers of agents, of ranks of each, and of restarts: see `ElasticAgents`."""
 
     def capability(self, device: Device) -> Capability:
         """Tells whether ranks can share the device and meet over gloo on the CPU."""
-        if not (distributed.is_available() and distributed.is_gloo_available()):
-            reason = f"torch {torch.__version__} is built without torch.distributed's gloo"
-            return unsupported(Code.WRONG_VERSION, reason)
-        return shareable(device)
-
-    def elastic_agents(self, device: Device) -> ElasticAgents:
-        """Starts the job that trains."""
-        raise NotImplementedError(f"{type(self).__name__}.elastic_agents: start them")
+        reason = f"torch {torch.__version__} is built without torch.distributed's gloo"
+        gloo = distributed.is_available() and distributed.is_gloo_available()
+        return shareable(device) if gloo else unsupported(Code.WRONG_VERSION, reason)
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
         """Makes a disturbed task of a quiet one: sets the ranks or agents that are lost, and when."""
         raise NotImplementedError(f"{type(self).__name__}.disturb: say what is lost")
 
     def prepare(self, program: Program, mode: Mode, device: Device) -> None:
-        elastic_agents = self.elastic_agents(device)
-        self._held.callback(elastic_agents.close)
+        elastic_agents = ElasticAgents(self.rendezvous(), device, **self.counts)
+        self.held.callback(elastic_agents.close)
         job = program.extras[JOB] = DisturbedTraining(elastic_agents, self.disturb)
         program.elsewhere = job.elsewhere
         program.resets.append(lambda: setattr(job, "last", None))
@@ -125,22 +111,13 @@ class Elastic(Technique):
         """Yields evidence that ranks or agents were lost, and that the training went on."""
         raise NotImplementedError(f"{type(self).__name__}.lost: say what shows it")
 
-    def finish(self) -> None:
-        self._held.close()
-
 
 class Restart(Elastic):
     """Loss of one of two ranks in the middle of a step; torchrun starts both again, from the last snapshot."""
 
     name = "elastic-restart"
     promise = "When a rank is killed, torchrun starts the ranks again, and from the last snapshot all ends the same."
-
-    def elastic_agents(self, device: Device) -> ElasticAgents:
-        return ElasticAgents(self.rendezvous(), device, least=1, most=1, ranks=2, restarts=1)
-
-    def rendezvous(self) -> AbstractContextManager[list[str]]:
-        """Makes the context in which agents meet."""
-        return c10d()
+    counts = MappingProxyType({"least": 1, "most": 1, "ranks": 2, "restarts": 1})
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
         # In the last step, with a snapshot every two steps: a whole step is repeated besides.
@@ -154,8 +131,7 @@ class Restart(Elastic):
         last = (steps - 1) // 2 * 2
         claim = f"first steps of the groups of ranks: 0, {last}"
         yield Evidence(claim, listed(answer.starts), engaged=answer.starts == (0, last) and last > 0)
-        claim = f"ranks that took each step: {listed([2] * steps)}"
-        yield Evidence(claim, listed(answer.worlds), engaged=answer.worlds == (2,) * steps)
+        yield _each("ranks that took each step", answer.worlds, [2] * steps)
 
 
 class RestartOverEtcd(Restart):
@@ -165,6 +141,7 @@ class RestartOverEtcd(Restart):
     promise = "With the rendezvous in an etcd server, a killed rank costs no more than without."
     source = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
     packages = MappingProxyType({"etcd": "pip install python-etcd"})
+    rendezvous = staticmethod(etcd)
 
     def capability(self, device: Device) -> Capability:
         ranks = super().capability(device)
@@ -173,34 +150,28 @@ class RestartOverEtcd(Restart):
         action = f"install etcd 3.4 or 3.5 (apt-get install etcd-server), which has the v2 interface, or set {_BINARY}"
         return unavailable(Code.NO_PACKAGE, "there is no etcd server", action)
 
-    def rendezvous(self) -> AbstractContextManager[list[str]]:
-        return etcd()
-
 
 class Resize(Elastic):
     """Job of two agents of one rank each; a third joins after the first step, and is killed before the last."""
 
     name = "elastic-resize"
     promise = "Agents that join or leave change the number of ranks, and not what the training ends with."
-
-    def elastic_agents(self, device: Device) -> ElasticAgents:
-        return ElasticAgents(c10d(), device, least=2, most=3, ranks=1, restarts=3)
+    counts = MappingProxyType({"least": 2, "most": 3, "ranks": 1, "restarts": 3})
 
     def disturb(self, task: TrainingTask) -> TrainingTask:
         steps = task.problem.steps
         return replace(task, worlds=tuple(3 if 0 < step < steps - 1 else 2 for step in range(steps)))
 
     def lost(self, job: DisturbedTraining, answer: TrainingReport, steps: int) -> Iterable[Evidence]:
-        worlds = [2, *[3] * (steps - 2), 2]
-        claim = f"ranks that took each step: {listed(worlds)}"
-        yield Evidence(claim, listed(answer.worlds), engaged=answer.worlds == tuple(worlds))
-        starts = (0, 1, steps - 1)
-        claim = f"first steps of the groups of ranks: {listed(starts)}"
-        yield Evidence(claim, listed(answer.starts), engaged=answer.starts == starts)
+        yield _each("ranks that took each step", answer.worlds, [2, *[3] * (steps - 2), 2])
+        yield _each("first steps of the groups of ranks", answer.starts, [0, 1, steps - 1])
         ends = [end.code for agent in job.elastic_agents.killed if (end := agent.wait(GRACE))]
-        claim = f"exit codes of agents that left: {-signal.SIGKILL}"
-        yield Evidence(claim, listed(ends), engaged=ends == [-signal.SIGKILL])
+        yield _each("exit codes of agents that left", ends, [-signal.SIGKILL])
         yield exactly("agents that stayed", len(job.elastic_agents.running), 2)
+
+
+def _each(what: str, numbers: Sequence[int], wanted: Sequence[int]) -> Evidence:
+    return Evidence(f"{what}: {listed(wanted)}", listed(numbers), engaged=list(numbers) == wanted)
 
 
 TECHNIQUES: tuple[Technique, ...] = (Restart(), RestartOverEtcd(), Resize())
