@@ -25,6 +25,7 @@ from accelcheck.core.selection import Selection
 from accelcheck.expectations import ceilings
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import compute
+from accelcheck.verify.oracle_runs import Source
 from accelcheck.verify.reference import OracleError
 from accelcheck.verify.views import GATES
 from accelcheck.workloads.probes import draws
@@ -65,7 +66,7 @@ def measured(workloads: Sequence[str] = (), without: Container[str] = ()) -> dic
             if (name, str(draw)) in seen:
                 continue
             seen.add((name, str(draw)))
-            reference = compute(workload, technique, case.seed, case.dtype, case.mode, draw)
+            reference = compute(Source(workload, technique, case.seed, case.dtype, case.mode, draw))
             for view, (budget, _) in ceilings.largest(reference.budgets).items():
                 if view in GATES:
                     views = table.setdefault(name, {})
@@ -84,7 +85,7 @@ def refused(workloads: Sequence[str], seeds: int) -> Iterator[str]:
             seen.add(name)
             for seed in range(1, seeds + 1):
                 try:
-                    compute(workload, technique, case.seed + seed, case.dtype, case.mode)
+                    compute(Source(workload, technique, case.seed + seed, case.dtype, case.mode))
                 except OracleError as error:
                     yield f"{name}, seed {seed}: {error}"
 

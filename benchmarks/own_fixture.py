@@ -26,7 +26,7 @@ from accelcheck.core.case import Case, Mode
 from accelcheck.devices.cpu import Cpu
 from accelcheck.techniques.precision.amp import TECHNIQUES
 from accelcheck.verify.oracle import compute
-from accelcheck.verify.oracle_runs import Arithmetic
+from accelcheck.verify.oracle_runs import Arithmetic, Source
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.own_model import workload_of
 from accelcheck.workloads.probes import DRAWS, Draw
@@ -72,7 +72,7 @@ def by_hand(model: nn.Module, inputs: tuple[Any, ...]) -> int:
         case = Case("amp-bf16", "hand", "cpu", "float32", mode, 1)
         for number in range(DRAWS):
             draw = Draw(number)
-            reference = compute(workload, Arithmetic.of(technique, "float32"), case.seed, "float32", mode, draw)
+            reference = compute(Source(workload, Arithmetic.of(technique, "float32"), case.seed, "float32", mode, draw))
             program = Program.of(draw.problem(workload, case.seed, "float32"), seed=draw.seed(case.seed))
             technique.prepare(program, mode, device)
             result = program.run(mode)

@@ -294,7 +294,7 @@ def session(
 def calibration_of(path: Path, names: list[str], threads: int, *, quick: bool) -> dict[str, Any]:
     """The calibration that a file has for this machine, or a new one, which is added to it."""
     here = {
-        "machine": f"{hardware.cpu().name}, {hardware.usable_cores()} cores",
+        "machine": f"{hardware.cpu()}, {hardware.usable_cores()} cores",
         "torch": torch.__version__,
         "threads": threads,
         "names": names,
