@@ -7,13 +7,11 @@ import sys
 from collections.abc import Sequence
 
 import accelcheck
-from accelcheck.commands.common import NOTHING, USAGE
+from accelcheck.commands.common import NOTHING, USAGE, refuse
 from accelcheck.commands.parsing import SHELLS, Parser, PrintCompletion, examples
 from accelcheck.core import imports
-from accelcheck.core.foreign import ForeignCodeError
-from accelcheck.core.registry import DuplicateNameError, UnknownNameError, modules
-from accelcheck.expectations.must_pass import MustPassError
-from accelcheck.plugin.registered import PluginLoadError
+from accelcheck.core.errors import InputError
+from accelcheck.core.registry import modules
 
 CLOSED = 128 + 13
 """Exit code for a closed output, as in `accelcheck list | head`: that of a program which SIGPIPE ends."""
@@ -72,16 +70,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         print("accelcheck: torch is not installed; accelcheck doctor says how to install it", file=sys.stderr)
         return NOTHING
-    except (
-        PluginLoadError,
-        ForeignCodeError,
-        DuplicateNameError,
-        MustPassError,
-        UnknownNameError,
-        imports.ModuleImportError,
-    ) as error:
-        print(f"accelcheck: {error}", file=sys.stderr)
-        return USAGE
+    except (InputError, imports.ModuleImportError) as error:
+        return refuse(error)
 
 
 if __name__ == "__main__":  # `python -m accelcheck.cli`, if accelcheck is only on the import path

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, refuse
 from accelcheck.commands.parsing import examples
-
-if TYPE_CHECKING:
-    import argparse
+from accelcheck.report import console
+from accelcheck.report.run import labels, load
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     assess = commands.add_parser(
         "assess",
         help="the points of PyTorch's Compute Platform Quality Levels: evidenced by journals, claimed, missing",
@@ -48,9 +47,7 @@ def add(commands: Any) -> None:
 
 
 def _assess(given: argparse.Namespace) -> int:
-    from accelcheck.core.journal import JournalError
-    from accelcheck.report import assessment, assessment_table, console, quality
-    from accelcheck.report.run import labels, load
+    from accelcheck.report import assessment, assessment_table, quality
 
     tables = quality.tables()
     if given.answers_template:
@@ -58,11 +55,8 @@ def _assess(given: argparse.Namespace) -> int:
         return GREEN
     if not given.journals:
         return refuse("assess: expected the journal of a run, or --answers-template")
-    try:
-        runs = load(given.journals)
-        answers = quality.answers(given.answers, tables) if given.answers is not None else ()
-    except (JournalError, quality.QualityError) as error:
-        return refuse(error)
+    runs = load(given.journals)
+    answers = quality.answers(given.answers, tables) if given.answers is not None else ()
     assessed = [(name, assessment.assess(run, tables, answers)) for name, run in zip(labels(runs), runs, strict=True)]
     if given.json:
         print(json.dumps(assessment_table.as_json(assessed), indent=1))

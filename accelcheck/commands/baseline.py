@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_import, refuse
 from accelcheck.commands.parsing import add_json, examples, print_json
 from accelcheck.core.case import LEVELS
 from accelcheck.core.registry import unknown
 from accelcheck.core.selection import Selection
-from accelcheck.measure.baselines import Baseline, BaselineError, Baselines
+from accelcheck.measure.baselines import Baseline, Baselines
 from accelcheck.measure.regression import CHECKED, change
 from accelcheck.plugin import options, registered
 from accelcheck.report import console
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     baseline = commands.add_parser("baseline", help="stored figures: show, compare, update, prune", description=__doc__)
     baseline.add_argument(
         "--baselines",
@@ -48,7 +44,7 @@ def add(commands: Any) -> None:
     examples(
         show, ("accelcheck baseline show", "every stored case"), ("accelcheck baseline show --json", "for programs")
     )
-    show.set_defaults(run=_caught(_show))
+    show.set_defaults(run=_show)
     compare = actions.add_parser(
         "compare", help="compare two folders case by case; the exit code is 1 if the second is slower"
     )
@@ -56,7 +52,7 @@ def add(commands: Any) -> None:
     compare.add_argument("second", help="folder that is compared with the first one")
     add_json(compare)
     examples(compare, ("accelcheck baseline compare cpu-x/torch-2.12 cpu-x/torch-2.13", "two folders that show prints"))
-    compare.set_defaults(run=_caught(_compare))
+    compare.set_defaults(run=_compare)
     update = actions.add_parser("update", help="time the suite on a device in ten processes, and store the ratios")
     update.add_argument("--device", default="cpu", help="device to time (default: cpu)")
     add_import(update)
@@ -75,17 +71,7 @@ def add(commands: Any) -> None:
     prune.add_argument("--unknown", action="store_true", help=unknown)
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     examples(prune, ("accelcheck baseline prune --dry-run", "what would be removed"))
-    prune.set_defaults(run=_caught(_prune))
-
-
-def _caught(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    def caught(given: argparse.Namespace) -> int:
-        try:
-            return run(given)
-        except BaselineError as error:
-            return refuse(error)
-
-    return caught
+    prune.set_defaults(run=_prune)
 
 
 def _store(given: argparse.Namespace) -> Baselines:

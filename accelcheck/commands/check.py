@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fnmatch
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +28,6 @@ from accelcheck.report.advice import BASE, advice, as_json, unjudgeable
 from accelcheck.report.run import DeviceRun, load
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from accelcheck.techniques.matrix import Matrix
     from accelcheck.workloads.base import Workload
 
@@ -55,7 +54,6 @@ TAIL = 40
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     command = commands.add_parser(
         "check",
         help="which techniques are safe and faster for your own model",
@@ -99,10 +97,6 @@ class _Model:
     @property
     def names(self) -> list[str]:
         return [workload.name for workload in self.workloads]
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.workloads[0].problem(0).module.parameters())
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -184,7 +178,8 @@ def _ran(given: argparse.Namespace, model: _Model, device: str, journal: Path, l
     ]
     nothing_left = ("-p", "no:cacheprovider", f"--benchmark-storage=file://{log.parent}")
     leaves = f"-Wignore:{quiet.LEAVES}:FutureWarning"
-    more = [*nothing_left, leaves, *(("-n", "0") if model.parameters >= LARGE else ()), *given.arguments]
+    large = sum(parameter.numel() for parameter in model.workloads[0].problem(0).module.parameters()) >= LARGE
+    more = [*nothing_left, leaves, *(("-n", "0") if large else ()), *given.arguments]
     written: list[Path] = []
     wanted = [case for case in cases if not case.timed]
 

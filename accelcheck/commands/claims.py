@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, add_results, chosen, refuse, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_many, add_results, chosen, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.experiments.claims import catalogue, report
 from accelcheck.plugin import registered
 from accelcheck.report import console, results
 
 if TYPE_CHECKING:
-    import argparse
-
     from accelcheck.experiments.claims.catalogue import ClaimResult
 
 KIND = "claims"
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     claims = commands.add_parser(
         KIND,
         help="measure published claims on this device, and print each claim beside its measurement",
@@ -47,12 +45,8 @@ def _claims(given: argparse.Namespace) -> int:
     # torch reads these at import: no pool of compiling processes, and no messages of the memory profiler.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    try:
-        if given.json is not None:
-            results.writable(given.json)
-        answers = _measured(given)
-    except (results.ResultsError, catalogue.ClaimsError) as error:
-        return refuse(error)
+    results.writable(given.json)
+    answers = _measured(given)
     if any(answer.broken for answer in answers):
         return RED
     return GREEN if any(answer.measured for answer in answers) else NOTHING

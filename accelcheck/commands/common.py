@@ -130,9 +130,8 @@ def check_new(path: Path) -> str:
 def refusal(name: str, models: tuple[str, ...] = ()) -> str | None:
     """Returns why a device cannot be used on this machine; None if it can. `models` is as in `devices_of`.
 
-    Raises:
-        PluginLoadError: It is not built in, and pytest, which loads plugins, does not start.
-        UnknownNameError: There is no such device.
+    A `PluginLoadError` where it is not built in, and pytest, which loads plugins, does not start; an `UnknownNameError`
+    where there is no such device.
     """
     known, extra = devices(), list[Device]()
     if name not in known:

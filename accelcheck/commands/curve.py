@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_results, refuse, usable
+from accelcheck.commands.common import GREEN, NOTHING, RED, add_device, add_results, usable
 from accelcheck.commands.parsing import examples
 from accelcheck.core.registry import unknown
 from accelcheck.experiments import curve_report as report
@@ -16,14 +17,10 @@ from accelcheck.measure.curve import COUNTS, MOST, Form, Point, Shapes
 from accelcheck.plugin import registered
 from accelcheck.report import console, results
 
-if TYPE_CHECKING:
-    import argparse
-
 KIND = "curve"
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     curve = commands.add_parser(
         KIND,
         help="eager, static and dynamic torch.compile over 1 to 30 cheap statements, and where they break even",
@@ -52,13 +49,8 @@ def _curve(given: argparse.Namespace) -> int:
     drawable = report.available()
     if given.plot and not drawable.ok:
         print(f"accelcheck: no plot: {drawable}; measuring continues", file=sys.stderr)
-    try:
-        for path in (given.plot, given.json):
-            if path is not None:
-                results.writable(path)
-        measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
-    except results.ResultsError as error:
-        return refuse(error)
+    results.writable(given.plot, given.json)
+    measured = _measured(given, chosen, draw=bool(given.plot) and drawable.ok)
     if not any(isinstance(point, Point) for point in measured):
         return NOTHING
     return RED if given.plot and not drawable.ok else GREEN

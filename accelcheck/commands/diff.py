@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelcheck.commands.common import GREEN, RED, refuse
+from accelcheck.commands.common import GREEN, RED
 from accelcheck.commands.parsing import examples
-from accelcheck.core.journal import JournalError
 from accelcheck.report import console, results
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     diff = commands.add_parser(
         "diff",
         help="what is better and worse in one run than in another: verdicts, errors, speed, coverage",
@@ -50,16 +46,11 @@ def _diff(given: argparse.Namespace) -> int:
     from accelcheck.report import difference, difference_text
     from accelcheck.report.run import load
 
-    try:
-        for path in (given.json, given.markdown):
-            if path is not None:
-                results.writable(path)
-        changes = difference.compare(load([given.old]), load([given.new]), across=given.across)
-        if given.json is not None:
-            results.save(given.json, json.dumps(changes.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
-        if given.markdown is not None:
-            results.save(given.markdown, difference_text.page(changes))
-    except (JournalError, results.ResultsError) as error:
-        return refuse(error)
+    results.writable(given.json, given.markdown)
+    changes = difference.compare(load([given.old]), load([given.new]), across=given.across)
+    if given.json is not None:
+        results.save(given.json, json.dumps(changes.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n")
+    if given.markdown is not None:
+        results.save(given.markdown, difference_text.page(changes))
     console.show(difference_text.terminal(changes))
     return RED if changes.worse else GREEN

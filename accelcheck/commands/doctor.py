@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +14,12 @@ from accelcheck.devices.probe import TIMEOUT
 from accelcheck.report import console
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
     from accelcheck.experiments.doctor import Examination
 
 _WIDTH = 120
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     doctor = commands.add_parser(
         "doctor",
         help="what this machine can test, what it lacks, and the command that installs it",

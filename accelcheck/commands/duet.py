@@ -21,7 +21,6 @@ from accelcheck.report import console
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     command = commands.add_parser(
         "duet",
         help="compare two environments (wheels, runtimes, revisions) on this machine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -19,8 +20,6 @@ from accelcheck.report import console
 from accelcheck.techniques.matrix import unknown_case
 
 if TYPE_CHECKING:
-    import argparse
-
     from accelcheck.explain.apart import Told
 
 PARTS = 5
@@ -28,7 +27,6 @@ PARTS = 5
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     command = commands.add_parser(
         "explain",
         help="say why a case failed: which layer, which operator, and the smallest script that shows it",

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_many, refuse
 from accelcheck.commands.parsing import examples
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.report.run import DeviceRun
+from accelcheck.core.case import LEVELS
+from accelcheck.core.selection import Selection
+from accelcheck.devices import devices
+from accelcheck.expectations.ledger import FOLDER, Ledger, shipped
+from accelcheck.plugin import registered
+from accelcheck.report import console
+from accelcheck.report.run import DeviceRun, load
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     ledger = commands.add_parser("ledger", help="known failures: check the files, suggest entries", description=__doc__)
     examples(
         ledger,
@@ -51,20 +53,10 @@ def add(commands: Any) -> None:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from accelcheck.core.case import LEVELS
-    from accelcheck.core.journal import JournalError
-    from accelcheck.core.selection import Selection
-    from accelcheck.devices import devices
-    from accelcheck.expectations.ledger import FOLDER
-    from accelcheck.plugin import registered
-    from accelcheck.report import console, ledger_check
-    from accelcheck.report.run import load
+    from accelcheck.report import ledger_check
 
     paths = given.files or sorted(FOLDER.glob("*.toml"))
-    try:
-        runs = load(given.journal)
-    except JournalError as error:
-        return refuse(error)
+    runs = load(given.journal)
     config = registered.here()
     names = [*devices(registered.devices(config)), *(run.device for run in runs), *ledger_check.devices(paths)]
     selection = Selection(tuple(sorted(set(names))), level=max(LEVELS))
@@ -78,17 +70,10 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _suggest(given: argparse.Namespace) -> int:
-    from accelcheck.core.journal import JournalError
-    from accelcheck.expectations.ledger import Ledger, LedgerError, shipped
-    from accelcheck.report import console, ledger_stubs
-    from accelcheck.report.run import load
+    from accelcheck.report import ledger_stubs
 
-    try:
-        runs = load(given.journals)
-        names = tuple(dict.fromkeys(run.device for run in runs))
-        ledger = Ledger.load((*shipped(names), *given.ledger))
-    except (JournalError, LedgerError) as error:
-        return refuse(error)
+    runs = load(given.journals)
+    ledger = Ledger.load((*shipped(tuple(dict.fromkeys(run.device for run in runs))), *given.ledger))
     lines, count = ledger_stubs.suggest(runs, ledger, _today(), _titles)
     if not count:
         told = [line for line in lines if "no ledger can expect" in line]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.commands.common import GREEN, add_devices, add_many
@@ -15,18 +18,15 @@ from accelcheck.core.selection import Selection
 from accelcheck.devices import devices, torch_names
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
+from accelcheck.report import catalogue, console
 from accelcheck.techniques.matrix import Matrix
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
     from accelcheck.devices.base import Device
     from accelcheck.workloads.base import Workload
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     listing = commands.add_parser(
         "list",
         help="all techniques, and whether each device runs them; or workloads, traits, devices, cases",
@@ -80,15 +80,12 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) -> int:
-    from accelcheck.report import capabilities, catalogue, console
-    from accelcheck.report import capability_table as shown
-
-    places = capabilities.columns(given.device, [*extra, *_imported(given.device, extra)])
+    places = catalogue.columns(given.device, [*extra, *_imported(given.device, extra)])
     chosen = known if not given.workload else Matrix(known.techniques, _chosen(known.workloads, given.workload))
     rows = [
         row
-        for row in capabilities.rows(chosen, places)
-        if _named(row.name, given.technique) and (not given.workload or any(row.cases.values()))
+        for row in catalogue.technique_rows(chosen, places)
+        if _named(row.technique.name, given.technique) and (not given.workload or any(row.cases.values()))
     ]
     # Reasons are printed if a workload is asked for.
     refusals = {
@@ -96,25 +93,23 @@ def _techniques(given: argparse.Namespace, known: Matrix, extra: Sequence[Device
         for workload in (chosen.workloads.values() if given.workload else ())
     }
     if given.markdown:
-        print("\n".join(shown.markdown(rows, chosen.workloads.values())))
+        print("\n".join(catalogue.techniques_markdown(rows, chosen.workloads.values())))
         return GREEN
-    statuses, _ = probe([name for name in places if name != capabilities.GENERIC], extra=extra)
+    statuses, _ = probe([name for name in places if name != catalogue.GENERIC], extra=extra)
     if given.json:
         devices_as_json = {name: status.as_json() for name, status in statuses.items()}
         techniques = catalogue.techniques_as_json(rows)
         print_json("list techniques", {"techniques": techniques, "devices": devices_as_json, "refusals": refusals})
     else:
-        console.show(shown.text(rows, statuses))
+        console.show(catalogue.techniques(rows, statuses))
         for name, reasons in refusals.items():
-            print("\n".join(map(console.escaped, shown.refused(name, reasons))))
+            print("\n".join(map(console.escaped, catalogue.refused(name, reasons))))
     for reason in torch_names.gone():
         print(f"accelcheck: {reason}: cases that need it are unavailable", file=sys.stderr)
     return GREEN
 
 
 def _workloads(given: argparse.Namespace, known: Matrix) -> int:
-    from accelcheck.report import catalogue, console
-
     techniques = [technique for name, technique in known.techniques.items() if _named(name, given.technique)]
     listed = [
         workload
@@ -136,8 +131,6 @@ def _workloads(given: argparse.Namespace, known: Matrix) -> int:
 
 
 def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) -> int:
-    from accelcheck.report import catalogue
-
     if given.device:
         legal = [*devices(extra), *(device.name for device in _imported(given.device, extra))]
         for name in given.device:
@@ -149,15 +142,13 @@ def _cases(given: argparse.Namespace, known: Matrix, extra: Sequence[Device]) ->
     techniques, workloads, dtypes = tuple(given.technique), tuple(given.workload), tuple(given.dtype)
     cases = known.cases(Selection(names, techniques, workloads, dtypes, level=given.level))
     if given.json:
-        print_json("list cases", {"cases": catalogue.cases_as_json(cases)})
+        print_json("list cases", {"cases": [{"id": case.id, **asdict(case)} for case in cases]})
     else:
         print("\n".join(case.id for case in cases))
     return GREEN
 
 
 def _devices(given: argparse.Namespace) -> int:
-    from accelcheck.report import catalogue, console
-
     extra = registered.devices(registered.here())
     legal = list(devices(extra))
     for name in given.device:

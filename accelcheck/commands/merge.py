@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, RED, refuse
 from accelcheck.commands.parsing import examples
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     merge = commands.add_parser(
         "merge",
         help="write several journals into one",
@@ -39,16 +36,12 @@ def add(commands: Any) -> None:
 
 
 def _merge(given: argparse.Namespace) -> int:
-    from accelcheck.core.journal import JournalError
     from accelcheck.report import console, merging
 
     try:
         merged = merging.merge(given.journals, given.output, same_device=given.same_device)
     except merging.DifferentDevicesError as error:
         return refuse(error, RED)
-    except JournalError as error:
-        return refuse(error)
     runs = [f"  {', '.join(sorted(part.identities)) or 'no device'}: {part.name}" for part in merged.parts]
-    console.show([*merged.notes])
-    console.show([f"{given.output}: {len(runs)} runs, {merged.cases:,} cases", *runs])
+    console.show([*merged.notes, f"{given.output}: {len(runs)} runs, {merged.cases:,} cases", *runs])
     return GREEN

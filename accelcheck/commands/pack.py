@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelcheck.commands.common import GREEN, add_many, refuse
+from accelcheck.commands.common import GREEN, add_many
 from accelcheck.commands.parsing import examples
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     pack = commands.add_parser(
         "pack",
         help="put journals, ledgers and logs into one package that can be verified",
@@ -41,22 +38,18 @@ def add(commands: Any) -> None:
 
 
 def _pack(given: argparse.Namespace) -> int:
-    from accelcheck.core.journal import JournalError
     from accelcheck.report import console
-    from accelcheck.report.package import packing, signing
+    from accelcheck.report.package import packing
 
-    try:
-        packed = packing.pack(
-            given.journals,
-            given.output,
-            ledger=given.ledger,
-            logs=given.log,
-            files=given.file,
-            key=given.sign,
-            allow_missing=given.allow_missing,
-        )
-    except (JournalError, packing.PackError, signing.SigningError) as error:
-        return refuse(error)
+    packed = packing.pack(
+        given.journals,
+        given.output,
+        ledger=given.ledger,
+        logs=given.log,
+        files=given.file,
+        key=given.sign,
+        allow_missing=given.allow_missing,
+    )
     records = sum(journal.lines for journal in packed.manifest.journals)
     signed = f"signed with {given.sign}" if given.sign else "not signed: give --sign KEY so that changes can be found"
     members = packed.manifest.members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from accelcheck.commands.common import USAGE
+from accelcheck.core.plain import with_floats
 from accelcheck.core.registry import unknown
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
@@ -119,14 +121,5 @@ def print_json(kind: str, body: Mapping[str, Any]) -> None:
 
     Numbers of the body that are not finite, which JSON lacks, become null.
     """
-    print(json.dumps({"schema": SCHEMA, "kind": kind, **_finite(body)}, indent=1, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    finite = with_floats(body, lambda number: number if math.isfinite(number) else None)
+    print(json.dumps({"schema": SCHEMA, "kind": kind, **finite}, indent=1, allow_nan=False))

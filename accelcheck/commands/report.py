@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands.common import GREEN, add_many, refuse
 from accelcheck.commands.parsing import examples
-from accelcheck.core.journal import JournalError
 from accelcheck.report import results
-
-if TYPE_CHECKING:
-    import argparse
-
-    from accelcheck.report.run import DeviceRun
+from accelcheck.report.run import DeviceRun, load
 
 FORMATS = {
     "html": "one HTML file for people: verdict, causes, matrix, a page for each case; opens without a network",
@@ -25,7 +21,6 @@ FORMATS = {
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     report = commands.add_parser(
         "report",
         help="an HTML page and other files from journals",
@@ -49,21 +44,14 @@ def add(commands: Any) -> None:
 
 
 def _report(given: argparse.Namespace) -> int:
-    from accelcheck.report.html.experiments import ResultFileError
-    from accelcheck.report.run import load
-
     asked = {name: path for name in FORMATS if (path := getattr(given, name)) is not None}
     if not asked:
         options = f"at least one of {', '.join(f'--{name} FILE' for name in FORMATS)}; -o FILE is --html FILE"
         return refuse(f"nothing to write: expected {options}")
-    try:
-        for path in asked.values():
-            results.writable(path)
-        runs = load(given.journals)
-        for name, path in asked.items():
-            _write(name, path, runs, given)
-    except (JournalError, ResultFileError, results.ResultsError) as error:
-        return refuse(error)
+    results.writable(*asked.values())
+    runs = load(given.journals)
+    for name, path in asked.items():
+        _write(name, path, runs, given)
     for path in asked.values():
         print(f"report: {path}")
     return GREEN

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.commands import session
 from accelcheck.commands.common import GREEN, NOTHING, RED, add_selection, check_new, devices_of
@@ -21,16 +23,10 @@ from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
 from accelcheck.report.run import counts, load
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-
 _OURS = ("--accel-device", "--accel-level", "--accel-journal", "--accel-resume", "--accel-technique")
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     command = commands.add_parser(
         "run",
         help="run the suite on this machine's devices, with a journal and a report",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,6 @@ from accelcheck.report import console
 from accelcheck.selftest import report
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from accelcheck.selftest.runner import PlantedRow, SeedResult
 
 SEEDS = 3
@@ -28,7 +27,6 @@ SEEDS = 3
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     runner = commands.add_parser(
         "selftest",
         help="plant every fault and every correct variant, and check that verdicts tell them apart",

@@ -124,9 +124,7 @@ def workers(device: str) -> str:
     """Returns the number of workers: one a chip, or one a core if the device is the processor."""
     if os.environ.get(WORKERS):
         return os.environ[WORKERS]
-    counts_of = {"cuda": hardware.nvidia, "rocm": hardware.amd, "tpu": hardware.tpu, "xla": hardware.tpu}
-    chips = counts_of[device]().count if device in counts_of else 0
-    return str(chips or (hardware.usable_cores() if device in {"cpu", "xla"} else 1))
+    return str(hardware.chips(device) or (hardware.usable_cores() if device in {"cpu", "xla"} else 1))
 
 
 def client(device: str) -> dict[str, str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelcheck.commands.common import GREEN, RED, refuse
+from accelcheck.commands.common import GREEN, RED
 from accelcheck.commands.parsing import examples
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
     from accelcheck.report.package.verifying import Verified
 
 
 def add(commands: Any) -> None:
-    """Declares the command."""
     verify = commands.add_parser(
         "verify",
         help="check a package: what was altered or is missing, who signed it, whether it qualifies",
@@ -36,12 +34,9 @@ def add(commands: Any) -> None:
 
 def _verify(given: argparse.Namespace) -> int:
     from accelcheck.report import console
-    from accelcheck.report.package import archive, signing, verifying
+    from accelcheck.report.package import verifying
 
-    try:
-        verified = verifying.verify(given.package, given.key)
-    except (archive.NotPackageError, signing.SigningError) as error:
-        return refuse(error)
+    verified = verifying.verify(given.package, given.key)
     console.show(_lines(verified))
     return GREEN if verified.intact and verified.qualifies else RED
 

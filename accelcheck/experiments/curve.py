@@ -46,10 +46,8 @@ class WrongError(RuntimeError):
 class Pair:
     """A chain, eager and compiled, both checked and warmed up; each call takes the next input.
 
-    Attributes:
-        eager, compiled: Functions that make one call.
-        facts: Values of ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`.
-        check: Function that raises `WrongError` if the compiled chain has become wrong.
+    `facts` are ``first``, ``eager_first``, ``graphs``, ``recompilations`` and ``programs``, as in `Point`; `check`
+    raises `WrongError` if the compiled chain has become wrong.
     """
 
     eager: Callable[[], object]
@@ -144,11 +142,8 @@ def compiled(device: Device, count: int, shapes: Shapes, form: Form) -> Iterator
     """Give a chain and its compiled form, after a first pass over all shapes and a check of the results.
 
     Caches of inductor are empty, so that compilation takes its full time; Dynamo's guards on sizes need it too. Each
-    shape may have a graph: beyond torch's default limit, shapes would run eagerly and be timed as compiled.
-
-    Raises:
-        WrongError: The result is wrong, or nothing was compiled.
-        Exception: The compiler raised it.
+    shape may have a graph: beyond torch's default limit, shapes would run eagerly and be timed as compiled. A
+    `WrongError` where the result is wrong, or nothing was compiled; the compiler may raise anything.
     """
     from accelcheck.devices.torch_names import dynamo_config as config
     from accelcheck.devices.torch_names import fresh_cache

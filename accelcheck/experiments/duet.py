@@ -54,7 +54,6 @@ class DuetCase:
     """One case.
 
     Attributes:
-        case: Id of the case.
         samples: One sample per process, for each side.
         absent: Reason why a side has no further figures, by its name: the case is absent, is wrong, crashes or hangs.
         broken: Names of the sides on which it is wrong, crashes or hangs.
@@ -109,16 +108,10 @@ def run_pairs(
 ) -> tuple[tuple[Facts, Facts], list[DuetCase]]:
     """Judge every case on both sides, then measure the correct ones in pairs of processes that run in turns.
 
-    Args:
-        sides: A and B.
-        selection: Cases of one device; each side selects from its own matrix.
-        tell: Called with a line of progress, and the number of pairs measured since the last call.
-        looks: Numbers of pairs after which to look, ascending, from 2 on; decided cases are not measured again.
-        margin: Relative difference from which a case counts as slower or faster.
-        timeout: Seconds that a process may be silent.
-
-    Raises:
-        SideError: An environment cannot be used.
+    Each side selects from its own matrix. `tell` is called with a line of progress, and the number of pairs measured
+    since the last call. `looks` are the numbers of pairs after which to look, ascending, from 2 on; decided cases are
+    not measured again. Differences from `margin` on count, and a process may be silent for `timeout` seconds. A
+    `SideError` where an environment cannot be used.
     """
     opened = []
     for side in sides:

@@ -40,10 +40,7 @@ class DuetSide:
 class Process:
     """A child process that starts with its first turn; leaving the context ends it and its descendants.
 
-    Args:
-        side: Interpreter and environment.
-        arguments: Arguments of the interpreter.
-        timeout: Longest silence within a turn, in seconds.
+    `timeout` is the longest silence within a turn, in seconds.
 
     Attributes:
         messages: Messages so far.

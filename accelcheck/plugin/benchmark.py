@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.core.case import Case
-    from accelcheck.core.journal import Record
+from accelcheck.core.case import Case
+from accelcheck.core.journal import Record
 
 
 class Replay:

@@ -6,9 +6,11 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,27 +20,27 @@ import pytest
 
 import accelcheck
 from accelcheck.core import imports
+from accelcheck.core.capability import Capability
+from accelcheck.core.errors import InputError
 from accelcheck.core.files import private
 from accelcheck.core.journal import SCHEMA, JournalError, Record
 from accelcheck.core.journal_reading import read
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.selection import Selection
 from accelcheck.devices import devices
+from accelcheck.devices.base import Status
 from accelcheck.expectations import must_pass
 from accelcheck.plugin import installed, options, registered
 from accelcheck.report.console import escaped_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-
     from accelcheck.checks.supervisor import Supervisor
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device, Status
+    from accelcheck.devices.base import Device
     from accelcheck.measure.gate import Gate
     from accelcheck.techniques.matrix import Matrix
 
 
-class AbsentDeviceError(ValueError):
+class AbsentDeviceError(InputError):
     """A selected device is absent, and ``--accel-require`` was given."""
 
 
@@ -157,33 +159,13 @@ class RunConfiguration:
 
     def as_json(self) -> dict[str, Any]:
         """The configuration as JSON-ready values for a worker."""
-        return {
-            "selection": asdict(self.selection),
-            "statuses": [status.as_json() for status in self.statuses.values()],
-            "autoload": self.autoload,
-            "folder": str(self.folder),
-            "ledgers": [str(path) for path in self.ledgers],
-            "imports": list(self.imports),
-            "masks": dict(self.masks),
-            "finished": sorted(self.finished),
-        }
+        plain: dict[str, Any] = msgspec.to_builtins(replace(self, failed_imports={}, earlier=()), enc_hook=os.fspath)
+        return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The configuration from the values of `as_json`."""
-        from accelcheck.devices.base import status_from_json
-
-        statuses = [status_from_json(status) for status in data["statuses"]]
-        return cls(
-            selection=msgspec.convert(data["selection"], Selection),
-            statuses={status.device: status for status in statuses},
-            autoload=bool(data["autoload"]),
-            folder=Path(data["folder"]),
-            ledgers=tuple(Path(path) for path in data["ledgers"]),
-            imports=tuple(data["imports"]),
-            masks=dict(data["masks"]),
-            finished=frozenset(data["finished"]),
-        )
+        return msgspec.convert(data, cls, dec_hook=lambda kind, value: kind(value))
 
     def devices(self, config: pytest.Config) -> Mapping[str, Device]:
         """All known devices by name: built-in ones, those of other plugins, and accelerators that the probe found."""

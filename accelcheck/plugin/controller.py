@@ -13,10 +13,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -25,19 +26,15 @@ from accelcheck.core.journal import ErrorCode, Journal, JournalError, Record
 from accelcheck.expectations import must_pass
 from accelcheck.measure import timing_processes
 from accelcheck.measure.further import leads, widened
+from accelcheck.measure.gate import Gate
 from accelcheck.measure.timing_processes import Timed, TimingError
 from accelcheck.plugin import options, registered, time_limits
+from accelcheck.plugin.configuration import RunConfiguration
 from accelcheck.report import coverage, terminal
 from accelcheck.report.console import escaped, escaped_lines
 from accelcheck.report.coverage import Scope
 from accelcheck.report.progress import Progress
 from accelcheck.report.run import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from accelcheck.measure.gate import Gate
-    from accelcheck.plugin.configuration import RunConfiguration
 
 SESSION = "ACCELCHECK_SESSION"
 """Environment variable with the name of the nox session that a run is part of."""
@@ -50,8 +47,7 @@ PATIENCE = 20.0
 def timed_elsewhere(config: pytest.Config, run: Path, ids: Sequence[str], count: int) -> Mapping[str, Timed]:
     """Times cases in `count` processes, which repeat the run's command; the measurements by case id.
 
-    Raises:
-        TimingError: The first process measured no case.
+    A `TimingError` where the first process measured no case.
     """
     folder = Path(tempfile.mkdtemp(prefix="timing-", dir=run))
     words = [*map(str, config.invocation_params.args)]
@@ -82,6 +78,7 @@ class Controller:
 
     def __init__(self, config: pytest.Config, run: RunConfiguration, gate: Gate) -> None:
         self.config, self.run, self.gate = config, run, gate
+        self._say = functools.partial(_say, config)
         self.records = {record.case.id: record for record in run.earlier}
         self.asked = False
         self.scope: Scope | None = None
@@ -145,9 +142,6 @@ class Controller:
         self._modes = [case.mode for case in cases]
         if cases:
             self._say(coverage.first_line(self.run, cases))
-
-    def _say(self, line: str) -> None:
-        _say(self.config, line)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes that a case began, here or on a worker."""
@@ -284,13 +278,13 @@ class Controller:
         for reason in (self.not_loaded | registered.failed(self.config)).values():
             terminalreporter.write_line(escaped_lines(f"accelcheck: not loaded: {reason}"), yellow=True)
         records, path = self.records.values(), self.journal_path
-        if records and not self.cases_collected and not self.run.earlier:  # only tests of models ran
+        if records and not self._modes and not self.run.earlier:  # only tests of models ran
             terminal.brief(terminalreporter, [*records], path, [*self._explained()])
         elif records or self.asked:
             words, session = [*map(str, self.config.invocation_params.args)], os.environ.get(SESSION, "")
             remainder = coverage.lines(self.run, self.gate, records, self.scope, words, session, self.timed_elsewhere)
             terminal.summary(terminalreporter, self.run, self.records, path, remainder, [*self._explained()])
-        elif not self.cases_collected and not self.config.option.collectonly and (words := options.suite(self.config)):
+        elif not self._modes and not self.config.option.collectonly and (words := options.suite(self.config)):
             suite = f"accelcheck's own tests: {shlex.join(words)}"
             self._say(f"no collected test takes accel_case, so nothing was verified; {suite}")
 
@@ -305,11 +299,6 @@ class Controller:
         words += [f"--model={folder / spec}" for spec, folder in options.models(self.config)]
         seconds, since = max(explanations.LEAST, took), time.time() - took
         yield from explanations.explain(self.journal_path, words, seconds, since, self._say)
-
-    @property
-    def cases_collected(self) -> bool:
-        """True when a collected test takes a case."""
-        return bool(self._modes)
 
     @property
     def journal_path(self) -> Path | None:

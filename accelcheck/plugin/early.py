@@ -10,17 +10,15 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 from accelcheck.core import foreign
 from accelcheck.devices.packages import AUTOLOAD, backends
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from accelcheck.core.case import Verdict
 from accelcheck.report.causes import causes
 from accelcheck.report.explained import folder_of, text_of
 from accelcheck.report.run import load
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 LEAST = 30.0
 """Least time limit of all explanations of a run together, in seconds."""

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,6 @@ import pytest
 from accelcheck.plugin import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
     from accelcheck.checks.supervisor import Supervisor
     from accelcheck.core.case import Case
     from accelcheck.core.journal import Record
@@ -29,10 +28,6 @@ _MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 _RECORDS: pytest.StashKey[list[Record]] = pytest.StashKey()
 _REFUSED: pytest.StashKey[str] = pytest.StashKey()
 _GATE: pytest.StashKey[Gate] = pytest.StashKey()
-
-NOT_ASKED = "not-asked"
-SHARED = "shared"
-NO_CASE = "no-case"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,15 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _controller(config: pytest.Config) -> Controller:
     from accelcheck.core import foreign, imports
-    from accelcheck.core.foreign import ForeignCodeError
-    from accelcheck.core.journal import JournalError
+    from accelcheck.core.errors import InputError
     from accelcheck.core.processes import end_with_parent
-    from accelcheck.core.registry import DuplicateNameError, UnknownNameError
-    from accelcheck.expectations.ledger import LedgerError
-    from accelcheck.expectations.limits import LimitError
-    from accelcheck.expectations.must_pass import MustPassError
     from accelcheck.measure import timing_processes
-    from accelcheck.measure.baselines import BaselineError
     from accelcheck.plugin import configuration, controller, registered
     from accelcheck.report.console import escaped_lines
 
@@ -118,17 +107,7 @@ def _controller(config: pytest.Config) -> Controller:
             # Only with names, because the registry imports torch.
             registered.check(config, _matrix(config), run.selection)
         return controller.Controller(config, run, gate)
-    except (
-        configuration.AbsentDeviceError,
-        BaselineError,
-        DuplicateNameError,
-        ForeignCodeError,
-        JournalError,
-        LedgerError,
-        LimitError,
-        MustPassError,
-        UnknownNameError,
-    ) as error:
+    except InputError as error:
         raise pytest.UsageError(escaped_lines(f"accelcheck: {error}")) from error
 
 
@@ -158,10 +137,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     run = metafunc.config.stash.get(_RUN, None)
     if run is None:
-        _parametrize_nothing(metafunc, NOT_ASKED, "accelcheck was not asked for: give --accel-device=auto")
+        _parametrize_nothing(metafunc, "not-asked", "accelcheck was not asked for: give --accel-device=auto")
         return
     if _REFUSED in metafunc.config.stash:
-        _parametrize_nothing(metafunc, NO_CASE, "the cases are not known")
+        _parametrize_nothing(metafunc, "no-case", "the cases are not known")
         return
     from accelcheck.core.case import ALONE, Mode
     from accelcheck.core.foreign import ForeignCodeError
@@ -175,7 +154,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         modes = [mode for mode in modes if mode not in ALONE]
         if not modes:
             why = "timing needs the machine for itself: run accelcheck.suite.test_speed without -n"
-            _parametrize_nothing(metafunc, SHARED, why)
+            _parametrize_nothing(metafunc, "shared", why)
             return
     try:
         cases = _matrix(metafunc.config).cases(run.selection, modes)
@@ -186,7 +165,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("accel_case", cases, ids=[case.id for case in cases])
     else:
         shard = f", or none is in its shard {run.selection.shard}" if run.selection.shard is not None else ""
-        _parametrize_nothing(metafunc, NO_CASE, f"no case of this kind matches the selection{shard}")
+        _parametrize_nothing(metafunc, "no-case", f"no case of this kind matches the selection{shard}")
 
 
 @pytest.hookimpl(tryfirst=True)

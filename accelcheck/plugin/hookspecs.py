@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload

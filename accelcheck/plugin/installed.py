@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
 from accelcheck.core import entry_points
 from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.strangers import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from importlib.metadata import EntryPoint
 
 GROUPS = {
     "pytest_accel_devices": entry_points.DEVICES,

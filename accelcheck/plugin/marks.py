@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -52,13 +52,7 @@ class Words:
 
     def over(self, other: Words) -> Words:
         """These words, with those of `other` for empty fields."""
-        return Words(
-            self.techniques or other.techniques,
-            self.devices or other.devices,
-            self.dtypes or other.dtypes,
-            self.limits or other.limits,
-            self.level if self.level is not None else other.level,
-        )
+        return replace(other, **{name: given for name, given in vars(self).items() if given not in (None, (), {})})
 
 
 def check(items: Iterable[pytest.Item]) -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import math
 import re
 import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelcheck.core.case import DTYPES, EFFORTS, LEVELS
 from accelcheck.core.imports import unknown_device
+from accelcheck.core.registry import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     import pytest
 
-    from accelcheck.core.registry import UnknownNameError
     from accelcheck.core.selection import Selection
     from accelcheck.core.shards import Shard
     from accelcheck.devices.base import Status
@@ -133,10 +132,6 @@ OPTIONS = (
 )
 
 
-SELECTING = ("device", "technique", "workload", "dtype", "case", "level", "shard")
-"""Names of the options that select cases."""
-
-
 def add(parser: pytest.Parser) -> None:
     """Declares all options and their ini twins."""
     group = parser.getgroup("accelcheck", "acceleration portability")
@@ -150,8 +145,10 @@ def add(parser: pytest.Parser) -> None:
 
 
 def value(config: pytest.Config, name: str) -> Any:
-    """The value of an option from the command line, else from the ini file, else None."""
+    """The value of an option from the command line, else from the ini file, else None, as without this plugin."""
     dest = f"accel_{name}"
+    if not hasattr(config.option, dest):
+        return None
     given = config.getoption(dest)
     return given if given is not None else (config.getini(dest) or None)
 
@@ -174,7 +171,7 @@ def resumed(config: pytest.Config) -> Path | None:
     given, journal = paths(config, "resume"), paths(config, "journal")
     if given and journal and given != journal:
         legal = [str(given[0]), "none: it is the one that is gone on with"]
-        raise _unknown("journal beside --accel-resume", str(journal[0]), legal)
+        raise unknown("journal beside --accel-resume", str(journal[0]), legal)
     return given[0] if given else None
 
 
@@ -185,8 +182,7 @@ def folder(config: pytest.Config, name: str) -> Path | None:
 
 def baselines(config: pytest.Config) -> Path:
     """The folder of the stored baselines; the default one if accelcheck is not a plugin of this pytest."""
-    given = folder(config, "baselines") if hasattr(config.option, "accel_baselines") else None
-    return given or config.rootpath / "baselines"
+    return folder(config, "baselines") or config.rootpath / "baselines"
 
 
 def requested(config: pytest.Config) -> bool:
@@ -231,8 +227,7 @@ def requested_early(config: pytest.Config, arguments: Iterable[str]) -> float | 
 
 def models(config: pytest.Config) -> tuple[tuple[str, Path], ...]:
     """The user-owned models, ``FILE:FUNCTION``, each with the folder that its path is relative to."""
-    given = value(config, "model") if hasattr(config.option, "accel_model") else None
-    return tuple((word, _origin(config, "model")) for word in given or ())
+    return tuple((word, _origin(config, "model")) for word in value(config, "model") or ())
 
 
 FUZZED = 1001
@@ -241,14 +236,12 @@ FUZZED = 1001
 
 def programs(config: pytest.Config) -> tuple[str, ...]:
     """Names of workloads, and ids of cases, that may be of random programs."""
-    if not hasattr(config.option, "accel_fuzz"):
-        return ()
     words = [*(value(config, "workload") or ()), *(value(config, "case") or ())]
     given = value(config, "fuzz")
     if given is not None:
         match = re.fullmatch(r"([1-9][0-9]{0,5})(?:@([1-9][0-9]{0,7}))?", str(given))
         if match is None:
-            raise _unknown("number of random programs", str(given), ["N or N@FIRST, two whole numbers from 1"])
+            raise unknown("number of random programs", str(given), ["N or N@FIRST, two whole numbers from 1"])
         first = int(match[2] or FUZZED)
         words += [f"program-{number}" for number in range(first, first + int(match[1]))]
     return tuple(words)
@@ -256,7 +249,7 @@ def programs(config: pytest.Config) -> tuple[str, ...]:
 
 def imports(config: pytest.Config) -> tuple[str, ...]:
     """The modules to import in every process that uses a device."""
-    return tuple(value(config, "import") or ()) if hasattr(config.option, "accel_import") else ()
+    return tuple(value(config, "import") or ())
 
 
 def chosen_devices(words: Iterable[str], known: Iterable[str], statuses: Mapping[str, Status]) -> tuple[str, ...]:
@@ -289,7 +282,7 @@ def shard(config: pytest.Config) -> Shard | None:
         return None
     part = Shard.parse(str(given))
     if part is None:
-        raise _unknown("shard", str(given), [LEGAL])
+        raise unknown("shard", str(given), [LEGAL])
     return part
 
 
@@ -308,7 +301,7 @@ def processes(config: pytest.Config) -> tuple[int, int]:
     if given is None:
         return CHECKED if use(config) == "check" else STORED, STORED
     if not str(given).isascii() or not str(given).isdigit() or int(given) < 2:
-        raise _unknown("number of processes", str(given), ["a whole number of at least 2"])
+        raise unknown("number of processes", str(given), ["a whole number of at least 2"])
     return int(given), int(given)
 
 
@@ -317,7 +310,7 @@ def dtypes(config: pytest.Config) -> tuple[str, ...]:
     given = tuple(value(config, "dtype") or ())
     for word in given:
         if word not in DTYPES:
-            raise _unknown("dtype", word, DTYPES)
+            raise unknown("dtype", word, DTYPES)
     return given
 
 
@@ -331,7 +324,7 @@ def _word(config: pytest.Config, name: str, kind: str, legal: Iterable[str], def
     given, words = value(config, name), list(map(str, legal))
     word = default if given is None else str(given)
     if word not in words:
-        raise _unknown(kind, word, words)
+        raise unknown(kind, word, words)
     return word
 
 
@@ -340,7 +333,7 @@ def seconds(config: pytest.Config) -> float:
     given = value(config, "probe_timeout")
     number = PROBE_TIMEOUT if given is None else _number(given)
     if not 0 < number < math.inf:
-        raise _unknown("probe timeout", str(given), ["a positive number of seconds"])
+        raise unknown("probe timeout", str(given), ["a positive number of seconds"])
     return number
 
 
@@ -351,7 +344,7 @@ def timeout(config: pytest.Config) -> float | None:
         return None
     number = _number(given)
     if not 0 <= number < math.inf:
-        raise _unknown("timeout", str(given), ["a number of seconds, 0 for no limit"])
+        raise unknown("timeout", str(given), ["a number of seconds, 0 for no limit"])
     return number
 
 
@@ -361,12 +354,6 @@ def _number(word: Any) -> float:
         return float(word)
     except ValueError:
         return math.nan
-
-
-def _unknown(kind: str, word: str, legal: Iterable[str]) -> UnknownNameError:
-    from accelcheck.core.registry import unknown
-
-    return unknown(kind, word, list(legal))
 
 
 def selection(config: pytest.Config, devices: tuple[str, ...]) -> Selection:

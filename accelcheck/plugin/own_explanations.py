@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,20 +18,13 @@ from accelcheck.report.explained import folder_of, text_of
 from accelcheck.report.signatures import signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from accelcheck.checks.execute import Bench
     from accelcheck.core.journal import Record
 
 
 @dataclass
 class OwnExplanations:
-    """The state of explanations in this process.
-
-    Attributes:
-        known: Signatures of the failures that were explained.
-        worked, spent: Seconds that checks, and explanations, took.
-    """
+    """Signatures of the explained failures of this process, and the seconds that checks and explanations took."""
 
     known: set[str] = field(default_factory=set)
     worked: float = 0.0

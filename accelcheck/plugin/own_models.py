@@ -7,6 +7,7 @@ import re
 import shlex
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +31,6 @@ from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import STEPS, task_of, workload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from torch import Tensor
 
     from accelcheck.checks.execute import Bench

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accelcheck.core import imports, quiet
+from accelcheck.core.errors import InputError
 from accelcheck.core.foreign import ForeignCodeError, calling
 from accelcheck.core.registry import UnknownNameError
 from accelcheck.core.strangers import quoted
@@ -31,7 +32,7 @@ LINES = 8
 """Number of last lines of pytest's output that an error quotes."""
 
 
-class PluginLoadError(ValueError):
+class PluginLoadError(InputError):
     """pytest cannot start in this folder, so that the registered things of its plugins are unknown."""
 
 
@@ -56,10 +57,8 @@ def check(config: pytest.Config, known: Matrix, selection: Selection) -> None:
 def matrix(config: pytest.Config, case: str = "") -> Matrix:
     """Built-in and registered techniques and workloads, and the random programs that are named. Imports torch.
 
-    Options of pytest may name programs, and `case` may be the id of a case of one.
-
-    Raises:
-        ForeignCodeError: A hook raised, did not return, or returned no technique or workload, or shares a name.
+    Options of pytest may name programs, and `case` may be the id of a case of one. A `ForeignCodeError` where a hook
+    raised, did not return, returned no technique or workload, or shares a name.
     """
     from accelcheck.workloads.programs import named
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Case, seconds_of
 from accelcheck.core.files import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     from accelcheck.techniques.matrix import Matrix
 
 _NAME = "limits.json"

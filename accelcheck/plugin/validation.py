@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from accelcheck.core.case import Mode
@@ -16,8 +17,6 @@ from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from accelcheck.devices.base import Device
     from accelcheck.techniques.base import Technique
     from accelcheck.workloads.base import Workload

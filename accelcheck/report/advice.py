@@ -31,14 +31,7 @@ NAMED = 6
 
 @dataclass(frozen=True)
 class Row:
-    """One technique on one device, in one storage dtype.
-
-    Attributes:
-        technique: Name of the technique.
-        device: Name of the device.
-        dtype: Storage dtype.
-        records: Records by mode.
-    """
+    """One technique on one device, in one storage dtype, with its records by mode."""
 
     technique: str
     device: str
@@ -130,10 +123,8 @@ class Row:
     @property
     def evidence(self) -> Evidence | None:
         """First claim of the first case that has one."""
-        for mode in Mode:
-            if mode in self.records and self.records[mode].evidence:
-                return self.records[mode].evidence[0]
-        return None
+        ordered = (self.records[mode].evidence for mode in Mode if mode in self.records)
+        return next((claims[0] for claims in ordered if claims), None)
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
@@ -151,7 +142,6 @@ class Advice:
     """The advice about a model on one device.
 
     Attributes:
-        device: Name of the device.
         lost: Eager's case that is an error, so that nothing else is known; None where eager was judged.
         table: Table of the techniques that ran; None where none did.
         uses: Sentences that recommend a technique, for each use that ran, and one on operators that the device lacks.
@@ -188,10 +178,7 @@ def advice(
 ) -> Iterator[str | Table]:
     """Table of the techniques that ran, the recommendation, and the reasons why others did not run.
 
-    Args:
-        records: Records of one model.
-        refused: Reasons why techniques were not tried, by name.
-        reproduction: Function that makes the command of a case; None to print none.
+    `refused` has the reasons why techniques were not tried, by name; `reproduction` makes the command of a case.
     """
     parts = list(by_device(records))
     for part in parts:
@@ -324,13 +311,13 @@ def recommended(shown: Sequence[Row], use: str) -> str:
     timed = [row for row in safe if row.technique != BASE and row.measured(use, "speed-up") is not None]
     open_ones = [row.label for row in timed if not row.decided(use)]
     timed = [row for row in timed if row.decided(use)]
-    faster = sorted((row for row in timed if _low(row, use) > 1.0), key=lambda row: -_value(row, use))
+    faster = sorted((row for row in timed if _speeds(row, use)[1] > 1.0), key=lambda row: -_speeds(row, use)[0])
     smaller = [row for row in safe if (memory := row.memory(use)) is not None and memory < 0.95]
     others = [row.label for row in safe if row.technique != BASE]
     if faster:
         text = f"{use}: use {faster[0].label}. It is right, {_costs(faster[0], use)}."
         if len(faster) > 1:
-            others = [f"{row.label} {_value(row, use):.2f}x" for row in faster[1:]]
+            others = [f"{row.label} {_speeds(row, use)[0]:.2f}x" for row in faster[1:]]
             text += f" Faster and right too: {_some(others)}."
     elif timed:
         text = f"{use}: stay with eager. None of the {len(timed)} techniques that are right and were timed is faster."
@@ -349,7 +336,8 @@ def recommended(shown: Sequence[Row], use: str) -> str:
 
 
 def _costs(row: Row, use: str) -> str:
-    clauses = [f"{_value(row, use):.2f} times as fast as FP32 eager ({_low(row, use):.2f} or more)"]
+    speed, low = _speeds(row, use)
+    clauses = [f"{speed:.2f} times as fast as FP32 eager ({low:.2f} or more)"]
     if (memory := row.memory(use)) is not None:
         clauses.append(f"needs {memory:.2f} times its memory")
     if (off := row.cost or row.error) is not None:
@@ -359,14 +347,10 @@ def _costs(row: Row, use: str) -> str:
     return ", ".join(clauses[:-1]) + " and " + clauses[-1] if len(clauses) > 1 else clauses[0]
 
 
-def _value(row: Row, use: str) -> float:
+def _speeds(row: Row, use: str) -> tuple[float, float]:
+    """The speed-up and the lower end of its interval; 0 where not known."""
     speed = row.measured(use, "speed-up")
-    return speed.value if speed is not None and speed.value is not None else 0.0
-
-
-def _low(row: Row, use: str) -> float:
-    speed = row.measured(use, "speed-up")
-    return speed.low if speed is not None and speed.low is not None else 0.0
+    return ((speed.value or 0.0), (speed.low or 0.0)) if speed is not None else (0.0, 0.0)
 
 
 def _wrong(row: Row) -> str:

@@ -8,18 +8,14 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import HOST_RATIO, Measurement, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.measure.paired import MARGIN
 from accelcheck.report.quality import STABLE, UNSTABLE, Answer, Item, ItemTable, Rule, answer_to
 from accelcheck.report.run import DeviceRun, measurement
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 FLAKY = 0.05
 """Least share of flaky cases that is too large; 59 cases without a flaky one are the fewest that show less."""
@@ -35,10 +31,7 @@ HOW = "run pytest --pyargs accelcheck.suite --accel-technique=platform --accel-j
 class ItemResult:
     """The points of an item for cases (evidenced) and for a person's answer (claimed).
 
-    Attributes:
-        evidence: Cases and figures, or the answer.
-        lacking: Reason for missing points; empty where none are missing.
-        link: Link of an answer; empty otherwise.
+    The evidence is cases and figures, or the answer with its link; `lacking` is the reason for missing points, if any.
     """
 
     item: Item

@@ -12,6 +12,7 @@ from accelcheck.report.quality import STABLE, UNSTABLE
 
 SOURCE = "https://github.com/pytorch/pytorch/issues/167283"
 SCHEMA = 1
+_OF_ITEM = ("evidenced", "claimed", "missing", "evidence", "lacking", "link")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&])")
 """Characters that Markdown or HTML may take for markup."""
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
@@ -105,12 +106,7 @@ def as_json(assessments: Sequence[tuple[str, Assessment]]) -> dict[str, Any]:
                                 "item": result.item.name,
                                 "priority": result.item.priority,
                                 "points": result.item.points,
-                                "evidenced": result.evidenced,
-                                "claimed": result.claimed,
-                                "missing": result.missing,
-                                "evidence": list(result.evidence),
-                                "lacking": result.lacking,
-                                "link": result.link,
+                                **{name: getattr(result, name) for name in _OF_ITEM},
                             }
                             for result in table.results
                         ],

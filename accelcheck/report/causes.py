@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode, Verdict
-from accelcheck.report.run import DeviceRun, labels
+from accelcheck.core.journal import Record
+from accelcheck.report.run import DeviceRun, labelled, labels
 from accelcheck.report.signatures import SHARED, Kind, Signature, signatures
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 MOST_PATHS = 3
 """Most parts of a result named in a title."""
@@ -51,17 +47,15 @@ def causes(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
     """Group all cases that are not green by cause, the one with the most cases first."""
     faults = [
         _Fault(label, record, signature)
-        for label, run in zip(labels(runs), runs, strict=True)
-        for record in run.records
+        for label, record in labelled(runs)
         if not record.verdict.green
         for signature in signatures(record)
     ]
-    groups: dict[tuple[Kind, str], list[_Fault]] = {}
+    groups: dict[tuple[Kind, str], list[_Fault]] = defaultdict(list)
     for fault in faults:
         if not fault.signature.paths:
-            groups.setdefault((fault.signature.kind, fault.signature.title), []).append(fault)
-    for (kind, title), group in _values([fault for fault in faults if fault.signature.paths], _judged(runs)):
-        groups.setdefault((kind, title), []).extend(group)
+            groups[fault.signature.kind, fault.signature.title].append(fault)
+    _group_values(groups, [fault for fault in faults if fault.signature.paths], _judged(runs))
     ordered = _sorted(
         _cause(runs, title, kind, ((fault.device, fault.record) for fault in group))
         for (kind, title), group in groups.items()
@@ -88,13 +82,12 @@ def _names(cause: Cause) -> set[tuple[str, str]]:
 def expected(runs: Sequence[DeviceRun]) -> tuple[Cause, ...]:
     """Group expected failures by the ledgers' reasons, the one with the most cases first."""
     groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
-    for label, run in zip(labels(runs), runs, strict=True):
-        for record in run.records:
-            if record.verdict is Verdict.XFAIL:
-                # Older journals have the reasons as one text.
-                reasons = dict.fromkeys((known.reason, known.link) for known in record.known)
-                for reason in reasons or [(record.headline, "")]:
-                    groups.setdefault(reason, []).append((label, record))
+    for label, record in labelled(runs):
+        if record.verdict is Verdict.XFAIL:
+            # Older journals have the reasons as one text.
+            reasons = dict.fromkeys((known.reason, known.link) for known in record.known)
+            for reason in reasons or [(record.headline, "")]:
+                groups.setdefault(reason, []).append((label, record))
     return _sorted(_cause(runs, reason, Kind.LEDGER, cases, link) for (reason, link), cases in groups.items())
 
 
@@ -135,16 +128,15 @@ def _judged(runs: Sequence[DeviceRun]) -> Counter[tuple[str, _Trait]]:
     """Count the cases whose values were judged, by device and trait."""
     return Counter(
         (label, trait)
-        for label, run in zip(labels(runs), runs, strict=True)
-        for record in run.records
+        for label, record in labelled(runs)
         if record.verdict in _WITH_VALUES
         for trait in _traits(record)
     )
 
 
-def _values(
-    faults: Sequence[_Fault], judged: Mapping[tuple[str, _Trait], int]
-) -> list[tuple[tuple[Kind, str], list[_Fault]]]:
+def _group_values(
+    groups: dict[tuple[Kind, str], list[_Fault]], faults: Sequence[_Fault], judged: Mapping[tuple[str, _Trait], int]
+) -> None:
     """Group wrong values by the trait that explains most of them.
 
     A buffer's name alone names its writer. Otherwise the trait with the most failing cases, weighed with their share of
@@ -152,14 +144,13 @@ def _values(
     comes before a workload that is wrong in 7 of its 60. A dtype or a mode explains a group only if most of its cases
     are wrong.
     """
-    groups: dict[tuple[Kind, str], list[_Fault]] = {}
-    left: dict[tuple[str, str], list[_Fault]] = {}
+    left: dict[tuple[str, str], list[_Fault]] = defaultdict(list)
     for fault in faults:
         if fault.signature.paths.isdisjoint(SHARED):
             where = " and ".join(sorted(fault.signature.paths)[:MOST_PATHS])
-            groups.setdefault((fault.signature.kind, f"{where}: {fault.signature.title}"), []).append(fault)
+            groups[fault.signature.kind, f"{where}: {fault.signature.title}"].append(fault)
         else:
-            left.setdefault((fault.device, fault.signature.title), []).append(fault)
+            left[fault.device, fault.signature.title].append(fault)
     for (device, what), unexplained in left.items():
         rest = unexplained
         while rest:
@@ -167,9 +158,8 @@ def _values(
             group = [fault for fault in rest if trait in _traits(fault.record)]
             parts = sorted({path for fault in group for path in fault.signature.paths})
             where = ", ".join(parts[:MOST_PATHS]) + (", …" if len(parts) > MOST_PATHS else "")
-            groups.setdefault((Kind.VALUES, f"{trait[1]}: {what} in {where}"), []).extend(group)
+            groups[Kind.VALUES, f"{trait[1]}: {what} in {where}"] += group
             rest = [fault for fault in rest if trait not in _traits(fault.record)]
-    return list(groups.items())
 
 
 _WITH_VALUES = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.XFAIL, Verdict.XPASS, Verdict.FLAKY, Verdict.WAIVED})

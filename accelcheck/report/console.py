@@ -12,12 +12,11 @@ import math
 import re
 import sys
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
     from rich.console import Console
 
 INTERVAL = 20.0
@@ -134,16 +133,10 @@ def _folded(text: str, width: int) -> str:
 def progress(
     unit: str, total: int, file: TextIO | None = None, interval: float = INTERVAL
 ) -> Iterator[Callable[[str, int], None]]:
-    """Show a command's progress, its time, and the time left.
+    """Show a command's progress, its time, and the time left, on standard error if `file` is None.
 
     A terminal gets a bar, which is redrawn only when a step is done, because a thread that redraws it would disturb
-    timed work. Any other output gets a line after a step.
-
-    Args:
-        unit: Name of the steps, in the plural.
-        total: Number of steps.
-        file: Output; standard error if None.
-        interval: Least number of seconds between two lines.
+    timed work. Any other output gets a line after a step, and none within `interval` seconds from the last one.
 
     Yields:
         A function that takes a text about the current step, and the number of steps done since its last call.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import shlex
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +18,6 @@ from accelcheck.expectations import must_pass
 from accelcheck.measure.gate import CHANGE, Gate, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from accelcheck.core.capability import Capability
     from accelcheck.core.journal import Record
     from accelcheck.devices.base import Status
@@ -218,16 +217,12 @@ def _techniques(scope: Scope | None, records: Sequence[Record]) -> list[str]:
 
 def _baselines(gate: Gate, records: Sequence[Record]) -> list[str]:
     timed = [record for record in records if record.measurements and record.case.timed]
-    if not timed:
-        return []
-    if gate.use is Use.OFF:
-        return [f"baselines: {len(timed):,} timed cases were not compared; --accel-baseline=check compares them"]
-    if gate.use is not Use.CHECK:
-        return []
     without = sum(any(m.name == CHANGE and m.value is None for m in record.measurements) for record in timed)
-    if not without:
-        return []
-    return [f"baselines: {without:,} of {len(timed):,} timed cases have none that they can be compared with"]
+    if timed and gate.use is Use.OFF:
+        return [f"baselines: {len(timed):,} timed cases were not compared; --accel-baseline=check compares them"]
+    if without and gate.use is Use.CHECK:
+        return [f"baselines: {without:,} of {len(timed):,} timed cases have none that they can be compared with"]
+    return []
 
 
 def _limits(gate: Gate, records: Sequence[Record]) -> list[str]:

@@ -6,17 +6,14 @@ import datetime as dt
 import json
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import accelcheck
 from accelcheck.core.case import Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
 from accelcheck.report.run import DeviceRun, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 VERSION = "0.0.0"
 """Version of the specification."""
@@ -93,13 +90,7 @@ def _test(name: str, run: DeviceRun, record: Record) -> dict[str, Any]:
         "duration": round(1000 * sum(value for value in record.seconds.values() if 0.0 <= value < _LONGEST)),
         "suite": [name, case.technique],
         "device": run.fingerprint.chip if run.fingerprint is not None else run.device,
-        "parameters": {
-            "technique": case.technique,
-            "workload": case.workload,
-            "device": case.device,
-            "dtype": case.dtype,
-            "mode": str(case.mode),
-        },
+        "parameters": {name: getattr(case, name) for name in ("technique", "workload", "device", "dtype", "mode")},
         "tags": [f"level {case.level}"],
         "extra": {
             "reproduce": run.reproduction(case),

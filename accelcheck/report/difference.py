@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.case import Case, Figure, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.measure.gate import BUSY
 from accelcheck.report.run import BAD_FIRST, DeviceRun, labels, measurement
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 GROWTH = SLACK
 """Least ratio of a grown error to the old one; it must also exceed the errors of eager and of all rounding samples.
@@ -92,6 +89,7 @@ class DevicePair:
         old, new: Their labels; one is empty where the other run lacks the device.
         same: True where chip, count, driver, runtime, versions and environment are the same.
         both: Number of cases that ran on both.
+        across: True for different devices, of which verdicts alone count.
         reproduction: Makes the command that runs a case, with the model and the modules of the later run.
     """
 
@@ -99,6 +97,7 @@ class DevicePair:
     new: str
     same: bool
     both: int
+    across: bool
     reproduction: Callable[[Case], str] = field(compare=False)
 
     @property
@@ -156,16 +155,14 @@ def compare(old: Sequence[DeviceRun], new: Sequence[DeviceRun], *, across: bool 
     across = across or not {run.device for run in old} & {run.device for run in new}
     pairs: list[DevicePair] = []
     changes: list[CaseChange] = []
-    for first, second in _pairs(old, new, across=across):
-        (old_name, was), (new_name, now) = first, second
+    for (old_name, was), (new_name, now) in _pairs(old, new, across=across):
         later = now or was
         assert later is not None
-        same = (
-            was is not None and now is not None and was.fingerprint is not None and was.fingerprint == now.fingerprint
-        )
-        pair = DevicePair(old_name, new_name, same, len(_ran(was) & _ran(now)), later.reproduction)
+        prints = [run.fingerprint if run is not None else None for run in (was, now)]
+        same = prints[0] is not None and prints[0] == prints[1]
+        pair = DevicePair(old_name, new_name, same, len(_ran(was) & _ran(now)), across, later.reproduction)
         pairs.append(pair)
-        changes += _changes(pair, _keyed(first[1]), _keyed(second[1]), across=across)
+        changes += _changes(pair, _keyed(was), _keyed(now))
     order = list(Aspect)
     changes.sort(key=lambda c: (not c.worse, order.index(c.kind), c.devices, c.case, c.what))
     return Difference(across, tuple(pairs), tuple(changes))
@@ -197,39 +194,37 @@ def _ran(run: DeviceRun | None) -> set[_Key]:
     return {key for key, record in _keyed(run).items() if record.verdict.executed}
 
 
-def _changes(
-    pair: DevicePair, old: Mapping[_Key, Record], new: Mapping[_Key, Record], *, across: bool
-) -> Iterator[CaseChange]:
+def _changes(pair: DevicePair, old: Mapping[_Key, Record], new: Mapping[_Key, Record]) -> Iterator[CaseChange]:
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
         ran, runs = (record is not None and record.verdict.executed for record in (before, after))
         if ran and runs and before is not None and after is not None:
-            yield from _both(pair, before, after, across=across)
+            yield from _both(pair, before, after)
         elif (ran or runs) and (shown := before if ran else after) is not None:
             kind = Aspect.LOST if ran else Aspect.GAINED
             yield _change(
                 kind,
                 pair,
                 after if after is not None else shown,
-                worse=ran and not across,
+                worse=ran and not pair.across,
                 before=str(before.verdict) if before is not None else NOT_THERE,
                 after=str(after.verdict) if after is not None else NOT_THERE,
             )
 
 
-def _both(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:
+def _both(pair: DevicePair, before: Record, after: Record) -> Iterator[CaseChange]:
     worse = _RANK[after.verdict] < _RANK[before.verdict]
-    if across:
+    if pair.across:
         worse = _right(before) and not _right(after)
     if before.verdict is not after.verdict:
         yield _change(Aspect.VERDICT, pair, after, worse=worse, before=str(before.verdict), after=str(after.verdict))
-    yield from _grown(pair, before, after, across=across)
+    yield from _grown(pair, before, after)
     for name in HIGHER_IS_BETTER:
         if pair.same or name not in ABSOLUTE:
-            yield from _sped(pair, before, after, name, across=across)
+            yield from _sped(pair, before, after, name)
 
 
-def _sped(pair: DevicePair, before: Record, after: Record, name: str, *, across: bool) -> Iterator[CaseChange]:
+def _sped(pair: DevicePair, before: Record, after: Record, name: str) -> Iterator[CaseChange]:
     first, second = _measured(before, name), _measured(after, name)
     if first is None or second is None or not (second.low > first.high or second.high < first.low):
         return
@@ -240,7 +235,7 @@ def _sped(pair: DevicePair, before: Record, after: Record, name: str, *, across:
         Aspect.SPEED,
         pair,
         after,
-        worse=not across and not busy and (second.value > first.value) is not HIGHER_IS_BETTER[name],
+        worse=not pair.across and not busy and (second.value > first.value) is not HIGHER_IS_BETTER[name],
         what=name,
         before=str(first),
         after=str(second),
@@ -272,7 +267,7 @@ def _change(
     return CaseChange(aspect, pair.name, name, worse, what, before, after, factor, reason, pair.reproduction(case))
 
 
-def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> Iterator[CaseChange]:
+def _grown(pair: DevicePair, before: Record, after: Record) -> Iterator[CaseChange]:
     """Find the figure that has grown most; those that count come first.
 
     A record has the figure of each view that is closest to its budget, and those beyond. A path that was not recorded
@@ -298,7 +293,7 @@ def _grown(pair: DevicePair, before: Record, after: Record, *, across: bool) -> 
         Aspect.ERROR,
         pair,
         after,
-        worse=counts and not across,
+        worse=counts and not pair.across,
         what=f"{figure.path}: {figure.view}",
         before=("at most " if bound else "") + _ulps(after, figure, old),
         after=_ulps(after, figure, figure.measured),

@@ -56,14 +56,8 @@ def page(difference: Difference) -> str:
     for kind, group in _groups(difference):
         rows = [tuple(markdown.cell(cell) for cell in _row(change)) for change in group]
         worse = sum(change.worse for change in group)
-        made.add(
-            f"<details{' open' * bool(worse)}>",
-            markdown.summary(f"{_title(difference, kind)}: {len(group):,}, for the worse: {worse:,}"),
-            "",
-            *markdown.table(_head(kind), rows),
-            "",
-            "</details>",
-        )
+        title = f"{_title(difference, kind)}: {len(group):,}, for the worse: {worse:,}"
+        made.add(*markdown.fold(title, markdown.table(_head(kind), rows), opened=bool(worse)))
     if commands := list(dict.fromkeys(change.reproduction for change in difference.changes if change.worse)):
         shown = commands[: markdown.NAMED]
         made.add("Reproduce:" if len(shown) == len(commands) else "Reproduce the first:", "", *markdown.block(shown))
@@ -86,10 +80,8 @@ def _pairs(difference: Difference) -> list[str]:
 
 
 def _groups(difference: Difference) -> list[tuple[Aspect, Sequence[CaseChange]]]:
-    groups: dict[Aspect, list[CaseChange]] = {}
-    for change in difference.changes:
-        groups.setdefault(change.kind, []).append(change)
-    return [(kind, groups[kind]) for kind in Aspect if kind in groups]
+    groups = ((kind, [change for change in difference.changes if change.kind is kind]) for kind in Aspect)
+    return [(kind, group) for kind, group in groups if group]
 
 
 def _title(difference: Difference, kind: Aspect) -> str:

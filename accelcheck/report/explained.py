@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.core.files import file_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.report.causes import Cause
-    from accelcheck.report.run import DeviceRun
+from accelcheck.report.causes import Cause
+from accelcheck.report.run import DeviceRun
 
 TEXT = ".txt"
 MOST = 64 * 1024

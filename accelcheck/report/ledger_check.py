@@ -5,24 +5,20 @@ With journals also: entries that no case needs any more, and sizes that are far 
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import fnmatch
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
 from accelcheck.expectations.ledger import MOST_FAULTS, Entry, Ledger, LedgerError, shown
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.core.journal import Record
 
 SOON = 30
 """Days before its expiry from which on an entry is named."""

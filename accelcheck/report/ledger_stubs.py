@@ -7,18 +7,14 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Verdict
 from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.core.journal import Record
 from accelcheck.expectations.ledger import SCHEMA, TODO, Ledger, exception, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.report.run import DeviceRun
+from accelcheck.report.run import DeviceRun
 
 DAYS = 180
 """Days for which a new entry holds."""
@@ -86,8 +82,7 @@ def suggest(
 ) -> tuple[list[str], int]:
     """Suggest entries for unexpected failures; `causes` maps each case that is not green to the title of its cause.
 
-    Returns:
-        Lines of a TOML file that no run can use before a person has written its reasons, and the number of entries.
+    Lines of a TOML file that no run can use before a person has written its reasons, and the number of entries.
     """
     titles = causes(runs)
     stubs: dict[tuple[str, str, _Same], Stub] = {}

@@ -8,19 +8,14 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from accelcheck.core.case import Verdict
+from accelcheck.core.journal import Record
 from accelcheck.report import causes
 from accelcheck.report.console import escaped
 from accelcheck.report.qualification import whole
-from accelcheck.report.run import BAD_FIRST, DeviceRun, counts, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.report.causes import Cause
+from accelcheck.report.run import BAD_FIRST, DeviceRun, counts, labelled, labels
 
 MOST = 65_536
 """Most characters of a comment on GitHub; counted in bytes here, which are no fewer."""
@@ -85,9 +80,9 @@ def block(lines: Iterable[str]) -> list[str]:
     return [f"{fence}text", *kept, fence]
 
 
-def summary(text: str) -> str:
-    """Visible line of a fold, in HTML, in which Markdown is not read."""
-    return f"<summary>{text}</summary>"
+def fold(title: str, lines: Iterable[str], *, opened: bool = False) -> list[str]:
+    """Fold lines under a visible one, in HTML, in which Markdown is not read."""
+    return [f"<details{' open' * opened}>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
 
 
 def tag(text: str) -> str:
@@ -124,15 +119,14 @@ def page(runs: Sequence[DeviceRun]) -> str:
     if foreseen := causes.expected(runs):
         counted = causes.counted(foreseen).replace("cause", "reason")
         rows = [(f"{len(cause.cases):,}", cell(cause.title), cell(cause.link)) for cause in foreseen]
-        shown = table(("cases", "reason", "see"), rows, (0,))
-        made.add("<details>", summary(f"Expected to fail, by the ledger: {counted}"), "", *shown, "", "</details>")
-    if absent := _not_run(runs, names):
+        made.add(*fold(f"Expected to fail, by the ledger: {counted}", table(("cases", "reason", "see"), rows, (0,))))
+    if absent := _not_run(runs):
         idle = sum(len(run.records) - run.executed for run in runs)
-        made.add("<details>", summary(f"Not run: {idle:,} cases"), "", *absent, "", "</details>")
+        made.add(*fold(f"Not run: {idle:,} cases", absent))
     return str(made)
 
 
-def verdict(runs: Sequence[DeviceRun], groups: Sequence[Cause]) -> str:
+def verdict(runs: Sequence[DeviceRun], groups: Sequence[causes.Cause]) -> str:
     """Count the cases that are not right, in a line."""
     executed = sum(run.executed for run in runs)
     if not executed:
@@ -162,9 +156,8 @@ def _devices(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
 def _matrix(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
     """Make a row for each technique that is not green everywhere, and a column for each device."""
     cells: dict[tuple[str, str], list[Record]] = {}
-    for name, run in zip(names, runs, strict=True):
-        for record in run.records:
-            cells.setdefault((record.case.technique, name), []).append(record)
+    for name, record in labelled(runs):
+        cells.setdefault((record.case.technique, name), []).append(record)
     wrong = sorted({name for (name, _), group in cells.items() if not all(record.verdict.green for record in group)})
     rows = [(cell(technique), *(_counted(cells.get((technique, name), [])) for name in names)) for technique in wrong]
     return table(("technique", *map(cell, names)), rows) if rows else []
@@ -174,28 +167,20 @@ def _counted(records: Sequence[Record]) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in counts(records).items()) or "-"
 
 
-def _cause(cause: Cause) -> list[str]:
+def _cause(cause: causes.Cause) -> list[str]:
     count = len(cause.cases)
     named = [f"{label}: {record.case.id}: {record.verdict}" for label, record in cause.cases[:NAMED]]
     more = count - NAMED
     reason = [line[:WIDTH] for line in cause.example.why.splitlines()[:LINES]]
-    return [
-        "<details>",
-        summary(f"{count:,} case{'s' * (count != 1)}: {tag(cause.title)} ({cause.kind})"),
-        "",
-        *block([cause.reproduction, "", *reason]),
-        "",
-        *block([*named, *([f"and {more:,} more"] if more > 0 else [])]),
-        "",
-        "</details>",
-    ]
+    cases = block([*named, *([f"and {more:,} more"] if more > 0 else [])])
+    title = f"{count:,} case{'s' * (count != 1)}: {tag(cause.title)} ({cause.kind})"
+    return fold(title, [*block([cause.reproduction, "", *reason]), "", *cases])
 
 
-def _not_run(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[str]:
+def _not_run(runs: Sequence[DeviceRun]) -> list[str]:
     tally = Counter(
         (name, (record.headline or record.verdict)[:WIDTH])
-        for name, run in zip(names, runs, strict=True)
-        for record in run.records
+        for name, record in labelled(runs)
         if not record.verdict.executed
     )
     ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))

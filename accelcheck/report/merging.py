@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
 from accelcheck.core import bounded, shards
 from accelcheck.core.bounded import MOST_FILE
+from accelcheck.core.case import Verdict
 from accelcheck.core.files import replacing
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import Line, lines, outline, table
 from accelcheck.core.plain import text
 from accelcheck.report.run import BAD_FIRST, UsedLedger, identity, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from accelcheck.core.case import Verdict
 
 MOST_SECTIONS = 20_000
 """Most runs that are merged; more would be an untrusted file of headers."""
@@ -99,10 +96,9 @@ class Merged:
 def merge(paths: Sequence[Path], output: Path, *, same_device: bool = False) -> Merged:
     """Write the runs of several journals, merged ones too, into one; whole or not at all.
 
-    Raises:
-        JournalError: A journal cannot be read, or is not one; the message names file, line and field.
-        DifferentDevicesError: `same_device`, and the runs are not all of one device, with the same versions.
-        MergeError: `output` is one of the journals, or cannot be written.
+    A `JournalError` where one cannot be read, or is none, names file, line and field; a `DifferentDevicesError` where
+    `same_device` is given, and they are not all of one device, with the same versions; a `MergeError` where `output` is
+    one of the journals, or cannot be written.
     """
     for path in paths:
         if output.exists() and path.exists() and output.samefile(path):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from accelcheck.core.case import Case, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.report.console import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.core.journal import Record
 
 
 def reproduce(case: Case, more: Iterable[str] = ()) -> str:

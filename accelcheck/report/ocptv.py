@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from accelcheck.core.case import Figure, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.report.ctrf import begun
 from accelcheck.report.run import DeviceRun, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from accelcheck.core.journal import Record
 
 MAJOR, MINOR = 2, 0
 RAISED = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG, Verdict.DEVICE_LOST})
@@ -78,7 +75,7 @@ def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
             versions["runtime"] = fingerprint.runtime
         software += [
             {
-                "softwareInfoId": _software(name, package),
+                "softwareInfoId": f"{name}: {package}",
                 "name": package,
                 "version": version,
                 "softwareType": "SYSTEM" if package == "runtime" else "APPLICATION",
@@ -99,10 +96,6 @@ def _start(runs: Sequence[DeviceRun], names: Sequence[str]) -> dict[str, Any]:
             "softwareInfos": software,
         },
     }
-
-
-def _software(device: str, package: str) -> str:
-    return f"{device}: {package}"
 
 
 def _end(runs: Sequence[DeviceRun]) -> dict[str, str]:
@@ -149,7 +142,7 @@ def _case(device: str, run: DeviceRun, record: Record) -> Iterator[dict[str, Any
             "error": {
                 "symptom": f"accelcheck-{record.verdict}",
                 "message": f"{case.id}: {record.why}",
-                "softwareInfoIds": [_software(device, "accelcheck")],
+                "softwareInfoIds": [f"{device}: accelcheck"],
             }
         }
     kind = "PASS" if record.verdict is Verdict.PASS else "UNKNOWN" if record.verdict.green else "FAIL"

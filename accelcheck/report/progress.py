@@ -20,7 +20,7 @@ class Progress:
     """
 
     def __init__(self, modes: Iterable[Mode], start: float) -> None:
-        weights = [_weight(mode) for mode in modes]
+        weights = [WEIGHTS.get(mode, 1) for mode in modes]
         self.total = len(weights)
         self._weight = sum(weights)
         self._start = self._spoken = self._now = start
@@ -29,7 +29,7 @@ class Progress:
 
     def finish(self, mode: Mode, now: float) -> str | None:
         """Count a case that has finished at `now`, in seconds; the line that is due, if one is."""
-        self._finished += _weight(mode)
+        self._finished += WEIGHTS.get(mode, 1)
         self.done += 1
         self._now = now
         if self.done >= self.total:
@@ -43,10 +43,6 @@ class Progress:
     def left(self) -> float:
         """Estimated seconds until all cases have finished; at least one has."""
         return (self._weight - self._finished) * (self._now - self._start) / self._finished
-
-
-def _weight(mode: Mode) -> int:
-    return WEIGHTS.get(mode, 1)
 
 
 def rough(seconds: float) -> str:

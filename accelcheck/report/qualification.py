@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import LEVELS, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.expectations import must_pass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.expectations.must_pass import Floor, MustPass
-    from accelcheck.report.run import DeviceRun
+from accelcheck.report.run import DeviceRun
 
 SHOWN = 3
 """Most cases named in a reason."""
@@ -38,15 +33,15 @@ class Qualification:
 
     device: str
     level: int
-    required: MustPass
+    required: must_pass.MustPass
     asked: int
     passed: int
     absent: tuple[str, ...]
     unexecuted: Mapping[str, str]
     wrong: Mapping[str, str]
     red: Mapping[str, str]
-    shown: Floor
-    floor: Floor
+    shown: must_pass.Floor
+    floor: must_pass.Floor
     unproven: tuple[str, ...] = ()
 
     @property

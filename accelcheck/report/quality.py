@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from accelcheck.core import toml
+from accelcheck.core.errors import InputError
 from accelcheck.core.registry import unknown
 
 FOLDER = Path(__file__).parent / "quality_levels"
@@ -24,7 +25,7 @@ MOST_TEXT = 500
 _LINK = re.compile(r"https://[^\s<>()\[\]\"'`|\\]{1,500}")
 
 
-class QualityError(ValueError):
+class QualityError(InputError):
     """A file of items or answers cannot be read or is malformed; the message names file, entry and field."""
 
 
@@ -66,12 +67,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table.
-
-    Attributes:
-        points: Most points of the table, whatever its items add up to.
-        note: Reason why the items add up to another number; empty where they do not.
-    """
+    """One table: its most points, whatever its items add up to, and the reason where that is another number."""
 
     name: str
     title: str
@@ -88,12 +84,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a person or team to an item, with a link to the evidence.
-
-    Attributes:
-        fraction: Fraction from 0 to 1, where the item asks for one.
-        device: Device of the answer; empty for every device.
-    """
+    """The answer of a person or team to an item, with a link to the evidence, for one device, or for all if empty."""
 
     item: str
     yes: bool
@@ -123,11 +114,7 @@ _ANSWER = {
 
 
 def tables(folder: Path = FOLDER) -> tuple[ItemTable, ...]:
-    """Read the tables, in their order.
-
-    Raises:
-        QualityError: A file is malformed.
-    """
+    """Read the tables, in their order; a `QualityError` where a file is malformed."""
     items: dict[str, list[Item]] = {}
     for item in _own(folder / "items.toml").item:
         if not (bool(item.rule) == bool(item.cases) != bool(item.question)):
@@ -145,11 +132,7 @@ def _own(path: Path) -> _File:
 
 
 def answers(path: Path, known: Sequence[ItemTable]) -> tuple[Answer, ...]:
-    """Read a file of answers.
-
-    Raises:
-        QualityError: It cannot be read, names an item that does not exist or is measured, or answers one twice.
-    """
+    """Read answers; a `QualityError` where the file is malformed, names an unknown or measured item, or one twice."""
     items = {item.name: item for table in known for item in table.items}
     by_device: dict[tuple[str, str], Answer] = {}
     for entry in toml.read(path, "answer", _ANSWER, QualityError, SCHEMA):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import accelcheck
+from accelcheck.core.errors import InputError
 from accelcheck.core.files import replacing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from accelcheck.devices.base import Fingerprint
+from accelcheck.core.plain import with_floats
+from accelcheck.devices.base import Fingerprint
 
 SCHEMA = 1
 """Version of the layout."""
@@ -22,16 +21,17 @@ DIGITS = 4
 """Significant digits of measurements: no clock has more, and a diff of two files stays readable."""
 
 
-class ResultsError(ValueError):
+class ResultsError(InputError):
     """A file cannot be written; the message says which, why and what to do."""
 
 
-def writable(path: Path) -> None:
-    """Check that a file can be written, before anything is measured; a `ResultsError` where it cannot."""
-    if path.is_dir():
-        raise ResultsError(f"{path}: expected a file's name, got a folder")
-    if not path.parent.is_dir():
-        raise ResultsError(f"{path}: expected a folder that exists, there is no {path.parent}; make it first")
+def writable(*paths: Path | None) -> None:
+    """Check that files can be written, before anything is measured; a `ResultsError` where one cannot."""
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise ResultsError(f"{path}: expected a file's name, got a folder")
+        if not path.parent.is_dir():
+            raise ResultsError(f"{path}: expected a folder that exists, there is no {path.parent}; make it first")
 
 
 def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ def write(path: Path, kind: str, device: Fingerprint, body: Mapping[str, Any]) -
         "accelcheck": accelcheck.__version__,
         "made": dt.datetime.now(dt.UTC).date().isoformat(),
         "device": device.as_json(),
-        **rounded(body),
+        **with_floats(body, _rounded),
     }
     save(path, json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -62,12 +62,5 @@ def identity(device: Fingerprint) -> str:
     return f"{device.device}: {device.chip} x {device.count}, {device.runtime}, {versions}"
 
 
-def rounded(value: Any) -> Any:
-    """Round floats to `DIGITS` significant digits, at any depth."""
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
-    return value
+def _rounded(value: float) -> float | str:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)

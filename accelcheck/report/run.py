@@ -5,24 +5,21 @@ Runs are of one device if its fingerprint, the versions of accelcheck and Python
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from accelcheck.core import shards
+from accelcheck.core.bounded import Source
 from accelcheck.core.case import LEVELS, Case, Measurement, Verdict
 from accelcheck.core.journal import JournalError, Record
 from accelcheck.core.journal_reading import Section, sections
 from accelcheck.core.plain import text
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
 from accelcheck.report.message import reproduce
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.core.bounded import Source
 
 BAD_FIRST = (
     Verdict.DEVICE_LOST, Verdict.CRASH, Verdict.HANG, Verdict.ERROR, Verdict.FAIL, Verdict.FLAKY, Verdict.XPASS,
@@ -141,16 +138,10 @@ class _Gathered:
     first: tuple[str, Fingerprint | None, str, str, str]
     records: dict[str, Record] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    headers: list[Header] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    platforms: list[str] = field(default_factory=list)
-    selections: list[Mapping[str, Any]] = field(default_factory=list)
-    packages: dict[str, str] = field(default_factory=dict)
-    imports: dict[str, None] = field(default_factory=dict)
-    models: dict[str, OwnModel] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    started: list[str] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)
-    level: int = 1
 
 
 def measurement(record: Record, name: str) -> Measurement | None:
@@ -167,8 +158,7 @@ def counts(records: Iterable[Record]) -> dict[str, int]:
 def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
     """Read journals, or their pieces of a package, merged ones too: the devices, in the order in which they appear.
 
-    Raises:
-        JournalError: A journal cannot be read, or is not one; the message names file, line and field.
+    A `JournalError` where one cannot be read, or is none, names file, line and field.
     """
     gathered: dict[tuple[str, ...], _Gathered] = {}
     for path in paths:
@@ -178,23 +168,31 @@ def load(paths: Sequence[Source]) -> tuple[DeviceRun, ...]:
             _gather(gathered, str(path), section)
         if empty:
             raise JournalError(f"{path}: expected a journal, got a file without a whole line")
-    return tuple(
-        DeviceRun(
-            *run.first,
-            platforms=tuple(dict.fromkeys(run.platforms)),
-            level=run.level,
-            started=min(run.started),
-            selections=tuple(run.selections),
-            packages=dict(sorted(run.packages.items())),
-            imports=tuple(run.imports),
-            models=run.models,
-            records=tuple(run.records[name] for name in sorted(run.records)),
-            sources=tuple(dict.fromkeys(run.sources)),
-            cut_off=tuple(dict.fromkeys(run.cut_off)),
-            remarks=tuple(dict.fromkeys([*run.remarks, *shards.absent(run.selections)])),
-        )
-        for run in gathered.values()
+    return tuple(map(_joined, gathered.values()))
+
+
+def _joined(run: _Gathered) -> DeviceRun:
+    headers = run.headers
+    selections = tuple(header.selection for header in headers)
+    return DeviceRun(
+        *run.first,
+        platforms=tuple(dict.fromkeys(header.platform for header in headers)),
+        level=max(header.level for header in headers),
+        started=min(header.started for header in headers),
+        selections=selections,
+        packages=dict(sorted(ChainMap(*(header.packages for header in reversed(headers))).items())),
+        imports=tuple(dict.fromkeys(name for header in headers for name in header.imports)),
+        models=dict(ChainMap(*(header.models for header in reversed(headers)))),
+        records=tuple(run.records[name] for name in sorted(run.records)),
+        sources=tuple(dict.fromkeys(run.sources)),
+        cut_off=tuple(dict.fromkeys(run.cut_off)),
+        remarks=tuple(dict.fromkeys([*run.remarks, *shards.absent(selections)])),
     )
+
+
+def labelled(runs: Sequence[DeviceRun]) -> list[tuple[str, Record]]:
+    """All records, each with the label of its device."""
+    return [(label, record) for label, run in zip(labels(runs), runs, strict=True) for record in run.records]
 
 
 def labels(runs: Sequence[DeviceRun]) -> list[str]:
@@ -215,11 +213,7 @@ def labels(runs: Sequence[DeviceRun]) -> list[str]:
 
 
 def read_header(source: str, header: Mapping[str, Any]) -> tuple[Header, dict[str, Fingerprint | None]]:
-    """Parse a header, and the fingerprint of each of its devices; None for one that was absent.
-
-    Raises:
-        JournalError: A field has another type; the message names `source` and the field.
-    """
+    """Parse a header, and each device's fingerprint, None for an absent one; a `JournalError` names a wrong field."""
     try:
         fields = msgspec.convert(dict(header), Header)
         fingerprints = {
@@ -257,13 +251,7 @@ def _gather(gathered: dict[tuple[str, ...], _Gathered], source: str, section: Se
             gathered[key] = _Gathered((name, fingerprint, capability, header.accelcheck, header.python))
         run = gathered[key]
         run.sources.append(source)
-        run.platforms.append(header.platform)
-        run.selections.append(header.selection)
-        run.packages.update(header.packages)
-        run.imports.update(dict.fromkeys(header.imports))
-        run.models.update(header.models)
-        run.started.append(header.started)
-        run.level = max(run.level, header.level)
+        run.headers.append(header)
         if section.end is None:
             run.cut_off.append(source)
             run.remarks.append(f"{source}: the run was cut off" + (", in the middle of a line" if section.cut else ""))

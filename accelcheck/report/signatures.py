@@ -162,10 +162,11 @@ def _known(text: str, trace: str) -> Signature | None:
     """Find a fault that torch or the operating system words the same way everywhere."""
     # Lines of source code stand indented in a traceback, and may hold the text of an error that was not raised.
     message = "\n".join([text, *(line for line in trace.splitlines() if line[:1] not in {"", " ", "\t"})])
-    for find in (_kernel, _feature, _environment):
-        signature = find(message)
-        if signature is not None:
-            return signature
+    if (signature := _kernel(message)) is not None:
+        return signature
+    for word, pattern, kind, title in _WORDED:
+        if word in message and (match := pattern.search(message)) is not None:
+            return Signature(kind, _short(title.format(*match.groups())))
     return None
 
 
@@ -190,28 +191,17 @@ _KEYS = ("Autograd", "Sparse", "Quantized", "Nested")
 """Dispatch keys for which a device has kernels of their own."""
 
 
-def _feature(text: str) -> Signature | None:
-    if "utocast" in text and _AUTOCAST.search(text):
-        return Signature(Kind.FEATURE, "autocast is not registered")
-    if _PICKLE.search(text):
-        return Signature(Kind.FEATURE, "storages cannot be saved")
-    if _STORAGE.search(text):
-        return Signature(Kind.FEATURE, "storages cannot be copied or shared")
-    return None
-
-
-def _environment(text: str) -> Signature | None:
-    if "emory" in text and _MEMORY.search(text):
-        return Signature(Kind.ENVIRONMENT, "out of memory")
-    if _DISK.search(text):
-        return Signature(Kind.ENVIRONMENT, "no space left on the disk")
-    if (match := _MODULE.search(text)) is not None:
-        return Signature(Kind.ENVIRONMENT, f"the module {match[1]} is missing")
-    if ".so" in text and (match := _LIBRARY.search(text)) is not None:
-        return Signature(Kind.ENVIRONMENT, f"the library {match[1]} is missing")
-    if (match := _DEVICE_ERROR.search(text)) is not None:
-        return Signature(Kind.EXCEPTION, _short(match[1]))
-    return None
+_WORDED = (
+    ("utocast", _AUTOCAST, Kind.FEATURE, "autocast is not registered"),
+    ("", _PICKLE, Kind.FEATURE, "storages cannot be saved"),
+    ("", _STORAGE, Kind.FEATURE, "storages cannot be copied or shared"),
+    ("emory", _MEMORY, Kind.ENVIRONMENT, "out of memory"),
+    ("", _DISK, Kind.ENVIRONMENT, "no space left on the disk"),
+    ("", _MODULE, Kind.ENVIRONMENT, "the module {} is missing"),
+    (".so", _LIBRARY, Kind.ENVIRONMENT, "the library {} is missing"),
+    ("", _DEVICE_ERROR, Kind.EXCEPTION, "{}"),
+)
+"""Words without which a text is not searched, what is then searched for, and kind and title of the cause."""
 
 
 def _place(trace: str) -> str:
@@ -270,21 +260,16 @@ _WRONG = ("random numbers are wrong", "wrong values", "wrong NaN or infinity")
 
 
 def _fault(record: Record, fault: Fault) -> Signature:
-    kind, title = _named(record, fault)
-    return Signature(kind, title, frozenset({_leaf(fault.path)}) if title in _WRONG else frozenset())
-
-
-def _named(record: Record, fault: Fault) -> tuple[Kind, str]:
-    """Kind and title of the cause of one fault; the title is one of `_WRONG` where values are wrong."""
+    """Cause of one fault; the title is one of `_WRONG`, and there is a path, where values are wrong."""
     if fault.kind is FaultKind.RAISED:
-        signature = _error(record, exception(fault))
-        return signature.kind, signature.title
+        return _error(record, exception(fault))
     if fault.kind is FaultKind.EVIDENCE and fault.view:
-        return Kind.OPERATOR, _short(f"{fault.view}: no kernel, runs on the CPU")
+        return Signature(Kind.OPERATOR, _short(f"{fault.view}: no kernel, runs on the CPU"))
     if fault.kind not in _NAMED:
-        return Kind.VALUES, _short(_general(str(fault), record))
-    kind, title = _NAMED[fault.kind]
-    return kind, _short(title(fault, record))
+        return Signature(Kind.VALUES, _short(_general(str(fault), record)))
+    kind, named = _NAMED[fault.kind]
+    title = _short(named(fault, record))
+    return Signature(kind, title, frozenset({_leaf(fault.path)}) if title in _WRONG else frozenset())
 
 
 _NAMED: Mapping[FaultKind, tuple[Kind, Callable[[Fault, Record], str]]] = {
@@ -321,18 +306,13 @@ def _leaf(path: str) -> str:
     kind, _, name = path.partition(":")
     if kind == "buffer":
         return name.partition("@")[0].partition(" ")[0].rpartition(".")[2]
-    for prefix, called in (
-        ("out", "outputs"),
-        ("grad", "gradients"),
-        ("loss", "losses"),
-        ("norm", "gradients"),
-        ("parameter", "parameters"),
-    ):
+    for prefix, called in _LEAVES.items():
         if kind.startswith(prefix):
             return called
     return _HIDE_NUMBER.sub(HIDDEN, kind.partition(" ")[0].partition("[")[0])
 
 
+_LEAVES = {"out": "outputs", "grad": "gradients", "loss": "losses", "norm": "gradients", "parameter": "parameters"}
 _HIDE_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
 _HIDE_LONG_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_.]+(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
 _HIDE = (

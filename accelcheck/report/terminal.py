@@ -1,30 +1,34 @@
-"""Writes the terminal's header and summary: devices, matrix of techniques, counts, the slowest cases. No torch."""
+"""Writes the terminal's header and summary: devices, matrix of techniques, counts, timed and slowest cases. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 import accelcheck
 from accelcheck.core.case import UNSEEN, Verdict
 from accelcheck.core.imports import OPTION
+from accelcheck.core.journal import Record
+from accelcheck.core.units import duration, size
+from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations.ceilings import PREFIX
 from accelcheck.expectations.chips import RUNS, TRIED
-from accelcheck.report import qualification, speed
+from accelcheck.report import qualification
 from accelcheck.report.console import aligned, escaped
-from accelcheck.report.run import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import pytest
-
-    from accelcheck.core.journal import Record
-    from accelcheck.devices.base import Fingerprint
-    from accelcheck.report.coverage import SelectedRun
+from accelcheck.report.coverage import SelectedRun
+from accelcheck.report.run import counts, measurement
 
 SLOWEST = 5
+TIMED = (
+    "technique", "workload", "mode", "dtype", "median", "speed-up", "interval", "is", "same prec.", "peak",
+    "of eager's", "first call", "cached", "launches", "baseline",
+)  # fmt: skip
+"""Columns of the table of timed cases."""
+SHOWN = 3
+"""Most cases named in a note; of more, it gives the number."""
 
 
 def header(run: SelectedRun) -> list[str]:
@@ -54,7 +58,7 @@ def summary(
     _sections(
         reporter,
         matrix(judged, run.selection.devices),
-        speed.lines(judged),
+        timed_lines(judged),
         _counted("not run:", ((r.case.device, r.reason) for r in judged if not r.verdict.executed)),
         _remarked("unsupported found by trying", (r for r in judged if r.remark == TRIED)),
         _counted("evidence that could not be had:", unseen),
@@ -82,7 +86,7 @@ def brief(
 ) -> None:
     """Write the matrix, times and totals of the cases of models' tests, and lines about explained causes."""
     devices = tuple(dict.fromkeys(record.case.device for record in records))
-    _sections(reporter, matrix(list(records), devices), speed.lines(records), _listed(explained), [_totals(records)])
+    _sections(reporter, matrix(list(records), devices), timed_lines(records), _listed(explained), [_totals(records)])
     if journal is not None:
         reporter.write_line(escaped(f"journal: {journal}"))
 
@@ -180,6 +184,74 @@ def _cell(records: list[Record]) -> str:
     if len(codes) == 1 and (code := codes.pop()):
         return f"{records[0].verdict} [{code}]"
     return ", ".join(f"{number} {verdict}" for verdict, number in counts(records).items())
+
+
+def timed_lines(records: Iterable[Record]) -> list[str]:
+    """Format the table and notes on baselines; empty if no case was timed."""
+    timed = [record for record in records if record.measurements and record.case.timed]
+    if not timed:
+        return []
+    rows = [_row(record) for record in timed]
+    devices = {record.case.device for record in timed}
+    title = (
+        "speed beside FP32 eager in the same process, peak memory, seconds of the first call (caches cold, then warm):"
+    )
+    table = [title if len(devices) == 1 else f"{', '.join(sorted(devices))}: {title}", *aligned([TIMED, *rows])]
+    fewer = [(f"  {record.case.id}", why) for record in timed if (why := _fewer(record))]
+    if fewer:
+        table += ["", "launches fewer than eager:", *aligned(fewer)]
+    held = [record for record in timed if measurement(record, "baseline-detectable") is not None]
+    if held:
+        table.append(
+            f"compared with baselines: {len(held)} of {len(timed)} cases; in brackets the factor from which on it is "
+            "a regression, and the smallest slowdown that such a check finds in 95 of 100 runs"
+        )
+    notes: dict[str, list[str]] = {}
+    for record in timed:
+        change = measurement(record, "baseline-change")
+        if change is not None and change.value is None:
+            notes.setdefault(change.reason, []).append(record.case.id)
+    for note, cases in sorted(notes.items()):
+        table.append(f"baseline: {note} ({', '.join(cases) if len(cases) <= SHOWN else f'{len(cases)} cases'})")
+    return table
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    by_name = {known.name: known for known in record.measurements}
+    values = {known.name: known.value for known in record.measurements}
+    case, speed_up, change = record.case, by_name.get("speed-up"), by_name.get("baseline-change")
+    peak, eager_peak = values.get("peak-memory"), values.get("peak-memory-fp32-eager")
+    launches, eager_launches = values.get("launches"), values.get("launches-fp32-eager")
+    detectable = values.get("baseline-detectable")
+    return (
+        case.technique,
+        case.workload,
+        str(case.mode),
+        case.dtype,
+        _shown(values.get("latency"), duration, "-"),
+        _shown(values.get("speed-up"), "{:.2f}x".format),
+        "" if speed_up is None or speed_up.low is None else f"{speed_up.low:.3f}..{speed_up.high:.3f}",
+        "" if speed_up is None else speed_up.reason.partition(",")[0],
+        _shown(values.get("speed-up-same-precision"), "{:.2f}x".format),
+        _shown(peak, lambda count: size(int(count)), "-"),
+        "" if peak is None or not eager_peak else f"{100 * peak / eager_peak:.0f} %",
+        _shown(values.get("first-call-cold"), duration, "-"),
+        _shown(values.get("first-call-warm"), duration, "-"),
+        "" if launches is None or eager_launches is None else f"{launches:.0f} of {eager_launches:.0f}",
+        "" if change is None or detectable is None else f"{change.value:.3f} ({change.high:.3f}, {detectable:.3f})",
+    )
+
+
+def _shown(value: float | None, form: Callable[[float], str], absent: str = "") -> str:
+    return absent if value is None else form(value)
+
+
+def _fewer(record: Record) -> str:
+    """Compare the launches of a case with those of eager, if there are fewer; else empty."""
+    own, eager = (measurement(record, name) for name in ("launches", "launches-fp32-eager"))
+    if own is None or own.value is None or eager is None or eager.value is None or own.value >= eager.value:
+        return ""
+    return own.reason
 
 
 def _identity(fingerprint: Fingerprint) -> str:

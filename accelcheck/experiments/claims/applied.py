@@ -43,11 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Applied(Experiment):
-    """A technique on a workload.
+    """A technique on a workload, forward or in training.
 
     Attributes:
-        name: Name in the file of claims.
-        mode: Forward or train.
         dtype: Storage dtype of the technique's side; eager's is float32.
         elsewhere: Names of techniques that replace it, by feature of the device.
     """

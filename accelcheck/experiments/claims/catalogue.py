@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelcheck.core import toml
+from accelcheck.core.errors import InputError
 from accelcheck.core.registry import unknown
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ WHOLE_PERCENT = 0.005
 """Tolerance for memory, which is claimed in whole percents: a value that rounds to the figure reaches it."""
 
 
-class ClaimsError(ValueError):
+class ClaimsError(InputError):
     """A file of claims is invalid; the message names file, entry and field."""
 
 
@@ -95,13 +96,7 @@ class ClaimStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured figure.
-
-    Attributes:
-        value: Value in the unit of the claim's `What`.
-        low, high: Interval; both equal the value if it is exact.
-        how: Times or bytes that it was computed from, in words.
-    """
+    """A figure in the unit of the claim's `What`, its interval, and the times or bytes that it follows from."""
 
     value: float
     low: float

@@ -28,9 +28,7 @@ LONG = 0.2
 class Side:
     """One of the two implementations: a call does the work once, on the device whose clock times it.
 
-    Attributes:
-        held: Bytes of parameters and inputs.
-        ready: Function that frees memory of earlier calls, before memory is measured.
+    `held` are the bytes of parameters and inputs; `ready` frees memory of earlier calls, before memory is measured.
     """
 
     call: Callable[[], object]
@@ -43,8 +41,7 @@ class Side:
 class Contest:
     """Both sides, right and ready: `fast` is what the claim is about, and `plain` what it compares with.
 
-    Attributes:
-        others: Functions that measure figures other than time and memory of the calls, by quantity.
+    `others` are functions that measure figures other than time and memory of the calls, by quantity.
     """
 
     plain: Side

@@ -50,12 +50,8 @@ def promised(claim: Claim) -> str:
 def _plain(answer: ClaimResult) -> dict[str, Any]:
     claim, measured = answer.claim, answer.measured
     return {
-        "what": claim.what,
-        "workload": claim.workload,
-        "least": claim.least,
-        "most": claim.most,
+        **{name: getattr(claim, name) for name in ("what", "workload", "least", "most", "source")},
         "devices": list(claim.classes),
-        "source": claim.source,
         "published": claim.published,
         "outcome": answer.outcome,
         **({"value": None, "low": None, "high": None, "how": ""} if measured is None else asdict(measured)),

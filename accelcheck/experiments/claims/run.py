@@ -37,18 +37,12 @@ def _answers(device: Device, claims: Sequence[Claim], experiment: Experiment) ->
     results = {claim: absent(claim, told[claim]) for claim in claims if claim not in left}
     if left:
         try:
-            results |= _contested(device, left, experiment)
+            with device.strict_float32(), experiment.contest(device) as contest:
+                for claim in left:
+                    with undisturbed():
+                        results[claim] = judged(claim, measured(contest, claim.what, claim.figure))
         except Unsupported as answer:
             results |= {claim: absent(claim, answer.capability) for claim in left}
         except Exception as error:  # noqa: BLE001 - any failure of an experiment is the result of its claims
             results |= {claim: wrong(claim, brief(error)) for claim in left}
     yield from (results[claim] for claim in claims)
-
-
-def _contested(device: Device, claims: Sequence[Claim], experiment: Experiment) -> dict[Claim, ClaimResult]:
-    results = {}
-    with device.strict_float32(), experiment.contest(device) as contest:
-        for claim in claims:
-            with undisturbed():
-                results[claim] = judged(claim, measured(contest, claim.what, claim.figure))
-    return results

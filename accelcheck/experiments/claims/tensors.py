@@ -34,10 +34,7 @@ class Strided(Experiment):
     """An operator on a tensor that is not contiguous, beside the same values in a contiguous tensor.
 
     Attributes:
-        name: Name in the file of claims.
-        shapes: Shapes of the operands.
         swapped: Two dimensions of the first operand that are swapped in memory.
-        operator: Operator on the operands.
         depth: Number of products that an element of the result sums; 0 for no sum, where the result must be exact.
     """
 
@@ -70,11 +67,7 @@ class Strided(Experiment):
 class InPlace(Experiment):
     """An operator that overwrites its input or an intermediate result, beside one that does not.
 
-    Attributes:
-        name: Name in the file of claims.
-        shapes: Shapes of the operands.
-        plain, saving: Operators on the operands; `saving` may overwrite the first operand.
-        depth: Number of products that an element of the result sums.
+    `saving` may overwrite the first operand. `depth` is the number of products that an element of the result sums.
     """
 
     name: str
@@ -107,13 +100,10 @@ def drawn(device: Device, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def check(operator: Operator, operands: Sequence[Tensor], depth: int) -> None:
-    """Compare an operator's result with FP64.
+    """Compare an operator's result with FP64; a `WrongError` where the error is larger than rounding explains.
 
     A sum of `depth` products, in any order, errs by at most ``depth u / (1 - depth u)`` times the sum of their
     magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5); a following ReLU amplifies none.
-
-    Raises:
-        WrongError: The error is larger.
     """
     exact = [operand.cpu().double() for operand in operands]
     error = (operator(*operands).cpu().double() - operator(*(value.clone() for value in exact))).abs()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -18,15 +20,10 @@ from accelcheck.core.units import size
 from accelcheck.report.advice import by_device
 from accelcheck.report.causes import causes, counted, expected
 from accelcheck.report.explained import explained
-from accelcheck.report.html import experiments, figures, payload, tables
+from accelcheck.report.html import figures, payload, tables
+from accelcheck.report.html.experiments import ClaimsResult, CurveResult, seconds
 from accelcheck.report.results import save
 from accelcheck.report.run import BAD_FIRST, DeviceRun, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from accelcheck.report.html.experiments import ClaimsResult, CurveResult
 
 CHART = "vendored/chart-4.6.1.umd.min.js"
 """Chart.js, MIT licence (vendored/chart-LICENSE.md), as npm has it, without the address of its source map.
@@ -122,7 +119,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "plain": _plain,
-        "seconds": experiments.seconds,
+        "seconds": seconds,
         "size": lambda count: size(int(count)),
         "number": lambda value: f"{value:,}",
         "figure": lambda value: "" if value is None else f"{value:.3g}",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from accelcheck.core import bounded
+from accelcheck.core.errors import InputError
 from accelcheck.core.plain import text
 from accelcheck.core.units import duration
 from accelcheck.devices.base import Fingerprint, fingerprint_from_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST_BYTES = 16 * bounded.MIB
 """Most bytes of one file: a thousand times the size of the stored ones."""
@@ -22,7 +21,7 @@ SCHEMA = 1
 Word = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
-class ResultFileError(ValueError):
+class ResultFileError(InputError):
     """A file of results cannot be read; the message names the file, what was expected and what came."""
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import SCHEME
+from accelcheck.core.journal import Record
 from accelcheck.report.run import DeviceRun, measurement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.core.journal import Record
 
 ERROR_VIEW = "row"
 """View that is plotted: the relative error of the worst row; techniques with a scheme of their own have `SCHEME`."""
@@ -35,11 +31,7 @@ class _Spread:
 
 @dataclass(frozen=True, slots=True)
 class TradeOff(_Spread):
-    """A technique's speed-up over FP32 eager and its error.
-
-    Attributes:
-        error: Largest relative error of a row against the FP32 model; None where no case has that view.
-    """
+    """A technique's speed-up, and its largest relative error of a row against FP32, if a case has that view."""
 
     error: float | None
 
@@ -74,11 +66,9 @@ def tradeoffs(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[TradeOff]
                 off = largest(record, SCHEME)
                 by_case[key].append((speed, largest(record, ERROR_VIEW) if off is None else off))
     rows = []
-    for (technique, label, mode), pairs in sorted(by_case.items()):
-        speeds = [speed for speed, _ in pairs]
+    for key, pairs in sorted(by_case.items()):
         worst = max((error for _, error in pairs if error is not None), default=None)
-        middle = _median(speeds)
-        rows.append(TradeOff(technique, label, mode, len(pairs), middle, min(speeds), max(speeds), worst))
+        rows.append(TradeOff(*_spread(key, [speed for speed, _ in pairs]), worst))
     return rows
 
 
@@ -91,15 +81,14 @@ def memory(runs: Sequence[DeviceRun], names: Sequence[str]) -> list[MemoryShare]
             # A journal may hold anything, and JSON has no infinity.
             if peak is not None and eager is not None and eager > 0 and peak >= 0 and math.isfinite(peak / eager):
                 by_case[record.case.technique, label, str(record.case.mode)].append((peak / eager, peak))
-    rows = []
-    for (technique, label, mode), pairs in sorted(by_case.items()):
-        shares = [share for share, _ in pairs]
-        middle = _median(shares)
-        most = max(peak for _, peak in pairs)
-        rows.append(MemoryShare(technique, label, mode, len(pairs), middle, min(shares), max(shares), most))
-    return rows
+    return [
+        MemoryShare(*_spread(key, [share for share, _ in pairs]), max(peak for _, peak in pairs))
+        for key, pairs in sorted(by_case.items())
+    ]
 
 
-def _median(values: Sequence[float]) -> float:
-    """Median of finite numbers; halves are added, since the sum of two large ones may not be finite."""
-    return statistics.median_low(values) / 2 + statistics.median_high(values) / 2
+def _spread(key: tuple[str, str, str], values: Sequence[float]) -> tuple[str, str, str, int, float, float, float]:
+    """The fields of a `_Spread`."""
+    # Halves are added, since the sum of two large numbers may not be finite.
+    middle = statistics.median_low(values) / 2 + statistics.median_high(values) / 2
+    return *key, len(values), middle, min(values), max(values)

@@ -11,19 +11,16 @@ import base64
 import gzip
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.plain import text
 from accelcheck.report.html import figures
 from accelcheck.report.run import BAD_FIRST, DeviceRun
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 BLOCK = 400
 """Cases of one block of details, which opens in some milliseconds."""

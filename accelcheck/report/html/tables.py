@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from accelcheck.core.journal import Record
 from accelcheck.report.qualification import Qualification, highest, qualification
 from accelcheck.report.run import DeviceRun, counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +24,18 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The first lines about a device.
+    """The first lines about a device: its run, a verdict in a sentence, and its qualification at its level.
 
     Attributes:
         state: ``good``: qualifies at its level; ``part``: does not, but all cases are green; ``bad``: some are not.
-        title: Verdict in a sentence.
-        qualified, reasons: Qualification at its level, in a sentence, and the reasons against it.
-        counts: Number of cases by verdict, the worst verdict first.
-        compared: Number of elements compared with the oracle.
-        absent: Reason for the device's absence; empty where it was there.
         not_run: Reasons of cases that did not run, the most frequent one first.
     """
 
     label: str
+    run: DeviceRun
     state: str
     title: str
-    qualified: str
-    reasons: tuple[str, ...]
-    counts: Mapping[str, int]
-    executed: int
-    compared: int
-    absent: str
+    qualified: Qualification
     not_run: tuple[Reason, ...]
 
     @property
@@ -67,19 +54,10 @@ class MatrixCell:
 
 def standing(run: DeviceRun, label: str) -> Standing:
     """Summarize a device."""
-    records, asked = run.records, qualification(run)
-    return Standing(
-        label,
-        "bad" if not run.green else "good" if asked.holds else "part",
-        _title(run, asked),
-        str(asked),
-        asked.reasons,
-        run.counts(),
-        run.executed,
-        sum(record.compared for record in records),
-        "" if run.fingerprint is not None else run.capability,
-        _reasons(record for record in records if not record.verdict.executed),
-    )
+    asked = qualification(run)
+    state = "bad" if not run.green else "good" if asked.holds else "part"
+    not_run = _reasons(record for record in run.records if not record.verdict.executed)
+    return Standing(label, run, state, _title(run, asked), asked, not_run)
 
 
 def matrix(runs: Sequence[DeviceRun]) -> dict[str, list[MatrixCell | None]]:
@@ -109,11 +87,9 @@ def _cell(records: Sequence[Record]) -> MatrixCell:
 
 
 def _reasons(records: Iterable[Record]) -> tuple[Reason, ...]:
-    tally = Counter[tuple[str, str, str]]()
-    techniques = defaultdict(set)
+    techniques: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for record in records:
-        key = (str(record.verdict), record.code, record.headline.removeprefix(f"{record.verdict} [{record.code}] "))
-        tally[key] += 1
-        techniques[key].add(record.case.technique)
-    ordered = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Reason(*key, number, tuple(sorted(techniques[key]))) for key, number in ordered)
+        text = record.headline.removeprefix(f"{record.verdict} [{record.code}] ")
+        techniques[str(record.verdict), record.code, text].append(record.case.technique)
+    ordered = sorted(techniques.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple(Reason(*key, len(names), tuple(sorted(set(names)))) for key, names in ordered)

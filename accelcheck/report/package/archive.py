@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 import tarfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from accelcheck.core import bounded
 from accelcheck.core.bounded import MIB, Piece
+from accelcheck.core.errors import InputError
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 BLOCK = 512
 MOST_FILE = 4096 * MIB
@@ -38,19 +37,13 @@ _KINDS = {
 _COMPRESSED = {b"PK": "zip", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class NotPackageError(ValueError):
+class NotPackageError(InputError):
     """A file is no package; the message names the file and its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMember:
-    """A member in an archive.
-
-    Attributes:
-        name: Name of the member.
-        piece: Place of its content.
-        problem: Fault of its header or place; empty where there is none.
-    """
+    """A member in an archive: its name, the place of its content, and the fault of its header or place, if any."""
 
     name: str
     piece: Piece
@@ -70,15 +63,7 @@ def header(name: str, size: int) -> bytes:
 
 
 def write(file: IO[bytes], members: Iterable[tuple[str, int, Iterable[bytes]]]) -> None:
-    """Write an archive.
-
-    Args:
-        file: Output.
-        members: Name, size in bytes and content of each member.
-
-    Raises:
-        ValueError: A content has another size than stated.
-    """
+    """Write an archive of members: name, size in bytes, content; a `ValueError` where a content has another size."""
     for name, size, content in members:
         file.write(header(name, size))
         written = 0
@@ -91,11 +76,7 @@ def write(file: IO[bytes], members: Iterable[tuple[str, int, Iterable[bytes]]]) 
 
 
 def first(path: Path, name: str) -> FoundMember:
-    """Find the first member.
-
-    Raises:
-        NotPackageError: Its name is not `name`, or the file is no archive.
-    """
+    """Find the first member; a `NotPackageError` where its name is not `name`, or the file is no archive."""
     try:
         member = next(walk(path, {}), None)
         start = bounded.read(Piece(path, 0, 8, str(path)), 8)
@@ -114,12 +95,8 @@ def first(path: Path, name: str) -> FoundMember:
 def walk(path: Path, expected: Mapping[int, tuple[str, int]]) -> Iterator[FoundMember]:
     """Walk over the members; a last one without a name stands for a wrong end of the archive.
 
-    Args:
-        path: Path of the archive.
-        expected: Name and size of the member that belongs at a byte, which replace a header that cannot be read.
-
-    Raises:
-        UnreadableFileError: The file cannot be read, or exceeds a bound.
+    `expected` has name and size of the member that belongs at a byte, which replace a header that cannot be read. An
+    `UnreadableFileError` where the file cannot be read, or exceeds a bound.
     """
     with bounded.opened(path, MOST_FILE) as file:
         end = file.seek(0, 2)

@@ -44,11 +44,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def links(journal: bounded.Source) -> Iterator[Link]:
-    """Compute the chain of a journal.
-
-    Raises:
-        UnreadableFileError: It cannot be read, or exceeds a bound.
-    """
+    """Compute the chain of a journal; an `UnreadableFileError` where it cannot be read, or exceeds a bound."""
     last = START
     for _, raw in bounded.lines(journal):
         line = raw.removesuffix(b"\n")
@@ -62,13 +58,9 @@ def encode(link: Link) -> bytes:
 
 
 def differences(journal: bounded.Source, chain: bounded.Source) -> tuple[list[str], int, str]:
-    """Compare a journal with its chain.
+    """Compare a journal with its chain: a text for each line that differs, the number of lines, the last hash.
 
-    Returns:
-        Text for each line that differs; number of lines of the journal; last hash of its own chain.
-
-    Raises:
-        UnreadableFileError: One of them cannot be read, or exceeds a bound.
+    The last two are the journal's own. An `UnreadableFileError` where one of them cannot be read, or exceeds a bound.
     """
     stored = (raw for _, raw in bounded.lines(chain))
     count, head, same = 0, "", True

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from accelcheck.core.bounded import Source
 from accelcheck.core.journal import JournalError
 from accelcheck.core.journal_reading import lines, outline, table
 from accelcheck.core.plain import text
+from accelcheck.devices.base import Fingerprint
 from accelcheck.expectations import must_pass
 from accelcheck.report.run import Header, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.core.bounded import Source
-    from accelcheck.devices.base import Fingerprint
 
 MOST_HEADERS = 20_000
 """Most headers kept of a journal."""
@@ -33,11 +30,7 @@ class RunHeader(NamedTuple):
 
 
 def headers(journal: Source) -> list[RunHeader]:
-    """Check every line of a journal, and parse its headers.
-
-    Raises:
-        JournalError: The journal is malformed, or has no whole line.
-    """
+    """Check a journal's lines, and parse its headers; a `JournalError` where it is malformed, or has no whole line."""
     parsed: list[RunHeader] = []
     for line in lines(journal, outlined=True):
         if line.kind == "case":
@@ -56,11 +49,7 @@ def devices(journals: Iterable[tuple[str, Sequence[RunHeader]]]) -> bytes:
     runs: list[dict[str, Any]] = [
         {
             "journal": name,
-            "started": header.started,
-            "accelcheck": header.accelcheck,
-            "python": header.python,
-            "platform": header.platform,
-            "level": header.level,
+            **{field: getattr(header, field) for field in ("started", "accelcheck", "python", "platform", "level")},
             "devices": {device: asdict(known) if known is not None else None for device, known in fingerprints.items()},
             "packages": header.packages,
             "ledgers": msgspec.to_builtins(header.ledgers),

@@ -44,12 +44,10 @@ class ListedJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifest of a package.
+    """The manifest of a package, and the version of accelcheck that packed it.
 
-    Attributes:
-        accelcheck: Version that packed it.
-        members: Members but the manifest, its signature and its digest, sorted by name.
-        missing: Files that the journals name and the package lacks.
+    `members` has all but the manifest, its signature and its digest, sorted by name, and `missing` the files that the
+    journals name and the package lacks.
     """
 
     schema: int
@@ -68,11 +66,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """Read a manifest.
-
-    Raises:
-        ManifestError: It is not JSON, of another schema, has a wrong field, or another spelling than `encode` gives.
-    """
+    """Read a manifest; a `ManifestError` where it is not JSON, of another schema or spelling, or has a wrong field."""
     try:
         manifest = _DECODER.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import accelcheck
 from accelcheck.core import bounded
+from accelcheck.core.errors import InputError
 from accelcheck.core.files import replacing
 from accelcheck.expectations import ledger as ledgers
 from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.report.package.contents import RunHeader
 
 MOST_LEDGER = 16 * bounded.MIB
 """Most bytes of a ledger."""
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
-class PackError(ValueError):
+class PackError(InputError):
     """A package cannot be made; the message says what to do."""
 
 
@@ -43,18 +39,15 @@ class Content:
         return cls(len(content), hashlib.sha256(content).hexdigest(), content)
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the content.
-
-        Raises:
-            PackError: The file has changed since its hash was computed.
-        """
+        """Read the content; a `PackError` where the file has changed since its hash was computed."""
         if isinstance(self.source, bytes):
             yield self.source
             return
         digest = hashlib.sha256()
-        for chunk in bounded.chunks(self.source, archive.MOST_MEMBER):
-            digest.update(chunk)
-            yield chunk
+        with bounded.opened(self.source, archive.MOST_MEMBER) as file:
+            while chunk := file.read(bounded.MIB):
+                digest.update(chunk)
+                yield chunk
         if digest.hexdigest() != self.sha256:
             raise PackError(f"{self.source}: changed while it was packed: pack again when the run has ended")
 
@@ -145,10 +138,10 @@ def _write(output: Path, members: Mapping[str, Content]) -> None:
 
 def _journals(
     paths: Sequence[Path],
-) -> tuple[dict[str, Content], list[manifest.ListedJournal], list[RunHeader], list[str]]:
+) -> tuple[dict[str, Content], list[manifest.ListedJournal], list[contents.RunHeader], list[str]]:
     """Make members of the journals and their chains; also the manifest's list of them, their headers, and remarks."""
     notes: list[str] = []
-    read: dict[str, tuple[tuple[object, ...], Path, Content, list[RunHeader]]] = {}
+    read: dict[str, tuple[tuple[object, ...], Path, Content, list[contents.RunHeader]]] = {}
     for path in paths:
         content = _file(path)
         if content.sha256 in read:
@@ -159,7 +152,7 @@ def _journals(
         read[content.sha256] = (sorted(first.devices), first.started, content.sha256), path, content, headers
     members: dict[str, Content] = {}
     listed: list[manifest.ListedJournal] = []
-    by_name: dict[str, list[RunHeader]] = {}
+    by_name: dict[str, list[contents.RunHeader]] = {}
     for number, (_, path, content, headers) in enumerate(sorted(read.values(), key=lambda entry: entry[0]), start=1):
         name, chained = f"journals/{number:03}.jsonl", f"chains/{number:03}.jsonl"
         links = [*chain.links(path)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from accelcheck.core import bounded
+from accelcheck.core.errors import InputError
 from accelcheck.core.plain import text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INSTALL = "pip install 'accelcheck[sign]'"
 COMMENT = "signature of an accelcheck package"
@@ -19,7 +18,7 @@ MOST = 64 * 1024
 """Most bytes of a key or a signature."""
 
 
-class SigningError(ValueError):
+class SigningError(InputError):
     """A manifest cannot be signed, or a key cannot be read; the message names a remedy."""
 
 
@@ -35,10 +34,8 @@ def available() -> str:
 def sign(manifest: bytes, key: Path) -> bytes:
     """Sign the bytes of a manifest with a secret key of ``minisign -G``; the signature has the same bytes each time.
 
-    The password of the key is asked for on a terminal.
-
-    Raises:
-        SigningError: py-minisign is not installed, or the key cannot be read.
+    The password of the key is asked for on a terminal. A `SigningError` where py-minisign is not installed, or the key
+    cannot be read.
     """
     minisign = _library()
     try:
@@ -52,11 +49,7 @@ def sign(manifest: bytes, key: Path) -> bytes:
 
 
 def public_key(path: Path) -> Any:
-    """Read a key that checks signatures.
-
-    Raises:
-        SigningError: py-minisign is not installed, or the key cannot be read.
-    """
+    """Read a key that checks signatures; a `SigningError` where it cannot be read, or py-minisign is not installed."""
     minisign = _library()
     try:
         return minisign.PublicKey.from_bytes(_read(path))

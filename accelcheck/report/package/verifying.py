@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from accelcheck.core import bounded
+from accelcheck.core.bounded import Piece
 from accelcheck.core.journal import JournalError
 from accelcheck.core.plain import text
 from accelcheck.expectations import must_pass
 from accelcheck.report.package import archive, chain, contents, manifest, signing
 from accelcheck.report.qualification import Qualification, qualification
 from accelcheck.report.run import DeviceRun, load
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accelcheck.core.bounded import Piece
 
 UNSIGNED = "none: whoever has the package could have changed it and computed all hashes anew"
 MOST_SAID = 100
