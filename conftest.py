@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ import pytest
 
 from accelcheck.core import processes
 from accelcheck.core.shards import LEGAL, Shard
-from accelcheck.plugin.options import SELECTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parent / "tests"
+SELECTING = ("device", "technique", "workload", "dtype", "case", "level", "shard")
+"""Names of the options of accelcheck that select cases."""
 SUITE = Path(__file__).parent / "accelcheck" / "suite"
 
 
@@ -59,7 +61,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave slow tests out, but for a part of them that was asked for."""
     if not _without_slow(config):
         return
-    slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: item.nodeid)
+    slow = []
+    seen: Counter[str] = Counter()
+    for item in sorted(items, key=lambda item: item.nodeid):  # the same ones whatever the order of the run
+        marker = item.get_closest_marker("slow")
+        name = item.nodeid.partition("[")[0]
+        seen[name] += 1
+        if marker is not None and seen[name] > marker.kwargs.get("after", 0):
+            slow.append(item)
     shard: Shard | None = config.option.slow_part
     left = set(slow) - set(slow[shard.number - 1 :: shard.of] if shard else ())
     if left:

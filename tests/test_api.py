@@ -83,6 +83,7 @@ def test_what_a_device_needs_imports_no_torch() -> None:
     assert python(f"import sys; from accelcheck.api import {names}; print('torch' in sys.modules)") == "False"
 
 
+@pytest.mark.slow
 def test_a_technique_can_be_imported_first() -> None:
     code = (
         "from accelcheck.api import Technique; from accelcheck.techniques.base import Technique as T; "

@@ -110,6 +110,7 @@ def test_a_duet_of_nothing_shows_its_usage(capsys: pytest.CaptureFixture[str]) -
     assert "--python, --env-a or --env-b" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "codes"),
     [(["--help"], {0, cli.CLOSED}), (["list", "--devices", "--device=cuda"], {cli.CLOSED})],
@@ -189,6 +190,7 @@ def test_the_list_of_traits_says_who_asks_for_each(capsys: pytest.CaptureFixture
     assert "mlp" not in traits["attention"]["workloads"]
 
 
+@pytest.mark.slow
 def test_the_list_of_techniques_has_each_answer_with_its_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,7 +304,11 @@ def test_rocm_without_an_index_says_what_to_set(noxfile: Any, monkeypatch: pytes
 def test_a_session_installs_its_pin_and_runs_the_suite_on_its_device(noxfile: Any) -> None:
     session = Session()
     noxfile._suite(session, "cpu")
-    assert session.installed == [*noxfile.PINS["cpu"], "-e", ".[accuracy,torchao,onnx,openvino,extensions]"]
+    assert session.installed == [
+        *noxfile.PINS["cpu"],
+        "-e",
+        ".[accuracy,torchao,checkpoints,triton,onnx,openvino,extensions]",
+    ]
     judged, timed = session.runs
     assert judged[:3] == ["pytest", "--pyargs", "accelcheck.suite"]
     assert timed[:3] == ["pytest", "--pyargs", "accelcheck.suite.test_speed"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,27 @@ import regenerate
 from accelcheck.core.case import Verdict
 from accelcheck.expectations import must_pass as stored
 from accelcheck.report.run import load
+from accelcheck.techniques.matrix import Matrix
 
 ROOT = Path(__file__).parent.parent
 
 PAGE = "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\nText.\n"
 
 
+@pytest.mark.slow
 def test_every_derived_file_is_what_its_writer_makes() -> None:
     stale = [path for path, write in regenerate.derived().items() if regenerate.renewed(path, write) is not None]
     assert stale == [], f"run {regenerate.COMMAND}"
+
+
+@pytest.mark.slow
+def test_the_page_of_techniques_does_not_depend_on_installed_packages() -> None:
+    packages = {package for technique in Matrix.load().techniques.values() for package in technique.packages}
+    packages -= {"torchao"}  # every environment of the tests has it
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({sorted(packages)}))"
+    command = [sys.executable, "-c", f"{hidden}; from accelcheck.cli import main; main(['list', '--markdown'])"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    assert listed.stdout == (ROOT / "docs" / "techniques.md").read_text()
 
 
 def test_a_stale_file_is_renewed() -> None:

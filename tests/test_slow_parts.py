@@ -10,9 +10,9 @@ from process_harness import completed
 FILE = "tests/plugin/test_plugin_explain.py"
 
 
-def collected(*words: str) -> tuple[int, list[str], str]:
+def collected(*words: str, file: str = FILE) -> tuple[int, list[str], str]:
     """Exit status, ids and errors of pytest that collects a file."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", FILE, *words]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", file, *words]
     ended = completed(command)
     return ended.returncode, [line for line in ended.stdout.splitlines() if "::" in line], ended.stderr
 
@@ -24,6 +24,17 @@ def test_the_parts_of_the_slow_tests_add_up() -> None:
     assert first | second == everything
     assert first & second == none
     assert none < first < everything
+
+
+@pytest.mark.slow
+def test_the_first_parameters_of_a_slow_test_run_with_the_fast_ones() -> None:
+    name = "tests/docs/test_quantizer_page.py::test_each_step_says_what_the_page_quotes["
+    some, all_of_them = (
+        [own for own in collected(*words, file=name.partition("::")[0])[1] if own.startswith(name)]
+        for words in ((), ("--all",))
+    )
+    assert some == sorted(all_of_them)[:1]
+    assert len(all_of_them) > 1
 
 
 def test_a_part_that_is_none_is_refused() -> None:

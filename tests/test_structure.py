@@ -61,6 +61,7 @@ KEPT = {
     ("plugin/benchmark.py", "rounds"): "an argument of pytest-benchmark's `pedantic`",
     ("workloads/custom.py", "setup_context"): "a method that torch.autograd.Function calls",
     ("verify/own_gradients.py", "setup_context"): "the same method",
+    ("techniques/fused/_swish.py", "setup_context"): "an argument of torch.library's register_autograd",
     ("workloads/derivatives.py", "setup_context"): "the same method",
     ("experiments/claims/catalogue.py", "published"): "a field of claims.toml: what an article publishes",
     ("experiments/claims/report.py", "published"): "the same field",
@@ -158,6 +159,7 @@ def by_name_of_device(source: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_what_a_device_can_do_is_asked_by_its_features_not_by_its_name() -> None:
     branches = {
         (path.relative_to(PACKAGE).as_posix(), text)
@@ -231,6 +233,7 @@ def identifiers() -> set[tuple[str, str]]:
     return names
 
 
+@pytest.mark.slow
 def test_no_name_has_a_word_that_was_given_up() -> None:
     assert {pair for pair in identifiers() if outdated(pair[1])} == set(KEPT)
 

@@ -17,6 +17,7 @@ def fuzz() -> ModuleType:
     return script(SCRIPT)
 
 
+@pytest.mark.slow
 def test_every_mutated_package_gets_a_verdict(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     status = fuzz.main(["--count", "51", "--seed", "1"])
     printed = capsys.readouterr().out

@@ -22,6 +22,7 @@ def test_a_valid_file_is_read(name: str) -> None:
     assert fuzz.fed(fuzz.READERS[name], fuzz.READERS[name].seed)[0] == "read"
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", fuzz.READERS)
 @STEADY
 @given(content=st.binary(max_size=300))
@@ -29,6 +30,7 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
     assert fuzz.fed(fuzz.READERS[name], content)[0] in {"read", "refused"}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", fuzz.READERS)
 @STEADY
 @given(data=st.data())

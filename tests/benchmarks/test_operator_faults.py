@@ -61,6 +61,7 @@ def test_a_seed_draws_the_same_faults() -> None:
     assert kinds == set(KINDS)
 
 
+@pytest.mark.slow
 def test_a_bundle_catches_a_fault_that_it_reaches() -> None:
     matrix = Matrix.load()
     reduced = {"ops-binary-1": matrix.workloads["ops-binary-1"]}

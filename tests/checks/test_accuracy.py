@@ -251,6 +251,7 @@ def test_models_are_scriptable_as_their_traits_say(name: str) -> None:
     torch.testing.assert_close(torch.jit.script(module)(few), module(few))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn", "digits-vit"])
 def test_float32_eager_learns_the_task(name: str, store: Store) -> None:
     chosen = task(name)
@@ -382,6 +383,7 @@ def turned_gradients(func: Any, gradient: Tensor, *args: Any, **kwargs: Any) -> 
     return func(-gradient, *args, **kwargs)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "change", [stale_weights, kernels(threshold_backward=turned_gradients)], ids=["stale-weights", "gradient-sign"]
 )

@@ -106,6 +106,7 @@ def test_a_part_alone_has_the_same_inputs_and_the_paths_of_the_whole() -> None:
     assert list(part.module(*part.inputs)) == ["sin"]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("close", "factor", "mode", "looks"),
     [
@@ -131,6 +132,7 @@ def test_a_closer_look_at_a_part_says_nothing_of_gradients_of_several_parts(part
     assert set(store.looks) == {(f"parted~{part}", 1)}
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_a_part_says_nothing_of_a_gradient_that_other_parts_decide_too(tmp_path: Path) -> None:
     store = Recorder(tmp_path, "out['of both']", factor=1e-2)
     record = verdict_of(store, technique(), WORKLOAD, BACKWARD)

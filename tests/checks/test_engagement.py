@@ -141,6 +141,7 @@ def test_counts_begin_anew_before_every_judged_run(mode: Mode, store: Store) -> 
     passed(store, Counting(), plain(), mode)
 
 
+@pytest.mark.slow
 def test_what_is_timed_must_be_engaged_too(store: Store) -> None:
     # Its judged run and the rerun are engaged, and the first call of what is timed.
     timed = Workload("timed", "A linear layer.", plain().make, 1, frozenset({Mode.SPEED}))
@@ -158,6 +159,7 @@ class Compiling(Planted):
         reset_compiler()
 
 
+@pytest.mark.slow
 def test_a_compiled_technique_without_a_profiler_log_is_told_what_to_set(store: Store) -> None:
     def compiled(program: Program) -> None:
         program.call = torch.compile(program.module, backend="inductor")

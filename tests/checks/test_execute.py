@@ -106,6 +106,7 @@ def refuses(program: Program) -> None:
     raise Unsupported(unsupported(Code.NO_FEATURE, "no such kernel"))
 
 
+@pytest.mark.slow
 def test_the_plain_program_passes_in_every_mode(store: Store) -> None:
     for name, mode in (("mlp", FORWARD), ("cnn", BACKWARD), ("train-mlp", TRAIN)):
         record = passed(store, Planted(nothing, keeps_strides=True), seeded(name), mode)
@@ -229,6 +230,7 @@ class FewSamples(Store):
         return reference if careful == 2 else replace(reference, budgets=tight)
 
 
+@pytest.mark.slow
 def test_more_samples_are_asked_before_a_close_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = seeded("mlp")
     monkeypatch.setattr("accelcheck.verify.judge.CLOSE", (math.inf, math.inf))
@@ -262,6 +264,7 @@ def test_memory_is_poisoned_before_each_draw_and_not_the_rerun(store: Store, mon
     assert happened == ["call", *poison, "call", "call", *[*poison, "call"] * (DRAWS - 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SEEDS)
 def test_memory_that_was_never_written_is_not_the_right_result_of_eager(number: int, store: Store) -> None:
     # The reference was computed in this process: without poison, its freed memory may hold the right answer.
@@ -269,6 +272,7 @@ def test_memory_that_was_never_written_is_not_the_right_result_of_eager(number: 
     assert verdict_of(store, Planted(unwritten), seeded("matmul", number)).verdict is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_result_that_an_earlier_run_left_is_caught_by_the_warm_up_alone(store: Store) -> None:
     assert verdict_of(store, Planted(cached, warmups=1), seeded("mlp")).verdict is Verdict.FAIL
     assert verdict_of(store, Planted(nothing, warmups=2), seeded("mlp")).verdict is Verdict.PASS

@@ -111,6 +111,7 @@ def told(record: Record) -> Any:
     return record.verdict, record.why, record.figures, record.compared, record.evidence, record.eager_excess
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", LEAKS)
 def test_what_a_case_leaves_changed_is_named_and_put_back(name: str, store: Store) -> None:
     before = GlobalState.now()
@@ -125,8 +126,9 @@ def test_what_is_compiled_after_a_dispatch_mode_was_left_active_is_compiled(stor
     assert not torch_names.python_dispatch.is_in_torch_dispatch_mode()  # dynamo would skip everything in silence
 
 
+@pytest.mark.slow(after=4)
 @pytest.mark.parametrize("name", LEAKS)
-@pytest.mark.parametrize("mode", [FORWARD, pytest.param(BACKWARD, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_a_leak_changes_no_figure_of_the_cases_around_it(name: str, mode: Mode, store: Store, tmp_path: Path) -> None:
     workload = seeded("mlp")
     alone = told(verdict_of(store, PLAIN, workload, mode=mode))
@@ -138,6 +140,7 @@ def test_a_leak_changes_no_figure_of_the_cases_around_it(name: str, mode: Mode, 
     assert told(verdict_of(store, leak, workload, mode=mode)) == first
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("technique", [Patching, Blind])
 def test_a_wrong_kernel_that_is_undone_fails_alone_and_after_eager(
     technique: type[Patching | Blind], store: Store, tmp_path: Path
@@ -234,6 +237,7 @@ def idle(names: frozenset[str]) -> Workload:
     return Workload("idle", "Half of it is not used.", make, idle=names)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_the_oracle_lacks_is_an_error_unless_it_is_declared(tmp_path: Path) -> None:
     record = erred(Store(tmp_path), PLAIN, idle(frozenset()), mode=BACKWARD)
     assert "the oracle has no gradient for input[1], unused.bias, unused.weight" in record.why
@@ -328,6 +332,7 @@ def test_what_the_judge_computes_with_has_known_answers(monkeypatch: pytest.Monk
         known_answers.check()
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_below_torch_is_an_error_of_the_judge(tmp_path: Path) -> None:
     """Registrations with the dispatcher cannot be undone for a while, but show in the known answers, and are named."""
 

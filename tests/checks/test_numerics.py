@@ -32,15 +32,18 @@ from fault_harness import (
 from torch import Tensor, nn
 
 from accelcheck.checks import calls
+from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.base import Change
 from accelcheck.selftest.faults.plant import calling, nothing, replacing
 from accelcheck.techniques.eager import Eager
 from accelcheck.verify.judge import apart
-from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle import FIRST, Store
+from accelcheck.verify.reference import Reference, VacuousError
 from accelcheck.workloads import probes
 from accelcheck.workloads.base import Problem, Program, Workload
+from accelcheck.workloads.own_model import workload_of
 from accelcheck.workloads.probes import DRAWS, PROBES, Draw, Probe
 
 
@@ -486,3 +489,23 @@ def test_distances_between_two_runs() -> None:
 def test_warm_ups_meet_no_draw() -> None:
     # Seeds of warm-ups are the case's and the next few; those of draws are far from them and from each other.
     assert all(Draw(number).seed(0) >= probes._STRIDE for number in range(1, DRAWS))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_shuffled_numbers_that_rounding_decides_are_left_out_of_an_owners_model_alone(
+    monkeypatch: pytest.MonkeyPatch, fresh: Store, *, own: bool
+) -> None:
+    plain, drawn = Trial.reference, list[Draw]()
+
+    def reference(trial: Trial, draw: Draw = FIRST, **options: Any) -> Reference:
+        if draw.number == 2:
+            drawn.append(draw)
+            raise VacuousError("rounding errors alone decide every tensor")
+        return plain(trial, draw, **options)
+
+    monkeypatch.setattr(Trial, "reference", reference)
+    workload = workload_of(torch.nn.Linear(4, 3), (torch.rand(5, 4),)) if own else built_in()["mlp"]
+    record = verdict_of(fresh, Planted(nothing), workload)
+    assert drawn
+    assert record.verdict is (Verdict.PASS if own else Verdict.ERROR)
+    assert any("rounding errors alone decide" in claim.claim for claim in record.evidence) is own

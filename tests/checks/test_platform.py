@@ -233,6 +233,7 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.capability.verdict is Verdict.UNAVAILABLE
 
 
+@pytest.mark.slow
 def test_ranks_add_up_what_each_has() -> None:
     finding = collectives.verify(trial("distributed-backend", devices()["cpu"]))
     assert (finding.faults, finding.compared) == ([], 2 * (64 + 128))
@@ -261,12 +262,14 @@ def test_a_profiler_that_sees_nothing_of_the_device_does_not_count() -> None:
         profiling.verify(trial("profiler", StubDevice("toy")))
 
 
+@pytest.mark.slow
 def test_what_is_hidden_is_gone_and_torch_is_imported_all_the_same() -> None:
     finding = loading.without_hardware(trial("import-without-hardware", devices()["cuda"]))
     assert finding.faults == []
     assert "CUDA_VISIBLE_DEVICES empty = 0" in finding.evidence[1].claim
 
 
+@pytest.mark.slow
 def test_a_device_of_another_package_is_hidden_by_the_mask_that_it_names() -> None:
     device = StubDevice("toy")
     with pytest.raises(Unsupported, match="no environment variable is known that hides stub"):

@@ -253,6 +253,7 @@ def exponents(generator: torch.Generator, extent: int) -> Problem:
     return replace(problem, module=Functions(tuple((label, torch.exp, (place,)) for place, label in enumerate(LABELS))))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("spoil", "seen"),
     [

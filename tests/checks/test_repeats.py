@@ -43,6 +43,7 @@ class Promising(Bed):
     features = frozenset({"strided"})
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("planted", [Planted, Copying])
 @pytest.mark.parametrize(("name", "mode"), [("mlp", FORWARD), ("mlp", BACKWARD), ("train-mlp", TRAIN)])
 def test_what_is_right_only_when_watched_fails(planted: type[Planted], name: str, mode: Mode, fresh: Store) -> None:

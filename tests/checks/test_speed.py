@@ -97,6 +97,7 @@ def figures(found: Any) -> dict[str, Measurement]:
     return {measurement.name: measurement for measurement in found.measurements}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [Mode.SPEED, Mode.TRAIN_SPEED])
 def test_what_is_right_is_measured(trial: Trial, mode: Mode) -> None:
     finding = speed.verify(replace(trial, case=replace(CASE, mode=mode)))
@@ -127,6 +128,7 @@ def test_what_goes_wrong_while_it_is_timed_is_a_fault(trial: Trial) -> None:
     assert any((fault.path, fault.draw) == ("out", "after timing") for fault in finding.faults)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("late", "view"),
     [(lambda out: out[:1], "shape"), (lambda out: {"other": out}, "missing")],
@@ -180,16 +182,19 @@ def untrained(program: Program) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_timed_call_is_drawn_and_judged(drawing: Trial) -> None:
     finding = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out + 1.0))))
     assert {fault.draw for fault in finding.faults} == {speed.WHILE}
 
 
+@pytest.mark.slow
 def test_a_result_of_other_shape_while_timed_is_a_fault(drawing: Trial) -> None:
     finding = speed.verify(replace(drawing, technique=Lazy(kept(lambda out: out[:1]))))
     assert {(fault.draw, fault.kind) for fault in finding.faults} == {(speed.WHILE, FaultKind.METADATA)}
 
 
+@pytest.mark.slow
 def test_what_is_right_while_timed_is_right(drawing: Trial) -> None:
     finding = speed.verify(drawing)
     assert (finding.wrong, finding.implausible) == ((), "")
@@ -205,6 +210,7 @@ def test_a_call_that_launches_nothing_is_an_error(trial: Trial) -> None:
     assert finding.implausible == "a call launches nothing, where eager has 1 launches"
 
 
+@pytest.mark.slow
 def test_a_time_that_no_peak_allows_is_an_error(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roof, "matmul_peak", lambda *_: roof.Rate(1.0, "nothing", 0.0))
     finding = speed.verify(trial)
@@ -218,6 +224,7 @@ def test_bytes_that_no_cache_delivers_are_an_error(trial: Trial, monkeypatch: py
     assert "bytes a second" in speed.verify(trial).implausible
 
 
+@pytest.mark.slow
 def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> None:
     # The judge takes 6 calls; a slow machine times few.
     late = Acting(lambda call, out: out * 1.01 if call > 10 else out)
@@ -226,6 +233,7 @@ def test_training_is_judged_afterwards_from_its_own_parameters(trial: Trial) -> 
         assert any(fault.draw == "after timing" for fault in finding.faults) == wrong
 
 
+@pytest.mark.slow
 def test_what_promises_to_fuse_must_launch_less(trial: Trial) -> None:
     class Fusing(Acting):
         fuses = True
@@ -331,12 +339,14 @@ def test_a_clock_that_fails_later_leaves_out_just_what_it_times(trial: Trial, mo
     assert (measured["flops"].value, measured["flops"].reason) == (None, "the clock stood still")
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_known_is_absent_with_the_reason(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "peak", lambda *_: Peak(None, "it offers no memory statistics"))
     measured = figures(speed.verify(trial))
     assert measured["peak-memory"] == Measurement("peak-memory", None, "B", reason="it offers no memory statistics")
 
 
+@pytest.mark.slow
 def test_what_the_chip_says_is_kept_and_throttling_marked(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     joules = itertools.count(0.0, 10.0)
 
@@ -375,6 +385,7 @@ def test_a_slow_case_is_called_a_few_times_in_a_round(tmp_path: Path, monkeypatc
     assert next(technique.calls) == technique.warmups + 2 + 4
 
 
+@pytest.mark.slow
 def test_a_contender_that_is_compared_twice_warms_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[object] = []
     monkeypatch.setattr(speed, "settle", warmed.append)

@@ -94,6 +94,7 @@ def test_a_generator_that_each_call_sets_to_one_state_is_named_though_eager_draw
     assert "set to the same state" in record.why
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("act", "name"),
     [

@@ -183,6 +183,7 @@ def test_the_table_ends_with_a_recommendation(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "__pycache__"}  # nothing is left in the folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -248,6 +248,7 @@ def test_a_pattern_matches_its_line_and_is_toml(line: str, tmp_path: Path) -> No
     assert result.explains(fault)
 
 
+@pytest.mark.slow
 def test_the_commands_read_files_and_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failing = journal(tmp_path / "a.jsonl", *(replace(failure) for failure in FAILURES))
     assert cli.main(["ledger", "suggest", str(failing)]) == 0

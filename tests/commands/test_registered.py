@@ -81,6 +81,7 @@ def test_a_duet_runs_on_what_plugins_registered(vendor: Folder) -> None:
     assert any(line.startswith(CASE) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_a_command_finds_what_is_built_in_what_is_registered_and_what_torch_has(vendor: Folder) -> None:
     code = (
         "from accelcheck.plugin import registered; print([type(registered.device(name)).__name__ for name in ('cpu', "
@@ -89,6 +90,7 @@ def test_a_command_finds_what_is_built_in_what_is_registered_and_what_torch_has(
     assert vendor.python("-c", code).stdout == "['Cpu', 'Vendor', 'Generic']\n"
 
 
+@pytest.mark.slow
 def test_prune_of_registered_things(vendor: Folder) -> None:
     place = Place("vendor", "Chip", 1, "2.13", "unknown")
     store = Baselines(vendor.path / "baselines")
@@ -99,6 +101,7 @@ def test_prune_of_registered_things(vendor: Folder) -> None:
     assert list(store.read(place)) == [CASE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["duet", "--env-b=TOY=1", "--device=vendro"], ["curve", "--device=vendro"]])
 def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder, words: list[str]) -> None:
     done = vendor.run(*words)
@@ -107,6 +110,7 @@ def test_an_unknown_device_is_answered_with_those_that_there_are(vendor: Folder,
     assert f"unknown device 'vendro'. Did you mean 'vendor'? Legal values: {legal}." in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ini", ["filterwarnings = error", "addopts = --ff --no-such-option", "pythonpath = src"])
 def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder, ini: str) -> None:
     (vendor.path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
@@ -118,6 +122,7 @@ def test_what_plugins_registered_is_known_whatever_runs_are_told(vendor: Folder,
     assert done.stdout == "Vendor\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_conftest_that_cannot_be_imported_is_said(vendor: Folder) -> None:
     (vendor.path / "conftest.py").write_text("import no_such_module")
     done = vendor.run("duet", "--env-b=TOY=1", "--device=vendor", f"--case={CASE}")

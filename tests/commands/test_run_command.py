@@ -283,6 +283,7 @@ def test_its_status_is_that_of_what_it_runs(ending: str, code: int) -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.slow
 def test_what_runs_is_interrupted_once_where_that_is_said() -> None:
     ending = """
 import signal, sys, time

@@ -96,6 +96,7 @@ def test_an_installed_device_runs_cases_without_a_conftest(site: Site, suite: Su
     assert "eager/mlp/acme/float32/forward" in ran.verdicts
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("value", [":brought", ":brought()", ":Quick"])
 def test_a_value_is_a_class_or_a_function_that_returns_a_list(site: Site, suite: Suite, value: str) -> None:
     source = TECHNIQUE + ("\nboth = brought()\n" if value.endswith("()") else "")
@@ -177,6 +178,7 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in_device(site: Site, suite: S
     assert "of acme_chip 1.2 (accelcheck.devices): accelcheck itself registers a device named 'cpu' too" in ran.err
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("source", "value", "message"),
     [
@@ -294,6 +296,7 @@ def test_the_list_of_a_package_adds_to_what_every_accelerator_has_to_pass(site: 
     assert differences.floors[1] == must_pass.Floor(10_000, base.floors[1].techniques, base.floors[1].elements)
 
 
+@pytest.mark.slow
 def test_a_package_of_records_holds_what_the_device_ships(site: Site, suite: Suite) -> None:
     folder = site.install("acme_chip", DEVICE, "devices", value=":Acme")
     for kind, text in (

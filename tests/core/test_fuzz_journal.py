@@ -71,6 +71,7 @@ def test_any_mutation_of_a_journal(tmp_path: Path, data: Any) -> None:
     survives(tmp_path, bytes(content))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(st.data())
 def test_any_value_in_any_field(tmp_path: Path, data: Any) -> None:
@@ -87,6 +88,7 @@ def test_any_value_in_any_field(tmp_path: Path, data: Any) -> None:
     survives(tmp_path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(header=st.dictionaries(st.sampled_from(["devices", "level", "packages", "ledgers", "selection"]), VALUES))
 def test_any_header(tmp_path: Path, header: dict[str, Any]) -> None:

@@ -51,17 +51,20 @@ def test_every_case_is_in_exactly_one_shard_and_shards_have_the_same_size(whole:
     assert all([order[case] for case in part] == sorted(order[case] for case in part) for part in result)
 
 
+@pytest.mark.slow
 def test_shards_weigh_the_same_but_for_one_case(whole: Matrix) -> None:
     weights = [sum(WEIGHTS.get(Mode(case.rpartition("/")[2]), 1) for case in part) for part in parts(whole, 7)]
     assert max(weights) - min(weights) <= max(WEIGHTS.values())
 
 
+@pytest.mark.slow
 def test_a_technique_is_spread_over_the_shards(whole: Matrix) -> None:
     by_technique = [Counter(case.partition("/")[0] for case in part) for part in parts(whole, 2)]
     for name, count in Counter(case.partition("/")[0] for case in ids(whole)).items():
         assert abs(by_technique[0][name] - by_technique[1][name]) <= min(count, len(Mode))
 
 
+@pytest.mark.slow
 def test_a_shard_does_not_depend_on_the_modes_that_a_test_collects(whole: Matrix) -> None:
     for modes in ((Mode.SPEED,), (Mode.TRAIN, Mode.FORWARD)):
         for part, some in zip(parts(whole, 3), parts(whole, 3, modes), strict=True):
@@ -75,6 +78,7 @@ def test_a_shard_does_not_depend_on_the_devices_of_a_machine(whole: Matrix) -> N
     assert [case.replace("/xla/", "/cpu/") for case in beside if "/xla/" in case] == alone
 
 
+@pytest.mark.slow
 def test_must_pass_cases_of_other_shards_are_not_missing(whole: Matrix) -> None:
     shards = [Scope.of(whole, Selection(("cpu",), level=1, shard=Shard(number, 2))) for number in (1, 2)]
     assert [scope.missing for scope in shards] == [(), ()]
@@ -92,6 +96,7 @@ def test_whether_a_device_qualifies_is_not_asked_of_one_shard() -> None:
     assert said(Shard(1, 2)) == []
 
 
+@pytest.mark.slow
 def test_cases_by_id_have_shards_too(whole: Matrix) -> None:
     chosen = tuple(ids(whole)[::50])
     result = parts(whole, 4, level=1, cases=chosen)
@@ -114,6 +119,7 @@ def test_the_shards_of_a_run_add_up_to_it_with_and_without_workers(suite: Suite)
         assert run.lines(f"  other shards: this is shard {number}/3; 8 more cases of the selection are in the others")
 
 
+@pytest.mark.slow
 def test_the_ini_file_takes_a_shard_and_the_next_level_adds_cases_in_all_shards(suite: Suite) -> None:
     suite.ini(accel_shard="1/1")
     ran = suite.run(*only("toy"))
@@ -146,6 +152,7 @@ def test_a_wrong_shard_is_answered_with_the_legal_form(suite: Suite, word: str) 
     )
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_the_journal_of_another_shard(suite: Suite) -> None:
     suite.run(*only("toy"), "--accel-shard=1/1")
     refused = suite.inside(

@@ -42,6 +42,7 @@ def test_no_two_cases_share_an_id() -> None:
     assert [name for name, count in Counter(case.id for case in everything()).items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_every_case_of_a_stored_journal_is_still_one_and_has_its_seed(matrix: Matrix) -> None:
     journals = sorted(BASELINES.glob("*/level*.jsonl"))
     assert len(journals) > 3
@@ -55,6 +56,7 @@ def test_no_technique_has_the_name_of_one_that_is_gone(matrix: Matrix) -> None:
     assert not RETIRED & set(matrix.techniques)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted(path.name for path in BASELINES.glob("*-x*")))
 def test_the_work_of_every_stored_baseline_is_what_it_was(folder: str, matrix: Matrix) -> None:
     files: list[dict[str, Any]] = [json.loads(path.read_text()) for path in (BASELINES / folder).glob("*/*.json")]

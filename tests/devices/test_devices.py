@@ -61,6 +61,7 @@ def board(slot: str, vendor: str, device: str, kind: str) -> dict[str, str]:
     return {f"{where}/vendor": f"{vendor}\n", f"{where}/device": f"{device}\n", f"{where}/class": f"{kind}\n"}
 
 
+@pytest.mark.slow
 def test_no_device_module_imports_torch() -> None:
     code = """
     import sys
@@ -74,7 +75,7 @@ def test_no_device_module_imports_torch() -> None:
 
 def test_hardware_needs_only_the_standard_library() -> None:
     # -S leaves site-packages out, as for nox in an environment of its own.
-    code = "from accelcheck.devices import hardware as h; print(h.cpu().cores, h.nvidia().capability.code)"
+    code = "from accelcheck.devices import hardware as h; print(h.usable_cores(), h.cpu(), h.nvidia().capability.code)"
     done = completed([sys.executable, "-S", "-c", code], check=True, cwd=ROOT)
     assert done.stdout.split()[0].isdigit()
 
@@ -249,9 +250,8 @@ def test_tpu_by_its_nodes(tmp_path: Path) -> None:
 
 def test_cpu_name(tmp_path: Path) -> None:
     text = "processor\t: 0\nmodel name\t: AMD EPYC 9654\n\nprocessor\t: 1\nmodel name\t: AMD EPYC 9654\n"
-    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})) == hardware.Processor("AMD EPYC 9654", 2)
-    assert hardware.cpu(tmp_path / "nothing").name
-    assert hardware.cpu(tmp_path / "nothing").cores >= 1
+    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})) == "AMD EPYC 9654"
+    assert hardware.cpu(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_cpu_name(tmp_path: Path) -> None:
     ids=["x86", "arm"],
 )
 def test_a_cpus_name_has_its_generation_as_hypervisors_give_many_the_same(tmp_path: Path, text: str, name: str) -> None:
-    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).name.endswith(name)
+    assert hardware.cpu(put(tmp_path, {"proc/cpuinfo": text})).endswith(name)
 
 
 def found(count: int) -> Callable[[], hardware.Hardware]:
@@ -449,7 +449,7 @@ def test_strictness_is_set_and_given_back_bitwise(disturb: Callable[[], None]) -
             raise ZeroDivisionError
         assert strict.read_state() == before
     finally:
-        strict._write(original, None)
+        strict.write_state(original)
     assert strict.read_state() == original
 
 
@@ -477,6 +477,7 @@ def test_a_device_says_what_a_script_must_import_for_it_to_exist() -> None:
     assert {name: device.modules for name, device in devices().items() if device.modules} == {"xla": ("torch_xla",)}
 
 
+@pytest.mark.slow
 @needs_python_backends
 def test_generic_takes_a_python_written_backend() -> None:
     out = python(
@@ -509,6 +510,7 @@ def test_generic_takes_a_python_written_backend() -> None:
     assert types[-1] == "toy"
 
 
+@pytest.mark.slow
 @needs_python_backends
 def test_the_fingerprint_of_a_backend_that_is_imported_has_its_version() -> None:
     out = python(

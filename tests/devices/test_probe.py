@@ -79,6 +79,7 @@ def test_a_cpu_machine_pays_for_one_child(monkeypatch: pytest.MonkeyPatch) -> No
         assert started == [["cpu", "*"]]
 
 
+@pytest.mark.slow
 def test_the_parent_does_not_import_torch() -> None:
     code = """
     import sys
@@ -90,6 +91,7 @@ def test_the_parent_does_not_import_torch() -> None:
     assert done.stdout.strip() == "ok False"
 
 
+@pytest.mark.slow
 def test_children_do_not_import_from_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('a source tree')")
@@ -104,12 +106,14 @@ def test_children_do_not_import_from_the_working_folder(tmp_path: Path) -> None:
     assert done.stdout.strip() == "ok"
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     done = completed([sys.executable, "-m", "accelcheck.devices.probe", "cpu"], check=True, cwd=ROOT)
     stages = [message["stage"] for message in map(json.loads, done.stdout.splitlines()) if "stage" in message]
     assert stages == ["import torch", "open cpu", "done"]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.usefixtures("xla")
 @pytest.mark.parametrize(
     ("code", "timeout", "expected", "words"),
@@ -157,6 +161,7 @@ def test_a_broken_autoloaded_backend_is_named_and_left(install: Install, code: s
     assert "broken" in facts.backends
 
 
+@pytest.mark.slow
 @needs_python_backends
 def test_a_sound_backend_beside_a_broken_one_is_found(install: Install) -> None:
     install("toy_backend", TOY.read_text(), "toy = toy_backend:load")

@@ -177,6 +177,7 @@ class Fragile(Bare):
 """
 
 
+@pytest.mark.slow
 def test_the_probe_tries_and_a_trial_that_dies_takes_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "bare_device.py").write_text(BARE)

@@ -31,6 +31,7 @@ def lines_of(text: str) -> list[str]:
 QUOTED = [(place, text) for place, step in enumerate(STEPS) for language, text in step.shown if language == "text"]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("place", "text"), QUOTED, ids=[f"step {place + 1}" for place, _ in QUOTED])
 def test_each_step_says_what_the_page_quotes(
     place: int, text: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

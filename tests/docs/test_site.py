@@ -148,6 +148,7 @@ FAULTS = (Fault(FaultKind.STATE, "matmul precision", expected="'ieee'", got="'tf
 """Faults that a page quotes and no text of the source is as long as."""
 
 
+@pytest.mark.slow
 def test_error_messages_that_a_page_quotes_are_those_of_the_source() -> None:
     quoted = [
         line
@@ -160,6 +161,7 @@ def test_error_messages_that_a_page_quotes_are_those_of_the_source() -> None:
     assert [s for s in quoted if s not in told and not any(known_as.fullmatch(s) for known_as in known)] == []
 
 
+@pytest.mark.slow
 def test_a_message_that_the_source_does_not_have_is_found() -> None:
     known = [re.compile(rf"(?:.*: )?{pattern}") for pattern in patterns()]
     changed = "no element was looked at: a pass needs at least one"

@@ -45,6 +45,7 @@ def test_each_scheme_passes_and_shows_its_distance_from_the_model(example: Any, 
         assert cost > 3 * row.measured
 
 
+@pytest.mark.slow
 def test_an_approximation_without_an_oracle_of_its_own_fails(example: Any, store: Store) -> None:
     for technique in example.pytest_accel_techniques():
         technique.oracle = "float64"

@@ -166,6 +166,7 @@ def test_a_chip_that_is_not_stored_has_no_statements(name: str) -> None:
     assert load(name) == ()
 
 
+@pytest.mark.slow
 def test_shipped_statements_are_read_and_speak_of_cases_that_exist() -> None:
     from accelcheck.core.selection import Selection
     from accelcheck.techniques.matrix import Matrix

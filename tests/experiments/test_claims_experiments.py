@@ -255,6 +255,7 @@ def test_half_precision_halves_what_is_held() -> None:
         assert contest.fast.held == 2 * (weights + 128 * 512)
 
 
+@pytest.mark.slow
 def test_int8_weights_are_counted_where_they_are_packed() -> None:
     with experiments()["int8-dynamic"].contest(devices()["cpu"]) as contest:
         weights, biases, inputs = 512 * 1024 + 1024 * 1024 + 10 * 1024, 4 * (2 * 1024 + 10), 4 * 128 * 512

@@ -170,6 +170,7 @@ def test_what_tells_nothing_is_no_point(
     assert said in point.reason
 
 
+@pytest.mark.slow
 def test_static_compiles_each_of_ten_shapes_and_dynamic_once() -> None:
     device = StubDevice("fancy", features=("strided",))  # aot_eager: captured, not generated
     static, dynamic = (curve.point(device, 2, VARYING, form, SOON) for form in Form)
@@ -306,6 +307,7 @@ def test_a_file_that_cannot_be_replaced_stays_what_it_was(tmp_path: Path, monkey
     assert path.read_text() == "old"
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = tmp_path / "curve.png"
@@ -390,6 +392,7 @@ def test_nothing_measured_is_not_green(monkeypatch: pytest.MonkeyPatch, measured
     assert cli.main(["curve"]) == NOTHING
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["claims", "curve"])
 def test_an_unknown_device_is_answered_with_the_legal_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--device", "cpuu"]) == USAGE

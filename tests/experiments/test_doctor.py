@@ -394,6 +394,7 @@ def test_every_topic_has_its_place() -> None:
     assert topics == set(command._TOPICS)
 
 
+@pytest.mark.slow
 def test_this_machine_is_examined_without_torch_in_this_process(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --timeout=3\n")
     code = (

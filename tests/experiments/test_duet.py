@@ -533,6 +533,7 @@ def test_options_that_cannot_be_read_are_refused(words: list[str]) -> None:
     assert ended.value.code == 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
 def test_a_killed_parent_leaves_no_stopped_process(tmp_path: Path) -> None:
     parent = f"""

@@ -218,6 +218,7 @@ def test_a_case_that_passes_is_not_explained(fresh: Store) -> None:
     assert plain(report(explanation)) == ["planted/matmul/cpu/float32/forward: pass", "nothing to explain"]
 
 
+@pytest.mark.slow
 def test_a_run_that_raises_names_the_operator_in_which_it_did(fresh: Store) -> None:
     def broken(func: Any, *args: Any) -> Any:
         raise RuntimeError(f"no {func.name()} today: {len(args)} arguments")
@@ -318,6 +319,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 ID = "{}/matmul/cpu/float32/forward"
 
 
+@pytest.mark.slow
 def test_the_command_explains_a_case_and_writes_a_script(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", ID.format("wrong")]) == RED
     out = capsys.readouterr().out
@@ -375,6 +377,7 @@ def test_the_limit_of_a_case_is_not_that_of_a_start(installed: Path, capsys: pyt
     assert "run alone, it exits with 0 (the operator returns alone" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_what_ends_a_process_between_operators_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", ID.format("early"), "--no-layers"]) == RED
@@ -409,6 +412,7 @@ BEGUN = "aten::mm, number 1: it had begun, and not returned"
 CRASH = "crash\n  the process that ran it died of SIGABRT"
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "options", "texts"),

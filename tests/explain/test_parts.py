@@ -152,6 +152,7 @@ def test_a_right_graph_with_half_precision_within_is_right(function: Callable[..
     assert part.found({"backend": "eager"}).faults == ()
 
 
+@pytest.mark.slow
 def test_a_compiler_without_a_name_has_no_script() -> None:
     smallest = shrunk(traced(chain, torch.randn(3, 4)), SIN)
     assert smallest is not None

@@ -140,6 +140,7 @@ def test_source_counts_and_comments_do_not(tmp_path: Path, monkeypatch: pytest.M
     assert of(3, "        return x + 2\n") != plain
 
 
+@pytest.mark.slow
 def test_every_process_has_the_same(tmp_path: Path) -> None:
     code = """
 from accelcheck.core.case import Mode

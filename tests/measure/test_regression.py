@@ -97,6 +97,7 @@ def run(chance: random.Random, spread: float, slower: float = 1.0) -> tuple[Samp
     return Sample.of(stored), Sample.of([slower * chance.lognormvariate(0.3, spread) for _ in range(CHECKED)])
 
 
+@pytest.mark.slow
 def test_runs_of_twenty_cases_give_false_alarm_as_seldom_as_they_say() -> None:
     chance = random.Random(0)
     alarms = sum(any(change(*run(chance, 0.01), cases=20).regression for _ in range(20)) for _ in range(1000))

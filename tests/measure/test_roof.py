@@ -105,6 +105,7 @@ def test_a_device_type_with_a_side_of_its_own_is_measured_up_to_it(clock: Any) -
     assert roof.matmul_peak(clock(Timed("xla", rate=1e13)), "float32").size == "1024 x 1024 matrices"
 
 
+@pytest.mark.slow
 def test_a_copy_grows_as_far_as_the_limit_allows(clock: Any) -> None:
     assert roof.bandwidth(clock(Timed(rate=1e8))).size == "8 MiB"
     fast = roof.bandwidth(clock(Timed(rate=1e11)))

@@ -119,6 +119,7 @@ def test_two_that_end_a_process_leave_the_third_its_processes(stubbed: Stubbed) 
     assert stubbed.measure(a="die", b="die")["c"] == timed(0.5, 0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_and_left_out(stubbed: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_processes, "SILENCE", 2.0)
     measurements = stubbed.measure(b="hang")

@@ -75,6 +75,7 @@ def test_a_word_that_is_no_value_is_answered_with_the_legal_ones(suite: Suite, o
     assert line.endswith(legal) if option == "level" else legal in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["tinny/cpu", "tiny/xla"], ids=["unknown workload", "device not asked for"])
 def test_an_unknown_case_is_answered_with_the_nearest(suite: Suite, place: str) -> None:
     line = refused(suite.run("--accel-device=cpu", f"--accel-case=toy/{place}/float32/forward"))
@@ -107,6 +108,7 @@ def test_an_absent_device_skips_its_cases_and_a_run_of_nothing_is_not_green(suit
     assert ran.raw[-1] == {"exit": NOTHING_RAN, "kind": "end", "verdicts": {"unavailable": 2}}
 
 
+@pytest.mark.slow
 def test_an_absent_device_beside_one_that_is_here_only_skips(suite: Suite) -> None:
     ran = suite.run(*only("toy"), "--accel-device=tpu")
     assert ran.ret == OK
@@ -173,6 +175,7 @@ def test_a_journal_that_cannot_be_written_is_an_error_before_the_first_case(suit
     assert not (suite.path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_workload_that_cannot_be_made_is_the_error_of_its_cases_alone(suite: Suite) -> None:
     ran = suite.run(*only("toy", workload="broken"), "--accel-workload=tiny", "--accel-workload=small")
     assert ran.ret == FAILED
@@ -187,6 +190,7 @@ def test_a_workload_that_cannot_be_made_is_the_error_of_its_cases_alone(suite: S
     assert "LookupError: no such layer" in ran.out
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("technique", "error", "place"),
     [
@@ -264,6 +268,7 @@ def test_a_broken_ledger_is_refused(suite: Suite, text: str | None, message: str
     assert message in line
 
 
+@pytest.mark.slow
 def test_reproduce_commands_survive_a_shell(suite: Suite) -> None:
     ran = suite.run(*only("toy-value"))
     (line,) = set(ran.lines("  reproduce: .*"))  # under CI=true pytest repeats the whole message in its short summary
@@ -276,6 +281,7 @@ def test_reproduce_commands_survive_a_shell(suite: Suite) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_unknown_mode_in_a_mark_names_the_test(suite: Suite) -> None:
     test = suite.pytester.makepyfile("""
         import pytest
@@ -330,6 +336,7 @@ MAKERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_what_a_maker_gives_wrongly_is_named(suite: Suite, kind: str) -> None:
     code, message = MAKERS[kind]

@@ -61,6 +61,7 @@ def test_a_run_that_does_not_ask_for_accelcheck_is_left_alone(tmp_path: Path) ->
     assert "accelcheck" not in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "pass"])
 def test_a_backend_that_works_is_loaded(tmp_path: Path, backend: str | None) -> None:
     conftest = "import os, torch\nassert 'TORCH_DEVICE_BACKEND_AUTOLOAD' not in os.environ\n"

@@ -147,6 +147,7 @@ def test_a_backend_without_torch_save_is_judged_and_the_case_says_what_could_not
     assert ran.lines("evidence that could not be had:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "answer"),
     [(RANKS, "[('toy', [6.0, 6.0]), ('toy', [6.0, 6.0])]"), (OTHER, "FileNotFoundError")],
@@ -174,6 +175,7 @@ def test_a_module_that_cannot_be_imported_leaves_other_devices_alone(vendor: Sui
     assert ran.lines("  toy: 1 x Toy 0; .*")
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -196,6 +198,7 @@ def test_a_run_that_needs_a_module_that_cannot_be_imported_ends(vendor: Suite, w
     assert message in ran.err
 
 
+@pytest.mark.slow
 def test_an_unknown_device_is_answered_with_how_a_backend_is_found(vendor: Suite) -> None:
     vendor.pytester.makeconftest(CONFTEST + VENDOR)  # here alone it is not enough
     ran = vendor.run_apart(*only("toy", device="toy"))
@@ -247,12 +250,14 @@ def test_a_duet_runs_on_an_imported_backend(vendor: Suite) -> None:
     assert any(line.startswith(case) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_a_command_names_the_module_that_failed(vendor: Suite) -> None:
     done = command(vendor.path, "curve", "--device=toy", "--import=vendor_nonsuch")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "No module named 'vendor_nonsuch'" in done.stderr
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["curve", "claims", "duet", "list", "selftest"])
 def test_commands_with_a_device_take_modules(vendor: Suite, name: str) -> None:
     done = command(vendor.path, name, "--device=nonsuch", "--import=not/a/module")

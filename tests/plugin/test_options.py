@@ -57,6 +57,7 @@ def test_every_option_has_an_ini_twin(suite: Suite) -> None:
         assert f"  {option.dest} (" in text
 
 
+@pytest.mark.slow(after=1)
 def test_device_is_repeatable_and_keeps_its_order(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", device=["xla", "cpu", "xla"])
     assert ran.ret == 0
@@ -65,12 +66,14 @@ def test_device_is_repeatable_and_keeps_its_order(suite: Suite, place: str) -> N
     assert ran.lines("technique +xla +cpu")
 
 
+@pytest.mark.slow(after=1)
 def test_device_auto_takes_what_is_here_and_is_what_runs_unless_said(suite: Suite, place: str) -> None:
     for options in ({"device": ["auto"]}, {}):
         ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", **options)
         assert ran.verdicts == {"toy/tiny/cpu/float32/forward": "pass"}
 
 
+@pytest.mark.slow(after=1)
 def test_device_all_takes_all_that_are_known(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-technique=toy", "--accel-workload=tiny", device=["all"])
     assert parts(ran, 2) == builtin().keys()
@@ -83,6 +86,7 @@ def test_an_accelerator_that_only_the_probe_knows_can_be_named(suite: Suite) -> 
     assert ran.verdicts == {"toy/tiny/toyaccel/float32/forward": "unavailable"}
 
 
+@pytest.mark.slow
 def test_technique_and_workload_are_repeatable_and_take_globs(suite: Suite, place: str) -> None:
     ran = give(suite, place, "--accel-device=cpu", "--accel-workload=tiny", technique=["toy-t*", "eager", "toy"])
     assert parts(ran, 0) == {"eager", "toy", "toy-too", "toy-two"}
@@ -90,6 +94,7 @@ def test_technique_and_workload_are_repeatable_and_take_globs(suite: Suite, plac
     assert parts(ran, 1) == {"small", "tiny"}
 
 
+@pytest.mark.slow
 def test_dtype_is_repeatable(suite: Suite, place: str) -> None:
     common = [*only("toy"), "--accel-level=2"]
     assert parts(give(suite, place, *common, dtype=["bfloat16"]), 3) == {"bfloat16"}
@@ -97,18 +102,21 @@ def test_dtype_is_repeatable(suite: Suite, place: str) -> None:
     assert parts(give(suite, place, *common, dtype=["float16"]), 3) == set()
 
 
+@pytest.mark.slow
 def test_case_runs_exact_ids_whatever_their_level(suite: Suite, place: str) -> None:
     asked = ["toy/later/cpu/bfloat16/forward", "toy-too/tiny/cpu/float32/forward"]
     ran = give(suite, place, "--accel-device=cpu", case=asked)
     assert ran.verdicts == dict.fromkeys(asked, "pass")
 
 
+@pytest.mark.slow
 def test_level_1_is_what_runs_unless_said(suite: Suite) -> None:
     ran = suite.run(*only("toy", workload="*"))
     level_1 = {f"toy/{name}/cpu/float32/forward" for name in ("broken", "small", "tiny")}
     assert set(ran.verdicts) == level_1 | {"toy/timed/cpu/float32/speed"}
 
 
+@pytest.mark.slow
 def test_level_adds_slower_cases(suite: Suite, place: str) -> None:
     common = ["--accel-device=cpu", "--accel-technique=toy", "--accel-workload=tiny", "--accel-workload=later"]
     ran = give(suite, place, *common, level="2")
@@ -121,6 +129,7 @@ def test_level_adds_slower_cases(suite: Suite, place: str) -> None:
     assert len(give(suite, place, *common, level="3").records) == 4
 
 
+@pytest.mark.slow(after=1)
 def test_require_refuses_an_absent_device(suite: Suite, place: str) -> None:
     ran = give(suite, place, *only("toy", device="xla"), "--accel-device=cpu", require=True)
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
@@ -134,6 +143,7 @@ def test_require_can_be_switched_off_in_the_ini_file(suite: Suite) -> None:
     assert suite.run(*only("toy", device="xla"), "--accel-device=cpu").ret == 0
 
 
+@pytest.mark.slow(after=1)
 def test_journal_keeps_a_line_a_case(suite: Suite, place: str) -> None:
     words = ["--pyargs", "accelcheck.suite", *only("toy", "toy-too")]
     if place == INI:
@@ -147,6 +157,7 @@ def test_journal_keeps_a_line_a_case(suite: Suite, place: str) -> None:
     done.stdout.fnmatch_lines([f"journal: {written}"])
 
 
+@pytest.mark.slow
 def test_ledger_is_repeatable(suite: Suite, place: str) -> None:
     first = suite.ledger("one.toml")
     other = suite.ledger("other.toml", cases=["toy-idle/*"], match="not engaged")
@@ -165,6 +176,7 @@ def test_files_named_in_the_ini_file_are_relative_to_it(suite: Suite, monkeypatc
     done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'folder' / JOURNAL}"])
 
 
+@pytest.mark.slow
 def test_files_on_the_command_line_are_relative_to_the_start(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.ini()
     (suite.path / "below").mkdir()
@@ -176,6 +188,7 @@ def test_files_on_the_command_line_are_relative_to_the_start(suite: Suite, monke
     done.stdout.fnmatch_lines(["toy-value *1 xfail", f"journal: {suite.path / 'below' / JOURNAL}"])
 
 
+@pytest.mark.slow
 def test_probe_timeout_reaches_the_probe(suite: Suite, place: str) -> None:
     give(suite, place, *only("toy"), probe_timeout="7.5")
     assert suite.timeout == 7.5
@@ -198,6 +211,7 @@ def test_any_ini_value_asks_for_accelcheck(suite: Suite) -> None:
     assert (done.ret, suite.probed) == (0, 1)
 
 
+@pytest.mark.slow
 def test_fuzz_adds_programs_of_consecutive_numbers_and_the_journal_says_so(suite: Suite, place: str) -> None:
     ran = give(suite, place, *only("eager", workload="program-*"), fuzz="2@5001")
     assert parts(ran, 1) == {"program-5001", "program-5002"}

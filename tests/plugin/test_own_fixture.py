@@ -70,6 +70,7 @@ def test_accuracy(accel):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--accel-device=cpu",), ("--accel-in-process",)])
 def test_models_are_checked_with_options_and_without(suite: Suite, words: tuple[str, ...]) -> None:
     result = run(suite, CHECKS, *words)
@@ -78,6 +79,7 @@ def test_models_are_checked_with_options_and_without(suite: Suite, words: tuple[
     result.stdout.fnmatch_lines(["6 cases executed, * elements compared with the oracle: 6 pass"])
 
 
+@pytest.mark.slow
 def test_records_are_in_the_journal(suite: Suite, tmp_path: Path) -> None:
     run(suite, CHECKS, f"--accel-journal={tmp_path / 'j.jsonl'}", "--accel-device=cpu").assert_outcomes(passed=3)
     _, records, *_ = read(tmp_path / "j.jsonl")
@@ -88,6 +90,7 @@ def test_records_are_in_the_journal(suite: Suite, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_wrong_technique_fails_the_test_with_the_command_that_repeats_it(suite: Suite) -> None:
     result = run(suite, "\ndef test_it(accel):\n    accel.check(net(), X, techniques=['eager', 'wrong'])\n")
     result.assert_outcomes(failed=1)
@@ -102,6 +105,7 @@ def test_a_wrong_technique_fails_the_test_with_the_command_that_repeats_it(suite
     assert "own_models.py" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_the_mark_chooses_techniques_and_dtypes_for_all_checks_of_a_test(suite: Suite) -> None:
     body = """
 @pytest.mark.accel(techniques=["eager"], dtypes=["bfloat16"], level=2)
@@ -172,6 +176,7 @@ def test_a_device_that_is_absent_skips_with_its_reason(suite: Suite) -> None:
     result.stdout.fnmatch_lines(["SKIPPED*no TPU chip found*"])
 
 
+@pytest.mark.slow
 def test_a_technique_that_crashes_ends_its_case_alone(suite: Suite) -> None:
     suite.pytester.makeconftest(WRONG.replace("module = program.module", "import os; os.abort()"))
     result = run(
@@ -182,6 +187,7 @@ def test_a_technique_that_crashes_ends_its_case_alone(suite: Suite) -> None:
     result.stdout.fnmatch_lines(["wrong/test-own-test-it/cpu/float32/forward: crash", "eager * 2 pass"])
 
 
+@pytest.mark.slow
 def test_the_callers_process_and_model_are_as_they_were(suite: Suite) -> None:
     body = """
 def test_it(accel):
@@ -204,6 +210,7 @@ def test_timing_is_skipped_with_workers(suite: Suite) -> None:
     result.stdout.fnmatch_lines(["SKIPPED*timing needs the machine for itself: run this test without -n"])
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_not_kept_fails_the_benchmark(suite: Suite) -> None:
     body = (
         "\ndef test_it(accel):\n"

@@ -52,6 +52,7 @@ def test_one_case_of_each_cause_is_explained_and_the_report_says_why(suite: Suit
     assert "=&gt; technique" in page
 
 
+@pytest.mark.slow
 def test_it_needs_a_journal_to_write_beside(suite: Suite) -> None:
     result = run(suite, "--accel-explain")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

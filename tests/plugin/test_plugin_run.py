@@ -91,6 +91,7 @@ def test_cases_that_were_not_asked_for_are_skipped_with_a_hint(suite: Suite) -> 
     assert (done.ret, suite.probed) == (OK, 0)
 
 
+@pytest.mark.slow
 def test_naming_the_suite_is_asking_for_what_is_here(suite: Suite) -> None:
     done = suite.inside("--pyargs", "accelcheck.suite", "--collect-only", "-q", "-k", "toy/tiny/cpu/float32")
     done.stdout.fnmatch_lines(["*test_equivalence[[]toy/tiny/cpu/float32/forward[]]"])
@@ -123,6 +124,7 @@ def test_the_header_names_found_devices_and_why_others_are_not_here(suite: Suite
     assert absent == [f"  {name}: {ABSENT[name]}" for name in sorted(ABSENT)]
 
 
+@pytest.mark.slow
 def test_the_matrix_counts_verdicts_and_names_the_slowest_cases(suite: Suite) -> None:
     others = ("--accel-workload=small", "--accel-workload=broken", "--accel-device=xla")
     ran = suite.run(*only("toy", "toy-value", "toy-prepare"), *others)
@@ -153,6 +155,7 @@ def test_the_journal_begins_with_the_facts_and_ends_with_the_exit_status(suite: 
     assert ran.lines(f"journal: .*{JOURNAL}")
 
 
+@pytest.mark.slow
 def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
     ran = suite.run(*only("toy", "toy-value"), "--accel-device=xla", "--junitxml=junit.xml")
     assert ran.ret == FAILED
@@ -171,6 +174,7 @@ def test_junit_has_the_properties_of_each_case(suite: Suite) -> None:
     assert (absent["verdict"], absent["code"]) == ("unavailable", "no-package")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_folder_behind(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     place = suite.path / "temporary"
     place.mkdir()
@@ -285,6 +289,7 @@ def test_what_became_unsupported_only_by_trying_is_listed_with_its_message(suite
     assert "  cpu: 1 x unsupported [no-feature] No available kernel" in ran.out.split(title)[1]
 
 
+@pytest.mark.slow
 def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
     ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger()}", "-rx")
     assert ran.ret == OK
@@ -297,6 +302,7 @@ def test_an_expected_failure_is_xfail_with_its_reason(suite: Suite) -> None:
 ERROR = {"verdict": "error", "match": "^LookupError: no such pass", "at_most": "LookupError"}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("technique", "entry", "words", "verdict"),
     [
@@ -322,6 +328,7 @@ def test_a_passing_case_with_an_entry_is_a_failure(suite: Suite) -> None:
     assert "the ledger expects fail: its factor is 1.5" in ran.out
 
 
+@pytest.mark.slow
 def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Suite) -> None:
     path = suite.ledger(cases=["toy-two/*"])
     ran = suite.run(*only("toy-two"), f"--accel-ledger={path}")
@@ -332,6 +339,7 @@ def test_a_failure_with_a_line_that_no_entry_explains_stays_a_failure(suite: Sui
 
 
 # What is wrong with a candidate, and how the failure says so.
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("technique", "message"),
     [
@@ -371,6 +379,7 @@ def test_a_wrong_value_shows_measured_and_allowed_and_its_command_shows_it_again
     assert again.record("toy-value").faults == record.faults
 
 
+@pytest.mark.slow
 def test_a_technique_without_evidence_is_an_error(suite: Suite) -> None:
     ran = suite.run(*only("toy-mute"))
     assert ran.ret == FAILED

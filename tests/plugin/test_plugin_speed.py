@@ -41,6 +41,7 @@ def stored(suite: Suite) -> list[Path]:
     return sorted(suite.path.glob("baselines/*/*/*.json"))
 
 
+@pytest.mark.slow
 def test_a_timed_case_is_judged_and_measured(suite: Suite) -> None:
     ran = timed(suite)
     assert ran.verdicts == {TIMED: "pass"}
@@ -252,6 +253,7 @@ def test_a_limit_that_no_case_has_a_figure_for_is_said(suite: Suite) -> None:
     assert "limit: memory-at-most 0.5 of tyo/*: no timed case has this figure" in ran.out
 
 
+@pytest.mark.slow
 def test_no_baseline_is_said(suite: Suite) -> None:
     ran = timed(suite, "--accel-baseline=check", "--accel-processes=2", "--accel-baselines=elsewhere")
     assert ran.ret == 0
@@ -259,6 +261,7 @@ def test_no_baseline_is_said(suite: Suite) -> None:
     assert "in a process of its own" not in ran.out  # there is nothing to hold it against
 
 
+@pytest.mark.slow
 def test_a_spoilt_baseline_ends_the_run_before_any_case(suite: Suite) -> None:
     path = suite.path / "baselines/cpu-toy-processor-x2/torch-2-aten/x-0.json"
     path.parent.mkdir(parents=True)
@@ -286,6 +289,7 @@ def test_wrong_options_are_answered(suite: Suite, option: str, named: str) -> No
     assert named in ran.err
 
 
+@pytest.mark.slow
 def test_a_broken_limit_fails_the_case(suite: Suite) -> None:
     limit = '[[limit]]\ncases = ["toy/*"]\nspeed-up-at-least = 1000\nreason = "it was promised"\n'
     (suite.path / "limits.toml").write_text(f"schema = 1\n{limit}")

@@ -38,6 +38,7 @@ def test_a_run_goes_on_where_it_stopped(suite: Suite, workers: str) -> None:
     assert len(ran.lines(r"toy\S* +1 (pass|fail)")) == 3  # the matrix shows both parts
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("names", "status"), [(("toy",), OK), (("toy-value",), FAILED)])
 def test_a_run_that_was_finished_has_its_status_again(suite: Suite, names: tuple[str, ...], status: int) -> None:
     assert suite.run(*only(*names)).ret == status
@@ -53,6 +54,7 @@ def test_another_selection_is_refused_and_the_journal_stays_as_it_was(suite: Sui
     assert (suite.path / JOURNAL).read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -57,6 +57,7 @@ def test_a_case_that_ends_its_process_ends_nothing_else(suite: Suite, workers: s
     assert {record.family for record in ran.records} == {"toy"}
 
 
+@pytest.mark.slow
 def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
     ran = suite.run(*only("toy-hang", "toy-gil", "toy-segv"), "--accel-timeout=1")
     assert "in hangs" in ran.record("toy-hang").traceback
@@ -65,12 +66,14 @@ def test_a_hang_and_a_crash_show_where_they_were(suite: Suite) -> None:
     assert "Fatal Python error: Segmentation fault" in ran.out
 
 
+@pytest.mark.slow
 def test_what_a_case_had_started_ends_with_it(suite: Suite) -> None:
     ran = suite.run(*only("toy-orphan", "toy"))
     assert ran.verdicts["toy/tiny/cpu/float32/forward"] == "pass"
     assert not left(int((suite.path / "orphan.pid").read_text()))
 
 
+@pytest.mark.slow
 def test_a_case_that_passes_in_another_process_is_flaky(suite: Suite) -> None:
     ran = suite.run(*only("toy-flaky", "toy"))
     assert ran.ret == FAILED

@@ -12,8 +12,7 @@ from accelcheck.core.capability import BY_TRIAL, SUPPORTED, Capability, Code, un
 from accelcheck.core.case import Verdict
 from accelcheck.core.selection import Selection
 from accelcheck.devices.base import Device, Status
-from accelcheck.report import capabilities
-from accelcheck.report import capability_table as shown
+from accelcheck.report import catalogue
 from accelcheck.report.console import plain
 from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
@@ -38,9 +37,9 @@ class Choosy(Eager):
         return unsupported(Code.NO_BACKEND, "not there") if device.name == "xla" else SUPPORTED
 
 
-def choosy() -> capabilities.TechniqueRow:
+def choosy() -> catalogue.TechniqueRow:
     known = Matrix({"choosy": Choosy()}, matrix().workloads)
-    (row,) = capabilities.rows(known, capabilities.columns(("cpu", "xla")))
+    (row,) = catalogue.technique_rows(known, catalogue.columns(("cpu", "xla")))
     return row
 
 
@@ -52,7 +51,7 @@ def test_what_does_not_exist_is_said_before_what_is_absent() -> None:
 
 
 def test_the_documentation_does_not_depend_on_what_is_installed() -> None:
-    (line,) = [line for line in shown.markdown([choosy()], []) if line.startswith("| `choosy`")]
+    (line,) = [line for line in catalogue.techniques_markdown([choosy()], []) if line.startswith("| `choosy`")]
     _, _, _, cpu, xla, needs, _, _ = (cell.strip() for cell in line.split("|"))
     assert (cpu, xla, needs) == ("yes", "no-backend", "`no_such_package`")
 
@@ -67,9 +66,9 @@ class Asking(Eager):
 
 
 def test_what_only_the_device_can_tell_is_said() -> None:
-    (row,) = capabilities.rows(Matrix({"asking": Asking()}, matrix().workloads), capabilities.columns(("cuda",)))
+    (row,) = catalogue.technique_rows(Matrix({"asking": Asking()}, matrix().workloads), catalogue.columns(("cuda",)))
     assert row.answers["cuda"].code is Code.NOT_ASKED
-    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+    assert "| asked there |" in "\n".join(catalogue.techniques_markdown([row], []))
 
 
 class Tried(Eager):
@@ -84,8 +83,8 @@ class Tried(Eager):
 @pytest.mark.parametrize("packages", [{}, {"no_such_package": "pip install no-such-package"}])
 def test_the_documentation_is_the_same_on_any_chip(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tried, "packages", packages)
-    (row,) = capabilities.rows(Matrix({"tried": Tried()}, matrix().workloads), capabilities.columns(("cpu",)))
-    assert "| asked there |" in "\n".join(shown.markdown([row], []))
+    (row,) = catalogue.technique_rows(Matrix({"tried": Tried()}, matrix().workloads), catalogue.columns(("cpu",)))
+    assert "| asked there |" in "\n".join(catalogue.techniques_markdown([row], []))
 
 
 def test_cases_are_counted_up_to_each_level() -> None:
@@ -96,7 +95,9 @@ def test_cases_are_counted_up_to_each_level() -> None:
 
 
 def test_the_text_has_answers_codes_and_every_reason_once() -> None:
-    lines = plain(shown.text([choosy(), choosy()], {"xla": Status("xla", unavailable(Code.NO_HARDWARE, "no chip"))}))
+    lines = plain(
+        catalogue.techniques([choosy(), choosy()], {"xla": Status("xla", unavailable(Code.NO_HARDWARE, "no chip"))})
+    )
     assert lines[0] == "xla: unavailable [no-hardware] no chip"
     assert [line.split()[:3] for line in lines if line.startswith("choosy")] == [
         ["choosy", "no-package", "no-backend"]
@@ -124,10 +125,10 @@ def test_an_unknown_name_is_answered_with_the_nearest(
 
 
 def test_every_technique_has_cases_at_level_2_and_more_at_level_3_and_tells_its_promise() -> None:
-    for row in capabilities.rows(matrix(), {}):
-        assert row.cases[3] > 0, row.name
-        assert row.promise.endswith("."), row.name
-        assert row.source.startswith("https://"), row.name
+    for row in catalogue.technique_rows(matrix(), {}):
+        assert row.cases[3] > 0, row.technique.name
+        assert row.technique.promise.endswith("."), row.technique.name
+        assert row.technique.source.startswith("https://"), row.technique.name
 
 
 def test_every_family_has_a_workload_at_level_2_and_one_at_level_3() -> None:
@@ -146,7 +147,7 @@ def test_every_family_has_a_workload_at_level_2_and_one_at_level_3() -> None:
 
 
 def test_a_generic_device_declares_nothing() -> None:
-    (row,) = capabilities.rows(
-        Matrix({"eager": Eager()}, matrix().workloads), capabilities.columns((capabilities.GENERIC,))
+    (row,) = catalogue.technique_rows(
+        Matrix({"eager": Eager()}, matrix().workloads), catalogue.columns((catalogue.GENERIC,))
     )
-    assert row.answers[capabilities.GENERIC].verdict is not Verdict.UNAVAILABLE
+    assert row.answers[catalogue.GENERIC].verdict is not Verdict.UNAVAILABLE

@@ -73,6 +73,7 @@ def test_devices_that_are_present_and_not_selected_are_named(suite: Suite) -> No
     assert "devices that are present and not selected: cpu" in result
 
 
+@pytest.mark.slow
 def test_the_command_of_a_nox_session_is_the_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELCHECK_SESSION", "nox -s cpu -- -k toy")
     assert last(suite.run(*only("toy")).out)[0].endswith(": ACCELCHECK_LEVEL=2 nox -s cpu -- -k toy")
@@ -87,6 +88,7 @@ def test_timed_cases_that_workers_leave_out_are_named(suite: Suite) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_exact_case_is_counted_and_no_level_is_proposed(suite: Suite) -> None:
     first = last(suite.run("--accel-device=cpu", "--accel-case=toy/tiny/cpu/float32/forward").out)[0]
     assert first.startswith("cpu, level 1 of 4: 1 of ")
@@ -100,6 +102,7 @@ def test_a_module_that_cannot_be_imported_is_among_what_is_absent(suite: Suite) 
     assert "--accel-import=vendor_nonsuch: ModuleNotFoundError: No module named 'vendor_nonsuch'" in absent
 
 
+@pytest.mark.slow
 def test_a_long_reason_is_cut_at_its_first_line_and_width(suite: Suite) -> None:
     suite.answer(xla=unavailable(Code.NO_PACKAGE, "y" * 200 + "\nand more"))
     absent = next(line for line in last(suite.run(*only("toy")).out) if line.startswith("absent devices: "))

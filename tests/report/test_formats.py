@@ -293,6 +293,7 @@ def test_the_object_models_of_ocptv_refuse_what_is_none() -> None:
             _model(json.loads(lines[index].replace(old, new)), objects.Root)
 
 
+@pytest.mark.slow
 def test_junit_validates_and_holds_verdict_and_evidence(suite: Suite) -> None:
     suite.run(*only("toy", "toy-value", "toy-idle"), "--accel-device=xla", "--junit-xml=junit.xml")
     tree = etree.parse(str(suite.path / "junit.xml"))

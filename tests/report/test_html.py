@@ -204,10 +204,10 @@ def test_a_device_that_runs_its_must_pass_list_qualifies() -> None:
         technique, workload, device, dtype, mode = name.split("/")
         records.append(Record(Case(technique, workload, device, dtype, Mode(mode), 1), Verdict.PASS, compared=10**8))
     result = tables.standing(replace(run, records=tuple(records)), "cpu")
-    assert (result.state, result.title, result.reasons) == ("good", "Qualifies at level 1", ())
+    assert (result.state, result.title, result.qualified.reasons) == ("good", "Qualifies at level 1", ())
     less = tables.standing(replace(run, records=tuple(records[1:])), "cpu")
     assert (less.state, less.title) == ("part", "Green, but does not qualify at level 1")
-    assert wanted[0] in less.reasons[0]
+    assert wanted[0] in less.qualified.reasons[0]
     text = page([replace(run, records=tuple(records[1:]))]).text
     assert "Why it does not qualify" in text
     assert f"1 must-pass cases are in no journal: {wanted[0]}" in text
@@ -319,6 +319,7 @@ def test_the_same_journals_give_the_same_bytes(tmp_path: Path) -> None:
     assert document.document(load([path])) == document.document(load([path]))
 
 
+@pytest.mark.slow
 def test_a_long_reason_is_cut_and_says_so_and_many_cases_of_a_cause_are_counted(tmp_path: Path) -> None:
     many = [
         Record(case(workload=f"w{at}"), Verdict.ERROR, reason="KeyError: x\n" * 8000, traceback="  File t\n" * 9000)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from plugin_harness import Suite, only
 
 import accelcheck
 from accelcheck.report import terminal
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(accelcheck.__file__).parents[1]
 
@@ -32,6 +29,7 @@ def test_a_page_is_found_where_the_wheel_puts_it(tmp_path: Path, monkeypatch: py
     assert terminal.place(terminal.FINDINGS) == path
 
 
+@pytest.mark.slow
 def test_a_run_says_where_a_ledgers_page_is(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(pytester, monkeypatch)
     ran = suite.run(*only("toy-value"), f"--accel-ledger={suite.ledger(link=terminal.FINDINGS)}")

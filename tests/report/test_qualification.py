@@ -167,6 +167,7 @@ def test_each_list_holds_cases_of_the_matrix_at_their_levels(kind: str) -> None:
         assert known[must_pass.identity(key, "cpu")] == level, key
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("kind", sorted(must_pass.stored()))
 def test_each_list_leaves_out_what_the_shipped_ledgers_expect_to_fail_on_every_chip(kind: str) -> None:
     ledger = replace(Ledger.load(shipped((kind,))), chips={kind: "one that no entry names"})

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from accelcheck.core.case import Case, Measurement, Mode, Verdict
 from accelcheck.core.journal import Record
-from accelcheck.report.speed import lines
+from accelcheck.report.terminal import timed_lines as lines
 
 
 def record(technique: str, own: float | None, eager: float | None) -> Record:

@@ -134,6 +134,7 @@ PLANTED = (
 VARIANTS = ("attention-online-16", "epilogue-fused", "nan-payload", "negative-zero", "norm-welford", "sum-tree")
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught_where_it_is_weakest(name: str, store: Store) -> None:
     row = min((row for row in rows() if row.plant == name and not row.hidden), key=lambda row: row.strength)
@@ -149,6 +150,7 @@ def test_views_of_all_draws_get_one_closer_look_alone(store: Store) -> None:
     assert outcome.views == ("gain in all draws",), outcome
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_fault_in_what_a_technique_runs_is_caught_and_the_technique_alone_passes(name: str, store: Store) -> None:
     chosen = next(row for row in rows() if row.plant == name and not row.hidden)
@@ -469,6 +471,7 @@ def test_one_fault_and_one_variant_in_a_process_of_their_own(capsys: pytest.Capt
     assert f"1 faults: {owed} of {owed} verdicts caught them; 1 correct variants: 0 false alarms in " in told
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.usefixtures("present", "inline", "catalogue")
 @pytest.mark.parametrize(
     ("plants", "code", "line"),

@@ -97,6 +97,7 @@ def finished() -> Iterator[None]:
         technique.finish()
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "name",
@@ -113,6 +114,7 @@ def test_compiled_results_equal_eagers_with_evidence(name: str, mode: Mode) -> N
     assert not differences(result, expected, 1e-6)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_evidence_needs_inductors_backward_graph() -> None:
     _, evidence = judged(BY_NAME["compile-static"], Mode.BACKWARD)

@@ -42,6 +42,7 @@ def observed(record: Record) -> dict[str, Any]:
     return {item.claim: item.observed for item in record.evidence}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "mode"), [("mlp", FORWARD), ("residual-block", BACKWARD), ("train-mlp", TRAIN), ("dynamic-depth", FORWARD)]
 )
@@ -248,6 +249,7 @@ class Planted(FxPass):
         return self.kind()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_pass_that_drops_a_write_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", BACKWARD)
@@ -257,6 +259,7 @@ def test_a_pass_that_drops_a_write_fails(store: Store) -> None:
     assert set(caught) == {"buffer:mean"}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_pass_that_drops_a_cast_fails(store: Store) -> None:
     healthy = judged(store, FxPass(), "spectrum", FORWARD, "bfloat16")

@@ -54,6 +54,7 @@ def missing(found: dict[str, Evidence]) -> list[str]:
     return [claim for claim, item in found.items() if not item.engaged]
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_passes(store: Store) -> None:
     assert TrainingStep().accepts(built_in()["train-mlp"])
     record = judged(store, TrainingStep(), "train-mlp", TRAIN)
@@ -103,6 +104,7 @@ def test_a_backward_pass_without_compiled_autograd_fails_the_evidence() -> None:
     assert missing(entries) == ["compiled backward passes run = 3, one a step", "graphs compiled >= 3"]
 
 
+@pytest.mark.slow
 def test_later_trainings_are_compiled_too() -> None:
     """Each training makes an optimizer, whose step is compiled twice: the fifth would reach torch's default limit."""
     technique, program = TrainingStep(), Program.of(mlp())
@@ -153,6 +155,7 @@ def test_a_program_uses_advance_for_its_steps() -> None:
     assert float(result["loss[2]"]) == 2.0
 
 
+@pytest.mark.slow
 def test_finish_restores_settings() -> None:
     config = torch._dynamo.config
     before = (config.compiled_autograd, config.recompile_limit, config.fail_on_recompile_limit_hit)

@@ -55,6 +55,7 @@ def test_each_technique_trains_as_its_oracle(store: Store, name: str) -> None:
     assert record.compared > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_fault_32_a_sum_in_place_of_a_mean_fails(store: Store, world: int) -> None:
     name, right = f"ddp-{world}", sum(range(world)) / world
@@ -70,6 +71,7 @@ def test_fault_32_a_sum_in_place_of_a_mean_fails(store: Store, world: int) -> No
         assert program.run(Mode.TRAIN)["parameter:w"].tolist() == [ends] * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [
@@ -86,6 +88,7 @@ def test_fault_33_compression_without_error_feedback_fails(store: Store, name: s
     assert {"view row", "view element"} <= faults(record)["parameter:0.weight"]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [

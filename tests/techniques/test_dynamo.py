@@ -84,6 +84,7 @@ def baking(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     return run
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "stream"),
     [
@@ -200,6 +201,7 @@ def test_a_kernel_for_another_size_fails(store: Store) -> None:
     assert wrong == {"out[1]", "out[3]", "out[5]", "out[6]", "out[7]"}
 
 
+@pytest.mark.slow
 def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
     assert judged(store, made(BoundedStream, dynamic=True), "stream-sides").verdict is Verdict.PASS
     caught = faults(judged(store, unguarded(BoundedStream, dynamic=True), "stream-sides"))
@@ -209,6 +211,7 @@ def test_a_stale_branch_on_the_size_fails(store: Store) -> None:
 
 
 # Values that are kept when they change: attributes, globals, and parameters (fault 27).
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["scale", "GAIN"])
 def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     def all_but_one(guards: Sequence[Any]) -> list[bool]:
@@ -223,6 +226,7 @@ def test_a_stale_attribute_or_global_fails(store: Store, word: str) -> None:
     assert "out[0]" not in wrong
 
 
+@pytest.mark.slow
 def test_a_stale_parameter_fails(store: Store) -> None:
     caught = faults(judged(store, made(StaleStream, backend="baking"), "stream-lengths"))
     assert {path for path in caught if path.startswith("out")}

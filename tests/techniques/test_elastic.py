@@ -22,8 +22,7 @@ from accelcheck.core.processes import ChildError, Mailbox
 from accelcheck.devices import devices
 from accelcheck.techniques.distributed.elastic import rank as elastic_rank
 from accelcheck.techniques.distributed.elastic.elastic_agents import ElasticAgents, c10d
-from accelcheck.techniques.distributed.elastic.mailbox import TrainingReport, TrainingTask
-from accelcheck.techniques.distributed.elastic.rank import Rank, SharedBackward
+from accelcheck.techniques.distributed.elastic.rank import Rank, SharedBackward, TrainingReport, TrainingTask
 from accelcheck.techniques.distributed.elastic.restarts import TECHNIQUES, Restart
 from accelcheck.techniques.processes.evidence import unlike
 from accelcheck.techniques.snapshots.files import Snapshots

@@ -165,6 +165,7 @@ class StaleWeights(DynamicExport):
         return Stale(program.module)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("technique", "found"),
     [(EXPORT, set()), (DYNAMIC, set()), (BiasDropped(), {"out"}), (StaleWeights(), {"not engaged", "out", "prepare"})],

@@ -218,6 +218,7 @@ def test_dropout_is_passed_on_and_depths_are_padded(installed: Any) -> None:
         run(THREE, place.problem(1), Mode.BACKWARD, dtype=torch.float16)
 
 
+@pytest.mark.slow
 def test_the_statistics_of_dropout_are_judged(tmp_path: Any, installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(TWO)
     store, place = Store(tmp_path), seeded("attention-dropout")

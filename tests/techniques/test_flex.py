@@ -35,6 +35,7 @@ def empty_row() -> Tensor:
     return mask
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("made", "options"),
     [
@@ -54,6 +55,7 @@ def test_every_kind_of_call_equals_torchs_attention(made: Any, options: dict[str
     agrees(EAGER, lambda: problem(mask, **options))
 
 
+@pytest.mark.slow
 def test_the_compiled_kernel_equals_torchs_attention() -> None:
     agrees(COMPILED, lambda: problem(empty_row()))
 
@@ -115,6 +117,7 @@ def test_capability_by_device() -> None:
     assert not EAGER.accepts(workload("linear"))
 
 
+@pytest.mark.slow
 def test_a_mask_function_that_is_off_by_one_fails(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, place = Store(tmp_path), seeded("attention-causal")
     assert Bed().type == "cpu"

@@ -228,7 +228,8 @@ HOPPER = FLOAT8_UNITS[9, 0]
     ],
 )
 @pytest.mark.parametrize("technique", [SCALED, ROWWISE], ids=lambda technique: technique.name)
-@pytest.mark.parametrize("workload", ["mlp-blocks", pytest.param("transformer-block", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workload", ["mlp-blocks", "transformer-block"])
+@pytest.mark.slow(after=3)
 def test_a_product_is_held_to_the_sums_of_its_unit(
     workload: str,
     technique: Any,

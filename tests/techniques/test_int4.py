@@ -125,6 +125,7 @@ def three_bits(layer: Any) -> None:
     layer.weight = layer.weight & 0xEE
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "edit", [swapped, zero_off, next_groups, three_bits, None], ids=lambda edit: edit.__name__ if edit else "healthy"
 )

@@ -30,11 +30,12 @@ from accelcheck.techniques.quantization import float8_training, microscaling
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import control_flow as controlled
-from accelcheck.workloads import large_models
+from accelcheck.workloads import elementwise, large_models
 from accelcheck.workloads import mlp as perceptrons
 from accelcheck.workloads.base import Problem, Program
 
-WORKLOADS = index("workload", [*large_models.WORKLOADS, *controlled.WORKLOADS, *perceptrons.WORKLOADS])
+OWN = (*large_models.WORKLOADS, *controlled.WORKLOADS, *perceptrons.WORKLOADS, *elementwise.WORKLOADS)
+WORKLOADS = index("workload", OWN)
 COMPILED = StubDevice(features=("inductor", "strided"))
 needs_torchao = pytest.mark.skipif(not installed("torchao"), reason="needs torchao")
 
@@ -269,14 +270,14 @@ def test_what_needs_its_own_modules_refuses_others_with_a_reason() -> None:
 def test_an_operator_that_a_device_lacks_is_unsupported_and_one_that_is_wrong_is_an_error() -> None:
     technique: Any = kernels.TECHNIQUES[0]
 
-    def lacking(place: torch.device) -> Tensor:
+    def lacking(_: Any, place: torch.device) -> Tensor:
         raise NotImplementedError(f"no kernel for {place}")
 
     refused = replace(technique, example=lacking).capability(StubDevice())
     assert (refused.code, "no kernel for cpu" in refused.reason) == (Code.NO_FEATURE, True)
     assert technique.capability(StubDevice(features=("torch-xla",))).code is Code.NO_FEATURE
     with pytest.raises(RuntimeError, match="expected ones"):
-        replace(technique, example=lambda _: torch.full((2,), 1.5)).capability(StubDevice())
+        replace(technique, example=lambda *_: torch.full((2,), 1.5)).capability(StubDevice())
 
 
 @needs_torchao
@@ -293,6 +294,7 @@ def test_fused_kernels_refuse_a_module_without_such_a_part() -> None:
         run(kernels.TECHNIQUES[0], mlp())
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 @pytest.mark.parametrize("technique", control_flow.TECHNIQUES, ids=lambda technique: technique.name)
 def test_control_flow_in_a_graph_equals_python(technique: Any, mode: Mode) -> None:

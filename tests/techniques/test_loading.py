@@ -107,6 +107,7 @@ PLANTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 }
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_loader_that_loses_or_reorders_fails(store: Store, plant: str) -> None:
     change, seen = PLANTS[plant]

@@ -114,6 +114,7 @@ print(hashlib.sha256("\\n".join(f"{case.id} {case.level} {case.seed}" for case i
 """
 
 
+@pytest.mark.slow
 def test_ids_order_levels_and_seeds_do_not_depend_on_the_process(whole: Matrix) -> None:
     digests = {
         subprocess.check_output(
@@ -127,6 +128,7 @@ def test_ids_order_levels_and_seeds_do_not_depend_on_the_process(whole: Matrix) 
     assert digests == {hashlib.sha256("\n".join(lines).encode()).hexdigest()}
 
 
+@pytest.mark.slow
 def test_the_registry_imports_no_compiler() -> None:
     """They take longer than torch itself, and a run that only collects needs none of them."""
     code = (

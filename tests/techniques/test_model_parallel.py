@@ -58,6 +58,7 @@ def test_ranks_compute_what_one_process_does(technique: Technique) -> None:
             agrees(technique, partial(made, name), mode, Cpu(), tolerance=3e-6)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["bias-on-every-rank", "tokens-swapped", "micro-batch-dropped"])
 def test_a_fault_in_the_ranks_shows(name: str) -> None:
     fault, (cell, *_) = FAULTS[name], FAULTS[name].cells

@@ -77,6 +77,7 @@ def test_an_export_says_nothing_of_torchvision_and_of_trees(
     assert "torchvision" not in caplog.text
 
 
+@pytest.mark.slow
 @needs_packages
 def test_the_operators_that_the_exporter_knows_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     registration = importlib.import_module("torch.onnx._internal.exporter._registration")
@@ -107,6 +108,7 @@ class Odd(nn.Module):
         return {"none": x[:0] * 2, "half": (x * 3).bfloat16(), "bytes": (x.abs() * 5).to(torch.uint8)}
 
 
+@pytest.mark.slow
 @needs_packages
 def test_results_without_elements_and_in_any_dtype_are_bound() -> None:
     problem = Problem(Odd(), (torch.randn(4, 3),))
@@ -130,6 +132,7 @@ def test_a_session_keeps_its_weights() -> None:
     ONNX.finish()
 
 
+@pytest.mark.slow
 @needs_packages
 def test_stale_weights_fail(tmp_path: Path) -> None:
     class Wrong(OnnxRuntime):
@@ -146,6 +149,7 @@ def test_stale_weights_fail(tmp_path: Path) -> None:
     assert faults(record).keys() == {"out"}
 
 
+@pytest.mark.slow
 @needs_packages
 def test_a_query_that_sees_no_key_is_exported_as_one_that_sees_all(tmp_path: Path) -> None:
     """Onnxscript masks with the lowest float, so that the row's softmax is uniform, not zero."""
@@ -378,6 +382,7 @@ class Transposed(nn.Module):
         return (x * 2).t()
 
 
+@pytest.mark.slow
 @needs_packages
 def test_a_runtime_need_not_give_the_strides_of_eager(tmp_path: Path) -> None:
     def make(generator: torch.Generator, extent: int) -> Problem:

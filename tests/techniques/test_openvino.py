@@ -66,6 +66,7 @@ def test_a_default_below_fp32_fails_the_evidence(monkeypatch: pytest.MonkeyPatch
     assert missing == ["resolved INFERENCE_PRECISION_HINT is f32", "of them in less than FP32 = 0"]
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_a_nan_that_openvino_loses_fails(tmp_path: Path) -> None:
     """Openvino#35649: its ReLU makes 0 of NaN."""
@@ -123,6 +124,7 @@ os.kill(os.getpid(), signal.SIGCHLD)
 """
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_signals_are_handled_after_its_models_are_gone() -> None:
     ended = completed(

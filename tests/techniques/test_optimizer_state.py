@@ -20,6 +20,7 @@ from accelcheck.techniques.optimizers.state import TECHNIQUES, HalfStates, KeptS
 from accelcheck.techniques.quantization.emulation import nearest
 from accelcheck.verify import effort, oracle
 from accelcheck.verify.oracle import Store
+from accelcheck.verify.oracle_runs import Source
 from accelcheck.workloads.base import Problem, Program
 
 (TECHNIQUE,) = TECHNIQUES
@@ -131,6 +132,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("change", "name"), FAULTS.values(), ids=FAULTS)
 def test_faults_of_states_fail_by_their_values(change: Change, name: str, store: Store) -> None:
     record = failed(store, Planted(TECHNIQUE, change), seeded(name), Mode.TRAIN)
@@ -138,6 +140,7 @@ def test_faults_of_states_fail_by_their_values(change: Change, name: str, store:
     assert "not engaged" not in record.why
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_technique_itself_passes(number: int, store: Store) -> None:
     passed(store, Planted(TECHNIQUE, nothing), seeded("train-mlp", number), Mode.TRAIN)
@@ -155,11 +158,12 @@ def test_the_oracle_flips_only_in_runs_with_rounding_errors() -> None:
         def emulate_optimizer(self, make: Any) -> Any:
             return Watching(make, self.dtype)
 
-    reference = oracle.compute(seeded("train-mlp"), Watched(), 0, "float32", Mode.TRAIN)
+    reference = oracle.compute(Source(seeded("train-mlp"), Watched(), 0, "float32", Mode.TRAIN))
     assert seen == [False, False] + [True] * effort.SAMPLES  # the exact run is repeated
     assert reference.budgets
 
 
+@pytest.mark.slow
 def test_states_kept_in_float32_fail(store: Store) -> None:
     """Values fail, not only evidence: exact states differ from the oracle's by more than rounding errors."""
     record = verdict_of(store, Planted(TECHNIQUE, narrowing(lambda state: state)), seeded("train-mlp"), Mode.TRAIN)

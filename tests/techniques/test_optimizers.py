@@ -41,6 +41,7 @@ def test_a_step_equals_the_loop(technique: Any, optimizer: Any) -> None:
     agrees(technique, lambda: training(optimizer), Mode.TRAIN)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_equals_the_loop() -> None:
     agrees(COMPILED, lambda: training(SGD), Mode.TRAIN)
 
@@ -138,6 +139,7 @@ def test_parameters_have_awkward_sizes() -> None:
     assert {weight.numel() % 16 for weight in module.weights} >= {0, 1, 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
 def test_an_option_that_is_lost_fails(fresh: Store, technique: Any) -> None:
     passed(fresh, technique, seeded("train-nesterov"), TRAIN)
@@ -147,6 +149,7 @@ def test_an_option_that_is_lost_fails(fresh: Store, technique: Any) -> None:
         assert any(path.startswith("parameter:") for path in faults(record))
 
 
+@pytest.mark.slow
 def test_a_kernel_that_skips_whole_registers_fails(fresh: Store) -> None:
     """torch's fused SGD did this in half precision: it updated only elements beyond the last whole vector register."""
 
@@ -157,7 +160,8 @@ def test_a_kernel_that_skips_whole_registers_fails(fresh: Store) -> None:
             with torch.no_grad():
                 for parameter, old in zip(self.param_groups[0]["params"], before, strict=True):
                     whole = parameter.numel() // 16 * 16
-                    parameter.view(-1)[:whole] = old.view(-1)[:whole]
+                    mixed = torch.cat([old.reshape(-1)[:whole], parameter.reshape(-1)[whole:]])
+                    parameter.copy_(mixed.view(parameter.shape))
 
     def plant(program: Program) -> None:
         made: Any = program.optimizer
@@ -165,10 +169,11 @@ def test_a_kernel_that_skips_whole_registers_fails(fresh: Store) -> None:
 
     for dtype in ("float32", "bfloat16"):
         record = verdict_of(fresh, Planted(FOREACH, plant), seeded("train-nesterov"), TRAIN, dtype)
-        assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5)} <= faults(record).keys()
+        assert {f"parameter:weights.{index}" for index in (2, 3, 4, 5, 6)} <= faults(record).keys()
         assert "parameter:weights.1" not in faults(record)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("technique", [FOREACH, FUSED], ids=lambda technique: technique.name)
 def test_whoever_makes_the_optimizer_need_not_take_an_option(fresh: Store, technique: Any) -> None:
     torch.manual_seed(0)

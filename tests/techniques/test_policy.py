@@ -155,6 +155,7 @@ def test_it_needs_the_dtype_and_a_listed_workload() -> None:
 TRAJECTORY = {"policy-fp16": FP16, "grad-scaler-fp16": named(amp.TECHNIQUES, "grad-scaler-fp16")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "named_line"),
     [(clipped_scaled(1.0), "[initial scale 65536]"), (unskipped(1.0), "scaler: step 2"), (nothing, "")],
@@ -173,6 +174,7 @@ def test_scaler_faults_fail_in_a_long_training(
     assert named_line in record.why
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(("change", "verdict"), [(kernels(sum=half_sum), Verdict.FAIL), (nothing, Verdict.PASS)])
 def test_a_large_sum_in_fp16_fails(change: Change, verdict: Verdict, store: Store) -> None:
     technique = Planted(named(amp.TECHNIQUES, "amp-fp16"), change)

@@ -103,6 +103,7 @@ def test_an_unquantized_graph_fails_the_evidence() -> None:
     assert sum(not call.engaged for call in seen) == len(seen)
 
 
+@pytest.mark.slow
 @without_torchao
 @pytest.mark.skipif(not LOWERED.capability(PLACE).ok, reason="nothing is lowered here")
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="without VNNI sums saturate: docs/findings.md")
@@ -153,6 +154,7 @@ FAULTS: dict[str, Change] = {
 }
 
 
+@pytest.mark.slow(after=1)
 @without_torchao
 @pytest.mark.parametrize(("name", "change"), FAULTS.items(), ids=FAULTS)
 def test_faults_of_the_graph_fail(name: str, change: Change, store: Store) -> None:

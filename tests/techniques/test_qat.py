@@ -165,6 +165,7 @@ def unquantized_inputs(layer: Any) -> None:
     layer.activation_fake_quantizer.enabled = False
 
 
+@pytest.mark.slow(after=1)
 @without_torchao
 @pytest.mark.parametrize(
     ("edit", "named"),

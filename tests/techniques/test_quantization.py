@@ -406,6 +406,7 @@ def test_there_is_one_oracle_per_scheme() -> None:
     assert "float64" not in {technique.oracle for technique in TECHNIQUES}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed("torchao"), reason="torchao is not installed")
 def test_torchao_is_imported_without_remarks_of_pytree_and_of_kernels() -> None:
     code = (

@@ -33,6 +33,7 @@ def program(seed: int = 0) -> Program:
     return Program.of(small().problem(seed), seed=seed)
 
 
+@pytest.mark.slow
 def test_ranks_train_as_one_process_does_one_job_after_the_other(two: RankPool) -> None:
     for seed in (0, 1):
         job = TrainingJob.of(program(seed), ByHand())
@@ -67,6 +68,7 @@ def test_a_job_leaves_the_program_as_it_is(two: RankPool) -> None:
     assert all(map(torch.equal, before, asked.module.parameters()))
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_pickled_is_refused_and_the_pool_goes_on(two: RankPool) -> None:
     refused = Program.of(mlp())
     lock = threading.Lock()
@@ -77,6 +79,7 @@ def test_a_job_that_cannot_be_pickled_is_refused_and_the_pool_goes_on(two: RankP
     assert len(two.train(TrainingJob.of(program(), ByHand()))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [

@@ -70,6 +70,7 @@ def missing(record: Record) -> list[str]:
     return [entry.claim for entry in record.evidence if not entry.engaged]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), [("train-mlp", Mode.TRAIN), ("trajectory-mlp", Mode.TRAJECTORY)])
 def test_another_process_gives_the_same_result(store: Store, name: str, mode: Mode) -> None:
     record = record_of(store, SnapshotRestore(), name, mode)
@@ -109,6 +110,7 @@ def test_every_lost_part_fails(store: Store, part: str) -> None:
     assert "parts of the state at the end that differ from those without a stop = 0" in missing(record)
 
 
+@pytest.mark.slow
 def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
     class Forgetful(SnapshotRestore):
         def spoil(self, snapshots: Snapshots) -> None:
@@ -122,6 +124,7 @@ def test_a_lost_optimizer_state_fails_in_a_short_training(store: Store) -> None:
     assert "its file holds generator, module, optimizer, scaler" in missing(record)
 
 
+@pytest.mark.slow
 def test_the_last_good_snapshot_is_used(store: Store) -> None:
     record = record_of(store, SnapshotDamaged(), "train-mlp", Mode.TRAIN)
     assert record.verdict is Verdict.PASS, record.why
@@ -182,6 +185,7 @@ def test_the_files_are_removed() -> None:
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_the_other_process_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "ContinuationProcess", ContinuationProcess)
     technique = SnapshotRestore()

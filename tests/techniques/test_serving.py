@@ -49,6 +49,7 @@ def test_compiled_serving_equals_whole_passes(name: str) -> None:
         agrees(technique, lambda served=served: built_in()[served].problem(1), device=place)  # type: ignore[misc]
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["decode-int8-cache", "decode-float8-cache"])
 def test_a_quantized_cache_equals_its_emulation(name: str, tmp_path: Path) -> None:
     technique = named(TECHNIQUES, name)
@@ -64,6 +65,7 @@ def test_every_serving_technique_is_named_by_the_decoders() -> None:
     assert {technique.name for technique in TECHNIQUES} < SERVED
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", [fault.name for fault in faults.FAULTS])
 def test_a_planted_fault_is_caught(name: str, tmp_path: Path) -> None:
     (row,) = (row for row in runner.rows() if row.plant == name)
@@ -73,6 +75,7 @@ def test_a_planted_fault_is_caught(name: str, tmp_path: Path) -> None:
     assert values or name == "speculative-draft"  # which the draws alone show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [variant.name for variant in faults.VARIANTS])
 def test_a_correct_variant_passes(name: str, tmp_path: Path) -> None:
     bench = runner.bench(Bed(), Matrix.load(), Store(tmp_path))

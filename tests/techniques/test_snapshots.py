@@ -273,6 +273,7 @@ for kill in range(100):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
     """Killed again and again in the middle of saves: whatever is there is whole, and the next writer is not held up."""
     last, caught = -1, 0

@@ -185,6 +185,7 @@ def test_a_library_that_does_not_order_streams_fails(tmp_path: Any, gpu: Any, mo
     assert "NaN pattern" in record.why
 
 
+@pytest.mark.slow
 def test_the_planted_fault_fails(tmp_path: Any, gpu: Any) -> None:
     gpu()
     (fault,) = (fault for fault in FAULTS if fault.name == "dlpack-unordered")

@@ -19,9 +19,8 @@ from accelcheck.core.case import Mode, Verdict
 from accelcheck.devices.base import Device, Memory
 from accelcheck.techniques.memory import checkpoint_segments, inplace, offload
 from accelcheck.techniques.memory.checkpoint_segments import SEGMENTS, TorchSegments
-from accelcheck.techniques.memory.host import page_locked
 from accelcheck.techniques.memory.inplace import Inplace
-from accelcheck.techniques.memory.offload import Counted, Offload, Tally
+from accelcheck.techniques.memory.offload import Counted, Offload, Tally, page_locked
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import WORKLOADS, WideBlock

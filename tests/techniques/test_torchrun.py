@@ -28,6 +28,7 @@ def pids(folder: Path, run: Child) -> list[int]:
     return answers
 
 
+@pytest.mark.slow
 def test_a_torchrun_whose_ranks_fail_ends_and_quotes_them(tmp_path: Path) -> None:
     with torchrun(TWO, "rank_idle:main", ["complain", tmp_path]) as run:
         assert Mailbox(tmp_path).wait(PIDS, 60.0, lambda: not run.running) is None
@@ -37,6 +38,7 @@ def test_a_torchrun_whose_ranks_fail_ends_and_quotes_them(tmp_path: Path) -> Non
         assert "exitcode  : 7" in run.output()
 
 
+@pytest.mark.slow
 def test_ending_leaves_no_process(idle: Child, tmp_path: Path) -> None:
     ranks = pids(tmp_path, idle)
     assert all(map(alive, ranks))

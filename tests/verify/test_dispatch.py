@@ -75,6 +75,7 @@ def test_the_oracle_computes_encoder_layers_operator_by_operator() -> None:
     assert log.names()["aten::bmm"] == 4  # two of each layer
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -92,6 +93,7 @@ def test_encoder_layers_are_judged(name: str, mode: Mode, keywords: dict[str, An
     passed(fresh, Matrix.load().techniques[name], workload(**keywords), mode)
 
 
+@pytest.mark.slow
 def test_an_autocast_that_a_compiled_encoder_layer_ignores_is_not_engaged(fresh: Store) -> None:
     record = failed(fresh, Matrix.load().techniques["compile-autocast-bf16"], workload(), FORWARD)
     assert "captured contractions in bfloat16" in record.why

@@ -126,6 +126,7 @@ def test_the_least_effort_takes_two_draws_two_samples_and_two_steps(store: Store
     assert len(reference.leanings["loss[0]"]["gain"]) == 3  # one of them rounds to nearest
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_eager_passes_with_the_least_effort_whatever_the_seed(store: Store, mode: Mode) -> None:
     for seed in range(4):
@@ -194,14 +195,10 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("change", "mode"),
-    [
-        pytest.param(*fault, marks=pytest.mark.slow)
-        if fault in {(scaled, TRAIN), (stale_row, TRAIN), (tf32, TRAIN)}
-        else fault
-        for fault in FAULTS
-    ],
+    FAULTS,
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
+@pytest.mark.slow(after=3)
 def test_the_least_effort_catches(store: Store, change: Any, mode: Mode) -> None:
     for seed in range(2):
         failed(store, Planted(change), own(seed), mode)

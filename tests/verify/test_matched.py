@@ -78,6 +78,7 @@ def test_a_technique_may_be_the_first_to_lose_a_row(store: Store) -> None:
     passed(store, Planted(calling(without_the_nearest)), own)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

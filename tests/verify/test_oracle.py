@@ -30,7 +30,7 @@ from accelcheck.verify import few as of_few_samples
 from accelcheck.verify.few import beyond, cap
 from accelcheck.verify.judge import judge
 from accelcheck.verify.oracle import Store, compute
-from accelcheck.verify.oracle_runs import Oracle
+from accelcheck.verify.oracle_runs import Oracle, Source
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.reference import OracleError, Reference
 from accelcheck.verify.sample_budgets import TRUST
@@ -48,7 +48,7 @@ def made(function: Callable[[Tensor], Any]) -> Workload:
 
 
 def computed(function: Callable[[Tensor], Any], dtype: str = "float32") -> Reference:
-    return compute(made(function), PLAIN, 1, dtype, Mode.FORWARD)
+    return compute(Source(made(function), PLAIN, 1, dtype, Mode.FORWARD))
 
 
 def exact(x: Tensor) -> bool:
@@ -113,7 +113,7 @@ def test_a_store_remembers_what_it_read(tmp_path: Path) -> None:
 def test_a_stored_reference_is_what_was_computed(tmp_path: Path) -> None:
     workload = seeded("cnn")
     chosen = case(workload, Mode.BACKWARD)
-    fresh = compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode)
+    fresh = compute(Source(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode))
     stored = Store(tmp_path).get(chosen, PLAIN, workload)
     assert stored.truth.keys() == fresh.truth.keys()
     assert all(torch.equal(stored.truth[path], fresh.truth[path]) for path in fresh.truth)
@@ -194,10 +194,10 @@ def test_eager_in_the_precision_may_lack_a_kernel_and_nothing_else(said: str, *,
         return x * 2
 
     if samples_alone:
-        assert compute(made(function), Half(nothing), 1, "float32", Mode.FORWARD).eager_excess == 0.0
+        assert compute(Source(made(function), Half(nothing), 1, "float32", Mode.FORWARD)).eager_excess == 0.0
     else:
         with pytest.raises(OracleError, match="eager bfloat16 on the CPU raised RuntimeError: boom"):
-            compute(made(function), Half(nothing), 1, "float32", Mode.FORWARD)
+            compute(Source(made(function), Half(nothing), 1, "float32", Mode.FORWARD))
 
 
 def fails(x: Tensor) -> Tensor:
@@ -252,8 +252,8 @@ def wrong_by(share: float) -> Workload:
 # Twice the most that a correct rounding of the largest of 2^18 normal numbers may err, 4.9 deviations.
 @pytest.mark.parametrize(("dtype", "share", "most"), [("bfloat16", 5.7, 0.04), ("float32", 6e-5, 6e-7)])
 def test_an_element_that_eager_has_wrong_widens_no_budget(dtype: str, share: float, most: float) -> None:
-    reference = compute(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD)
-    right = compute(large(lambda x: x * 1.25), PLAIN, 1, dtype, Mode.FORWARD)
+    reference = compute(Source(wrong_by(share), PLAIN, 1, dtype, Mode.FORWARD))
+    right = compute(Source(large(lambda x: x * 1.25), PLAIN, 1, dtype, Mode.FORWARD))
     assert 1.0 < reference.eager_excess <= TRUST  # over all elements it errs no more than a peer may
     assert abs(reference.eager["out"]["element"]) == pytest.approx(share, rel=0.01)
     assert reference.budgets["out"]["element"] == reference.alone["out"]["element"] < most
@@ -263,9 +263,9 @@ def test_an_element_that_eager_has_wrong_widens_no_budget(dtype: str, share: flo
 
 def test_what_the_samples_explain_of_eager_is_in_the_budgets() -> None:
     # Half as wrong again as the worst sample.
-    right = compute(large(lambda x: x * 1.25), PLAIN, 1, "bfloat16", Mode.FORWARD)
+    right = compute(Source(large(lambda x: x * 1.25), PLAIN, 1, "bfloat16", Mode.FORWARD))
     share = 0.75 * right.alone["out"]["element"]
-    reference = compute(wrong_by(share), PLAIN, 1, "bfloat16", Mode.FORWARD)
+    reference = compute(Source(wrong_by(share), PLAIN, 1, "bfloat16", Mode.FORWARD))
     assert (
         reference.budgets["out"]["element"]
         == SLACK * abs(reference.eager["out"]["element"])
@@ -286,7 +286,7 @@ def test_no_budget_of_a_gate_is_infinite_or_absurd(dtype: str) -> None:
     # A relative error of 1 is what a tensor of zeros has.
     for name in ("matmul", "matmul-empty", "mlp", "attention-65", "layer-norm-narrow"):
         for mode in (Mode.FORWARD, Mode.BACKWARD):
-            reference = compute(built_in()[name], PLAIN, 7, dtype, mode)
+            reference = compute(Source(built_in()[name], PLAIN, 7, dtype, mode))
             for path, budgets in reference.budgets.items():
                 assert budgets["row"] < 0.35, (name, path)
                 assert budgets["gain"] < 0.1, (name, path)
@@ -298,7 +298,7 @@ def test_rounding_does_not_decide_what_convolution_networks_compute(technique: s
     used = Matrix.load().techniques[technique]
     most = {"amp-bf16": 1.4, "amp-fp16": 0.25, "eager": 1e-3}[technique]
     for name in ("cnn", "residual-block", "cnn-frozen-norm"):
-        reference = compute(built_in()[name], used, stable_seed(name), "float32", Mode.BACKWARD)
+        reference = compute(Source(built_in()[name], used, stable_seed(name), "float32", Mode.BACKWARD))
         assert max(budgets["element"] for budgets in reference.budgets.values()) < most, name
 
 
@@ -312,9 +312,9 @@ def test_a_budget_that_any_fault_is_within_is_an_error_that_says_what_to_change(
     def undecided(x: Tensor) -> Tensor:
         return torch.relu((x + 1024) - 1024)
 
-    assert compute(made(undecided), PLAIN, 1, "float32", Mode.FORWARD).truth
+    assert compute(Source(made(undecided), PLAIN, 1, "float32", Mode.FORWARD)).truth
     with pytest.raises(OracleError, match=r"out: the budget of view row is .* unit roundoffs; the cap is .* ReLU"):
-        compute(made(undecided), Single(nothing), 1, "float32", Mode.FORWARD)
+        compute(Source(made(undecided), Single(nothing), 1, "float32", Mode.FORWARD))
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
@@ -342,7 +342,7 @@ def test_more_samples_lower_a_budget_to_its_cap(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sample_budgets, "beyond", lambda *_: "")
     workload = seeded("mlp")
     chosen = case(workload)
-    few, more = (compute(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode, careful=c) for c in (0, 1))
+    few, more = (compute(Source(workload, PLAIN, chosen.seed, chosen.dtype, chosen.mode), careful=c) for c in (0, 1))
     assert max(few.alone["out"].values()) > 1e-9 >= max(more.alone["out"].values())
 
 
@@ -376,7 +376,7 @@ def test_the_oracle_of_a_draw_is_what_its_parameters_and_inputs_give(tmp_path: P
 def test_where_nan_comes_in_eager_is_no_judge_of_the_oracle() -> None:
     # As a kernel that takes NaN for 0 does.
     workload = made(lambda x: 2 * x if exact(x) else 2 * x.nan_to_num())
-    reference = compute(workload, PLAIN, 1, "float32", Mode.FORWARD, Draw(0, "nan[0]"))
+    reference = compute(Source(workload, PLAIN, 1, "float32", Mode.FORWARD, Draw(0, "nan[0]")))
     assert int(reference.truth["out"].isnan().sum()) == 1
     assert all(math.isfinite(budget) for budget in reference.budgets["out"].values())
 
@@ -405,10 +405,10 @@ class Halved(torch.autograd.Function):
 def test_a_custom_function_with_a_wrong_backward_is_no_oracle() -> None:
     # Eager makes the same mistake: only finite differences show it.
     workload = made(Halved.apply)
-    assert compute(workload, PLAIN, 1, "float32", Mode.BACKWARD).truth
+    assert compute(Source(workload, PLAIN, 1, "float32", Mode.BACKWARD)).truth
     custom = replace(workload, traits=frozenset({"custom-function"}))
     with pytest.raises(OracleError, match=r"made \(draw 0\): the FP64 oracle raised GradcheckError"):
-        compute(custom, PLAIN, 1, "float32", Mode.BACKWARD)
+        compute(Source(custom, PLAIN, 1, "float32", Mode.BACKWARD))
 
 
 class Doubled(torch.autograd.Function):
@@ -440,17 +440,17 @@ class SquaredOnce(torch.autograd.Function):
 
 def test_a_custom_function_with_a_wrong_second_backward_is_no_oracle() -> None:
     once = replace(made(SquaredOnce.apply), traits=frozenset({"custom-function"}))
-    assert compute(once, PLAIN, 1, "float32", Mode.BACKWARD).truth
+    assert compute(Source(once, PLAIN, 1, "float32", Mode.BACKWARD)).truth
     twice = replace(once, traits=once.traits | {"twice-differentiable"})
     with pytest.raises(OracleError, match="GradcheckError"):
-        compute(twice, PLAIN, 1, "float32", Mode.BACKWARD)
+        compute(Source(twice, PLAIN, 1, "float32", Mode.BACKWARD))
 
 
 def test_budgets_are_deterministic() -> None:
     torch.manual_seed(1)
-    reference = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
+    reference = compute(Source(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD))
     torch.manual_seed(2)
-    two = compute(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD)
+    two = compute(Source(built_in()["cnn"], PLAIN, 3, "float32", Mode.BACKWARD))
     assert reference.budgets == two.budgets
 
 
@@ -522,13 +522,13 @@ def test_no_rounding_sample_outlives_the_next(monkeypatch: pytest.MonkeyPatch) -
         return result
 
     monkeypatch.setattr(Oracle, "sample", watched)
-    compute(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD)
+    compute(Source(seeded("mlp"), PLAIN, 1, "float32", Mode.BACKWARD))
     assert len(alive) >= effort.SAMPLES
 
 
 def test_a_large_reference_is_mapped_and_has_the_numbers_of_a_small_one(tmp_path: Path) -> None:
     large = Workload("large", "Large.", lambda g, _: Problem(Calls(torch.relu), (torch.randn(400, 400, generator=g),)))
-    computed_here = compute(large, PLAIN, case(large).seed, "float32", Mode.FORWARD)
+    computed_here = compute(Source(large, PLAIN, case(large).seed, "float32", Mode.FORWARD))
     reference = Store(tmp_path).get(case(large), PLAIN, large)
     assert torch.equal(reference.truth["out"], computed_here.truth["out"])
     assert reference.budgets == computed_here.budgets
@@ -547,7 +547,7 @@ def test_large_references_are_forgotten_by_their_bytes(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
 def test_a_nan_beside_numbers_is_a_result_to_be_had_too(mode: Mode) -> None:
     workload = made(torch.sqrt)
-    reference = compute(workload, PLAIN, 1, "float32", mode)
+    reference = compute(Source(workload, PLAIN, 1, "float32", mode))
     assert 0 < int(reference.truth["out"].isnan().sum()) < reference.truth["out"].numel()
     path = "out" if mode is Mode.FORWARD else "grad:input[0]"
     assert not judge({**reference.truth}, reference).faults
@@ -559,7 +559,7 @@ def test_a_tensor_of_nan_alone_is_a_result_where_an_input_has_one() -> None:
     def maker(_: torch.Generator, __: int) -> Problem:
         return Problem(Calls(lambda x: x.amax()), (torch.tensor([1.0, torch.nan]),))
 
-    reference = compute(Workload("made", "Made.", maker), PLAIN, 1, "float32", Mode.FORWARD)
+    reference = compute(Source(Workload("made", "Made.", maker), PLAIN, 1, "float32", Mode.FORWARD))
     assert [fault.view for fault in judge({"out": torch.tensor(1.0)}, reference).faults] == ["NaN"]
     assert not judge({"out": torch.tensor(torch.nan)}, reference).faults
 

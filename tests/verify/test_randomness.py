@@ -188,6 +188,7 @@ def test_layers_that_share_a_mask_are_caught_in_every_seed(fresh: Store) -> None
         assert views(record) == {"likeness"}
 
 
+@pytest.mark.slow
 def test_a_recomputation_with_another_mask_is_caught_in_every_seed(fresh: Store) -> None:
     def forgetting(module: Any, x: Tensor) -> list[Tensor]:
         return [checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) for block in module.blocks]
@@ -197,6 +198,7 @@ def test_a_recomputation_with_another_mask_is_caught_in_every_seed(fresh: Store)
         assert views(record) == {"mask of the output"}
 
 
+@pytest.mark.slow
 def test_attention_that_drops_another_mask_in_the_gradient_is_caught(fresh: Store) -> None:
     def detached(module: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # The output shows one mask, its gradient comes from another.
@@ -206,6 +208,7 @@ def test_attention_that_drops_another_mask_in_the_gradient_is_caught(fresh: Stor
     assert views(record) == {"mask of the output"}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dropout", "dropout-blocks", "attention-dropout"])
 def test_eager_passes(name: str, dtype: str, fresh: Store) -> None:
@@ -213,6 +216,7 @@ def test_eager_passes(name: str, dtype: str, fresh: Store) -> None:
     assert record.compared > 500_000
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_another_correct_generator_passes_in_every_seed(dtype: str, fresh: Store) -> None:
     def own(module: Any, x: Tensor) -> Tensor:
@@ -227,6 +231,7 @@ def test_another_correct_generator_passes_in_every_seed(dtype: str, fresh: Store
         passed(fresh, Planted(calling(own)), half(number), RANDOM, dtype)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_unfused_attention_passes_though_it_rounds_its_weights_too(dtype: str, fresh: Store) -> None:
     """Fused attention, which eager runs, rounds once; in this seed unfused attention errs more than twice as much."""
@@ -294,6 +299,7 @@ STATISTICS: dict[str, Callable[[Mask, Mask, float], Figure]] = {
 }
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
 @pytest.mark.parametrize("name", STATISTICS)
 def test_false_alarms_are_rarer_than_promised(name: str, rate: float) -> None:

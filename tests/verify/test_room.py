@@ -13,6 +13,7 @@ from accelcheck.core.case import Mode, stable_seed
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.verify import room
 from accelcheck.verify.oracle import compute
+from accelcheck.verify.oracle_runs import Source
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Program, Workload
 from accelcheck.workloads.own_model import workload_of
@@ -63,7 +64,7 @@ def little(monkeypatch: pytest.MonkeyPatch, workload: Workload, parts: float) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layer_by_layer_the_oracle_has_the_bits_of_the_whole_one(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     workload = encoder()
-    whole = compute(workload, PLAIN, stable_seed("encoder"), dtype, Mode.FORWARD)
+    whole = compute(Source(workload, PLAIN, stable_seed("encoder"), dtype, Mode.FORWARD))
     called: list[Program] = []
     by_layer = room.by_layer
 
@@ -73,7 +74,7 @@ def test_layer_by_layer_the_oracle_has_the_bits_of_the_whole_one(monkeypatch: py
 
     monkeypatch.setattr(room, "by_layer", watched)
     little(monkeypatch, workload, 1.4)
-    lean = compute(workload, PLAIN, stable_seed("encoder"), dtype, Mode.FORWARD)
+    lean = compute(Source(workload, PLAIN, stable_seed("encoder"), dtype, Mode.FORWARD))
     assert called
     assert torch.equal(whole.truth["out"], lean.truth["out"])
     assert whole.budgets == lean.budgets
@@ -114,4 +115,4 @@ def test_a_model_whose_oracle_does_not_fit_is_told_what_it_needs(
     with pytest.raises(
         OracleError, match=r"encoder \(draw 0\).* needs about .* GB .* parameters, and .* GB may be taken"
     ):
-        compute(workload, PLAIN, case(workload).seed, "float32", mode)
+        compute(Source(workload, PLAIN, case(workload).seed, "float32", mode))

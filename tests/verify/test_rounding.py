@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify import noise, operators, rounding, sequential, terms
 from accelcheck.verify.judge import judge, judge_together
 from accelcheck.verify.oracle import compute as compute_reference
+from accelcheck.verify.oracle_runs import Source
 from accelcheck.verify.precision import SLACK, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.rounding import Rounding
 from accelcheck.verify.views import Yardstick, floor
@@ -364,6 +366,28 @@ def test_an_operator_in_place_rounds_what_it_writes_and_nothing_it_reads() -> No
     assert 0 < error(written, x + y) < 2 * UNIT_ROUNDOFF["bfloat16"]
 
 
+@pytest.mark.parametrize(
+    ("plain", "written"),
+    [
+        (torch.sinc, Tensor.sinc_),
+        (lambda x: torch.polygamma(1, x), lambda x: x.polygamma_(1)),
+        (lambda x: x.round(decimals=2), lambda x: x.round_(decimals=2)),
+        (lambda x: torch.addmm(x, x, x), lambda x: x.addmm_(x.clone(), x.clone())),
+    ],
+    ids=["sinc", "polygamma", "round", "addmm"],
+)
+def test_an_operator_of_several_roundings_errs_in_place_as_it_does_out_of_place(plain: Any, written: Any) -> None:
+    x = normal(8, 8)
+    with Rounding("float32", "float32", generator()):
+        expected = plain(x)
+    result = x.clone()
+    with Rounding("float32", "float32", generator()):
+        returned = written(result)
+    assert returned is result
+    assert torch.equal(result, expected)
+    assert not torch.equal(result, plain(x))
+
+
 def test_an_output_argument_is_rounded() -> None:
     x, y, out = normal(8, 8), normal(8, 8, seed=1), torch.empty(8, 8, dtype=torch.float64)
     with Rounding("bfloat16", "bfloat16", generator()):
@@ -480,6 +504,39 @@ def test_a_sum_over_one_dimension_errs_by_the_length_of_that_one() -> None:
 def test_zero_stays_zero() -> None:
     empty = torch.zeros(16, 0, dtype=torch.float64), torch.zeros(0, 8, dtype=torch.float64)
     assert torch.equal(sampled(torch.mm, *empty, precision="float16"), torch.zeros(16, 8).double())
+
+
+@pytest.mark.parametrize("add", [torch.Tensor.coalesce, torch.Tensor.to_dense])
+def test_entries_of_one_place_are_added_up_with_the_errors_of_a_sum(add: Any) -> None:
+    values = torch.tensor([1000.0, -1000.0] * 8, dtype=torch.float64)
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = add(torch.sparse_coo_tensor(torch.zeros(1, len(x), dtype=torch.long), x, (1,))).to_dense()
+        return out
+
+    errors = [float(sampled(summed, values, seed=seed).abs()) for seed in range(SAMPLES)]
+    assert 1000.0 * 2.0**-24 < max(errors) < 16000.0 * 2.0**-24
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_nearest_rounds_the_entries_of_sparse_tensors(dtype: torch.dtype) -> None:
+    x = torch.eye(3, dtype=dtype).to_sparse()
+    with rounding.Nearest(torch.float32):
+        out = x * 0.1
+    narrow = torch.complex64 if dtype.is_complex else torch.float32
+    assert torch.equal(out.to_dense(), (0.1 * torch.eye(3, dtype=dtype)).to(narrow).to(dtype))
+
+
+@pytest.mark.parametrize("by", ["numpy", "chunks", "whole"])
+@pytest.mark.parametrize("least", [0.0, 1e-320])
+def test_zero_keeps_its_sign(by: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by != "numpy":
+        monkeypatch.setattr(rounding, "SMALL", -1)
+    if by == "whole":
+        monkeypatch.setattr(noise, "perturb_", lambda *_: False)
+    zeros = torch.tensor([0.0, -0.0, 1.0, least], dtype=torch.float64)
+    assert sampled(torch.neg, zeros.sqrt() * 1.0)[:2].signbit().tolist() == [True, False]
+    assert sampled(lambda x: x * 2.0, zeros)[:2].signbit().tolist() == [False, True]
 
 
 def test_underflow_never_turns_a_square_negative() -> None:
@@ -621,7 +678,9 @@ def test_numbers_that_an_emulation_draws_within_are_drawn_by_operators_that_roun
 # What correct implementations do that uniform errors do not show
 def verdict(workload: Workload, candidate: Callable[[Problem], Tensor], dtype: str = "float32") -> list[str]:
     """The faults of a result in forward mode, judged by the rounding samples alone."""
-    reference = compute_reference(workload, Matrix.load().techniques["eager"], 5, dtype, Mode.FORWARD).without_eager
+    reference = compute_reference(
+        Source(workload, Matrix.load().techniques["eager"], 5, dtype, Mode.FORWARD)
+    ).without_eager
     result = {"out": candidate(workload.problem(5))}
     return [str(fault) for fault in judge(result, reference).faults]
 
@@ -660,7 +719,7 @@ def test_the_gradient_of_average_pooling_may_round_each_quotient() -> None:
     images = normal(4, 4, 33, 33)
     workload = Workload("pool", "Pooling.", lambda _, __: Problem(nn.AvgPool2d(3, 2), (images.float(),)))
     reference = compute_reference(
-        workload, Matrix.load().techniques["eager"], 5, "float32", Mode.BACKWARD
+        Source(workload, Matrix.load().techniques["eager"], 5, "float32", Mode.BACKWARD)
     ).without_eager
     result = Program.of(workload.problem(5), seed=5).run(Mode.BACKWARD)
     assert not judge(result, reference).faults
@@ -674,7 +733,7 @@ def test_what_rounding_does_on_a_grid_is_no_bias() -> None:
             return x + 1.6999
 
     x = (torch.randint(1, 200, (64, 512), generator=generator()) / 256).half().float()
-    reference = compute_reference(of(Plus(), x), Matrix.load().techniques["eager"], 5, "float16", Mode.FORWARD)
+    reference = compute_reference(Source(of(Plus(), x), Matrix.load().techniques["eager"], 5, "float16", Mode.FORWARD))
     result = {"out": (x.half() + 1.6999)}
     readings = judge(result, reference).readings
     assert abs(readings["out"]["bias"]) > 0.1

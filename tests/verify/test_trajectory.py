@@ -230,6 +230,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.slow
 def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
@@ -239,6 +240,7 @@ def test_reference_trainings_seed_no_other_device(store: Store, monkeypatch: pyt
     assert seeded == []
 
 
+@pytest.mark.slow
 def test_eager_trains_from_each_seed_once_for_all_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
     real = ensemble._other
@@ -287,12 +289,14 @@ def test_a_correct_technique_passes(store: Store, technique: Technique, number: 
     assert {figure.view for figure in record.figures} == {"loss", "norm", "parameter", "mean loss", "mean norm"}
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("technique", VARIANTS.values(), ids=VARIANTS.keys())
 def test_another_correct_way_to_train_passes(store: Store, technique: Technique) -> None:
     record = verdict(store, technique)
     assert record.verdict is Verdict.PASS, record.why + record.traceback
 
 
+@pytest.mark.slow
 def test_autocast_that_reduces_in_half_is_caught_by_the_dtype_of_the_loss(store: Store) -> None:
     class Halved(type(named(amp.TECHNIQUES, "amp-bf16"))):  # type: ignore[misc]  # a class that only its module names
         def prepare(self, program: Program, mode: Mode, device: Any) -> None:
@@ -303,6 +307,7 @@ def test_autocast_that_reduces_in_half_is_caught_by_the_dtype_of_the_loss(store:
     assert "loss[0]: metadata: expected torch.float32 on cpu, got torch.bfloat16 on cpu" in record.why
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_written_to_is_caught(store: Store) -> None:
     def writing(program: Program) -> None:
         def update(*given: Any) -> None:
@@ -325,6 +330,7 @@ def noisy(drawn: torch.Generator) -> Change:
     return change
 
 
+@pytest.mark.slow
 def test_a_device_that_never_repeats_may_resume_within_rounding_and_from_the_right_state(store: Store) -> None:
     record = verdict(store, Plant(noisy(torch.Generator().manual_seed(0))))
     assert record.verdict is Verdict.PASS, record.why

@@ -122,6 +122,7 @@ def losing(program: Program) -> None:
     block.forward = lambda x: x + Lost.apply(block.fc(x), block.weight, block.beta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("technique", "workload", "mode"),
     [

@@ -11,15 +11,16 @@ import torch
 from fault_harness import FORWARD, Planted, built_in, failed, verdict_of
 from torch import Tensor
 
+from accelcheck.core.case import Mode
 from accelcheck.verify.oracle import Store
-from accelcheck.workloads import option_families
+from accelcheck.workloads import extents, option_families
 from accelcheck.workloads.base import Program, flatten
 from accelcheck.workloads.families import CONSUMERS, UNARY, WORKLOADS
 from accelcheck.workloads.function_parts import PER_BINADE, Functions, binades, near
 
 NAMES = [
     workload.name
-    for workload in (*WORKLOADS, *option_families.WORKLOADS)
+    for workload in (*WORKLOADS, *option_families.WORKLOADS, *extents.WORKLOADS)
     if isinstance(workload.problem(3).module, Functions)
 ]
 
@@ -109,6 +110,20 @@ FAULTS: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("layouts", "sum, every other column", lambda out: out.roll(1, 0)),
     ("layouts", "softmax, expanded", _last_wrong),
     ("layouts", "rolled, windows", lambda out: out.roll(1, 0)),
+    ("further-options", "depthwise, 2 filters each", lambda out: out.roll(1, 1)),
+    ("further-options", "windows of 33 channels", lambda out: [_last_wrong(out[0]), *out[1:]]),
+    ("sizes-indices", "topk 33", lambda out: [torch.cat((out[0][:, :16], out[0][:, 16:] * 0), 1), *out[1:]]),
+    ("sizes-indices", "nothing by index", lambda out: [out[0] * 0, *out[1:]]),
+    ("sizes-many", "linear of rows", lambda out: torch.cat([out[:65536], out[65536:] * 0])),
+    ("sizes-axes", "softmax of 1100", lambda out: [_last_wrong(out[0]), out[1]]),
+    ("sizes-axes", "flags of 257", lambda out: [out[0].to(torch.int8).long(), *out[1:]]),
+    ("dimensions", "along, ones around", lambda out: [out[0].roll(1, 1), *out[1:]]),
+    ("dimensions", "copies, seven", lambda out: [*out[:-1], out[-1].flip(1)]),
+    ("scalars", "lerp, an element", lambda out: out.roll(1, 0)),
+    ("values-neighbours", "order of 2^53", lambda out: [out[0] | True, *out[1:]]),
+    ("values-neighbours", "spread about 1000.0", lambda out: [out[0] * 1.001, out[1]]),
+    ("random-bounds", "integers below 100", lambda out: [out[0][:-1], *out[1:]]),
+    ("random-bounds", "written, column", lambda out: [torch.zeros_like(out[0]), *out[1:]]),
     ("late-writes", "zero, scattered", torch.zeros_like),
     ("late-writes", "rows, joined", lambda out: torch.cat((torch.full_like(out[:1], 3), out[1:]))),
 ]
@@ -121,6 +136,41 @@ def test_one_wrong_result_is_named(name: str, label: str, change: Callable[[Any]
     assert f"out[{label!r}" in {fault.path.partition("]")[0] for fault in record.faults}
 
 
+def test_properties_of_random_numbers_hold_for_every_seed() -> None:
+    problem = built_in()["random-bounds"].problem(3)
+    torch.manual_seed(0)
+    first, second = (flatten(problem.module(*problem.inputs)) for _ in range(2))
+    for (path, one), (_, other) in zip(first, second, strict=True):
+        assert torch.equal(one, other), path
+
+
+def test_a_gradient_is_asked_of_one_input_alone() -> None:
+    problem = built_in()["gradients-alone"].problem(3)
+    asked: dict[str, list[int]] = {}
+    for label, function, places in problem.module.parts:  # type: ignore[union-attr]
+        inputs = [problem.inputs[place].clone().requires_grad_() for place in places]
+        function(*inputs).sum().backward()
+        asked.setdefault(label.split(",")[0], []).append(*(n for n, x in enumerate(inputs) if x.grad is not None))
+    assert {name: list(range(len(shapes))) for name, (_, shapes) in extents.ALONE.items()} == asked
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_lost_where_no_other_is_asked_fails(fresh: Store) -> None:
+    def plant(program: Program) -> None:
+        module: Any = program.module
+        module.parts = tuple(
+            (name, _detached(function) if name == "layer norm, input 1" else function, places)
+            for name, function, places in module.parts
+        )
+
+    failed(fresh, Planted(plant), built_in()["gradients-alone"], Mode.BACKWARD)
+
+
+def _detached(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, weight, bias: function(x, weight.detach() + 0 * weight, bias)
+
+
+@pytest.mark.slow
 def test_results_of_what_is_read_after_a_write_fail(fresh: Store) -> None:
     def swapped(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def late(x: Tensor) -> Tensor:

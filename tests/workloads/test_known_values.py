@@ -118,6 +118,7 @@ def test_ties_of_quantized_numbers_go_to_the_even_level() -> None:
     assert levels.tolist() == [4, 6, 4, 6, 127]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["special-values", "formats"])
 def test_correct_results_of_special_values_and_formats_pass(name: str, fresh: Store) -> None:
     assert (

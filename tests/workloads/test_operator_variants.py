@@ -10,9 +10,10 @@ from fault_harness import BACKWARD, FORWARD, Planted, failed, passed
 from torch import Tensor
 
 from accelcheck.core.case import Mode
+from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Program, Workload
-from accelcheck.workloads.operator_calls import SampleCall
+from accelcheck.workloads.operator_calls import SampleCall, Written, WrittenOut
 from accelcheck.workloads.operator_samples import HALF, CalledOperator, database, template
 from accelcheck.workloads.operator_trials import RESULTS, tried
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, RESIZED, SCALED, SPECIAL, beside, changed, laid_out
@@ -38,12 +39,15 @@ def after(change: Any) -> Planted:
     return Planted(wrong)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "part"),
     [
         *((name, part) for name in ("maximum", "sum") for part in ("edges", "resized", "strided")),
         ("add", "resized"),
         ("add", "mixed"),
+        ("add", "written"),
+        ("sort", "written"),
         ("matmul", "edges"),
     ],
 )
@@ -51,6 +55,46 @@ def test_eager_passes(name: str, part: str, fresh: Store) -> None:
     tried_workload = workload(name, part)
     for mode in tried_workload.modes:
         passed(fresh, Planted(right), tried_workload, mode)
+
+
+def test_the_memory_around_what_is_written_is_judged_too() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    spread = Written("spread", Tensor.neg_)(x).reshape(2, 6)
+    assert torch.equal(spread[:, ::2], -x)
+    assert torch.equal(spread[:, 1::2], x)
+    assert torch.equal(WrittenOut("offset", torch.neg)(x), torch.cat([torch.ones(1), -x.reshape(-1)]))
+    assert torch.equal(x, torch.arange(6.0).reshape(2, 3))
+
+
+class _Lost(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
+    """Device that loses writes in place, or to `out`, of one operator to tensors that are not dense."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.name = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target: Any = (kwargs or {}).get("out", args[0] if args else None)
+        if str(func).startswith(self.name) and not target.is_contiguous():
+            return target
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow(after=1)
+@pytest.mark.parametrize(("name", "labels"), [("aten.add_.Tensor", "in-place"), ("aten.add.out", "out")])
+def test_a_write_that_is_lost_fails(name: str, labels: str, fresh: Store) -> None:
+    def wrong(program: Program) -> None:
+        module = program.module
+
+        def call(*inputs: Tensor) -> Any:
+            with _Lost(name):
+                return module(*inputs)
+
+        program.call = call
+
+    record = failed(fresh, Planted(wrong), workload("add", "written"), FORWARD)
+    wrongs = {fault.path.split()[1] for fault in record.faults}
+    assert wrongs == {f"{labels}-transposed", f"{labels}-spread"}
 
 
 def test_a_nan_that_is_lost_fails(fresh: Store) -> None:
@@ -218,3 +262,32 @@ def test_every_variant_has_a_name_of_its_own() -> None:
     names = [*SPECIAL, *SCALED, *RESIZED, *LAYOUTS, *MIXED]
     assert len(names) == len(set(names))
     assert all(part.gradients or Mode.BACKWARD not in workload("add", name).modes for name, part in PARTS.items())
+
+
+def one(tensor: Tensor, variant: str) -> Tensor:
+    """The first input that a variant gives."""
+    return changed([tensor], variant)[0][0]
+
+
+def test_rows_are_alike_or_not_finite() -> None:
+    x = torch.arange(6.0).reshape(3, 2)
+    assert one(x, "rows-alike").tolist() == [[0.5, 0.5], [0.5, 0.5], [4.0, 5.0]]
+    assert one(x, "rows-infinite").isneginf().sum(1).tolist() == [2, 2, 0]
+
+
+def test_numbers_lie_far_from_zero_and_integers_beyond_float32() -> None:
+    assert one(torch.tensor([1.0, -2.0]), "shifted").tolist() == [1025.0, 1022.0]
+    assert one(torch.tensor([3, -1]), "wide").tolist() == [3 * (2**26 + 1), -(2**26) - 1]
+    assert changed([torch.tensor([1.0])], "wide") == []
+
+
+def test_inputs_lose_all_elements_along_each_size() -> None:
+    inputs = [torch.ones(2, 3), torch.ones(3, 5), torch.ones(2, 5)]  # the second is the largest
+    shapes = [[tuple(tensor.shape) for tensor in changed(inputs, f"hollow-{number}")[0]] for number in (1, 2)]
+    assert shapes == [[(2, 0), (0, 5), (2, 5)], [(2, 3), (3, 0), (2, 0)]]
+
+
+def test_long_inputs_have_special_values() -> None:
+    long = one(torch.rand(4, 5), "long-nan")
+    assert long.shape == (4, 267)
+    assert long.isnan().sum() == 2

@@ -57,6 +57,20 @@ def test_data_and_a_metric_are_a_workload_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+def test_batches_beside_inputs_are_a_training_of_its_own(tmp_path: Path) -> None:
+    body = (
+        "def make():\n"
+        "    return {'model': net(), 'inputs': (X[:2],), 'batches': [(X, X[:, :3])], 'loss': nn.functional.mse_loss,\n"
+        "            'optimizer': lambda parameters: torch.optim.SGD(parameters, lr=0.1)}\n"
+    )
+    forward, training = made(tmp_path, body)
+    assert [(workload.name, workload.modes) for workload in (forward, training)] == [
+        ("net", frozenset({Mode.FORWARD, Mode.BACKWARD, Mode.SPEED})),
+        ("net.training", frozenset({Mode.TRAIN, Mode.TRAIN_SPEED})),
+    ]
+    assert [tuple(workload.problem(1).inputs[0].shape) for workload in (forward, training)] == [(2, 4), (5, 4)]
+
+
 def test_the_function_names_the_workload_unless_it_is_make(tmp_path: Path) -> None:
     (workload,) = made(tmp_path, "def Small_net():\n    return net(), (X,)\n", "net.py:Small_net")
     assert workload.name == "net.small-net"

@@ -28,7 +28,7 @@ from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.verify.oracle import Store, compute
-from accelcheck.verify.oracle_runs import Arithmetic
+from accelcheck.verify.oracle_runs import Arithmetic, Source
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.nested import OwnModelError, tensors_of, written
 from accelcheck.workloads.own_model import workload_of
@@ -100,6 +100,7 @@ def own(workload: Workload) -> Problem:
     return workload.problem(stable_seed(workload.name))
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("make", [language, images])
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 def test_a_model_as_it_is_passes_in_every_mode(make: Callable[[], Workload], mode: Mode, fresh: Store) -> None:
@@ -187,7 +188,7 @@ def test_a_closer_look_leaves_out_what_the_first_one_does() -> None:
     torch.manual_seed(0)
     workload = workload_of(Shifted(), (torch.randn(2, 16, 8),))
     arithmetic = Arithmetic.of(Eager(), "float32")
-    looks = [compute(workload, arithmetic, 1, "float32", BACKWARD, careful=careful) for careful in (0, 1)]
+    looks = [compute(Source(workload, arithmetic, 1, "float32", BACKWARD), careful=careful) for careful in (0, 1)]
     assert [sorted(look.unjudged) for look in looks] == [["grad:key.bias"]] * 2
     assert "grad:key.bias" not in looks[1].budgets
 
@@ -197,11 +198,13 @@ def test_a_model_of_which_nothing_can_be_judged_is_an_error(fresh: Store) -> Non
     assert "rounding errors alone decide every tensor" in record.reason
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("make", [language, images])
 def test_a_technique_that_traces_follows_an_adapted_model(make: Callable[[], Workload], fresh: Store) -> None:
     passed(fresh, Export(), make(), FORWARD)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("make", [language, images])
 def test_a_fault_in_one_output_fails(make: Callable[[], Workload], fresh: Store) -> None:
     def wrong(module: Any, *inputs: Tensor) -> Any:
@@ -258,6 +261,7 @@ def test_masks_and_integers_are_the_same_in_every_draw() -> None:
     assert all(map(torch.equal, first.inputs, other.inputs))
 
 
+@pytest.mark.slow
 def test_a_process_that_has_looked_at_a_model_has_not_used_autograd() -> None:
     """Autograd counts devices on first use: a lazy backend registered later would get no gradient, in forks too."""
     code = """
@@ -567,6 +571,7 @@ def spectral() -> Workload:
     )
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "func-vmap-copies"])
 def test_a_model_of_complex_numbers_is_judged(technique: str, mode: Mode, fresh: Store) -> None:
@@ -584,6 +589,7 @@ def test_complex_results_of_timed_calls_are_judged(fresh: Store) -> None:
     passed(fresh, Matrix.load().techniques["jit-trace"], spectral(), Mode.SPEED)
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_runtime_is_not_measured_and_its_parameters_are(fresh: Store) -> None:
     class Runtime(Planted):
         own_memory = True
@@ -748,6 +754,7 @@ def test_blocks_are_found_whatever_their_name_and_arguments() -> None:
     assert "blocks" not in images().traits
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["checkpoint-reentrant", "checkpoint-non-reentrant"])
 def test_blocks_with_keyword_arguments_and_tuples_are_checkpointed(name: str, fresh: Store) -> None:
     passed(fresh, Matrix.load().techniques[name], layers(), BACKWARD)
@@ -799,6 +806,7 @@ def appending() -> Workload:
     return workload_of(appended, inputs, name="appending")
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("technique", ["eager", "compile-aot-eager", "jit-trace", "func-vmap-copies"])
 def test_a_model_that_writes_to_its_input_is_judged(technique: str, mode: Mode, fresh: Store) -> None:

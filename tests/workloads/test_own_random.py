@@ -143,6 +143,50 @@ def test_functions_are_replaced_in_a_process_that_gets_such_a_model() -> None:
     assert hasattr(torch.randn, "__wrapped__")
 
 
+class AddsInPlace(nn.Module):
+    """Writes to what dropout returns, which in training is a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        y += x
+        return y
+
+
+class WritesToReLU(AddsInPlace):
+    """Writes to what the backward pass of ReLU needs, in training too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net[1](self.net[0](x))
+        out: Tensor = self.net[2](y.mul_(2.0) if self.training else y)
+        return out
+
+
+@pytest.mark.usefixtures("untouched")  # scripts of dropout need its function as it is
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
+def test_a_model_that_writes_to_what_dropout_returns_is_judged(mode: Mode, fresh: Store) -> None:
+    torch.manual_seed(0)
+    model, x = AddsInPlace(), torch.randn(8, 4)
+    training: dict[str, Any] = {
+        "loss": functional.mse_loss,
+        "target": torch.randn(8, 4),
+        "optimizer": lambda own: torch.optim.SGD(own, 0.1),
+    }
+    workload = workload_of(model, (x,), name="adds", **training)
+    passed(fresh, Eager(), workload, mode)
+    failed(fresh, Planted(calling(lambda module, x: module(x) - 0.1 * x)), workload, mode)
+    assert not any(part._forward_hooks for part in model.modules())
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_model_that_cannot_be_trained_stays_an_error(fresh: Store) -> None:
+    torch.manual_seed(0)
+    erred(fresh, Eager(), workload_of(WritesToReLU(), (torch.randn(8, 4),), name="writes"), BACKWARD)
+
+
 @pytest.mark.usefixtures("untouched")
 def test_a_model_that_draws_nothing_leaves_torch_as_it_is() -> None:
     before = torch.randn, functional.dropout, dropout

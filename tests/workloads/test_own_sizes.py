@@ -177,6 +177,7 @@ def test_trying_sizes_changes_nothing_of_the_model() -> None:
     assert float(model.seen) == 0  # type: ignore[attr-defined]  # a buffer of the class above
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD, TRAIN])
 def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any, fresh: Store) -> None:
     batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(2)]
@@ -196,6 +197,7 @@ def test_a_model_whose_sizes_may_grow_is_compiled_once_for_all_of_them(mode: Any
     assert recompiled.engaged
 
 
+@pytest.mark.slow
 def test_a_new_graph_for_another_size_is_no_fault_of_an_owners_model(fresh: Store) -> None:
     def looped(x: Tensor) -> Tensor:
         state = x[0] * 0

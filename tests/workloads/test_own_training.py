@@ -91,6 +91,7 @@ def test_a_training_over_batches_leaves_the_first_one_in_place() -> None:
     assert torch.equal(program.inputs[0], before)
 
 
+@pytest.mark.slow
 def test_a_training_on_batches_is_judged(fresh: Store) -> None:
     workload = training(batches(3))
     passed(fresh, Eager(), workload, TRAIN)
@@ -111,6 +112,7 @@ def test_a_loss_in_the_model_needs_no_target(fresh: Store) -> None:
     passed(fresh, Eager(), workload, TRAIN)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_follows_the_loss_of_a_dataclass(fresh: Store) -> None:
     passed(fresh, TrainingStep(), training(batches(1)), TRAIN)
 
@@ -208,12 +210,13 @@ class Telling(nn.Module):
     "name",
     [
         "ddp-2",
-        pytest.param("ddp-bf16-hook", marks=pytest.mark.slow),
+        "ddp-bf16-hook",
         "fsdp2",
-        pytest.param("elastic-restart", marks=pytest.mark.slow),
+        "elastic-restart",
         "snapshot-restore",
     ],
 )
+@pytest.mark.slow(after=1)
 def test_other_processes_train_with_each_batch_and_a_loss_of_the_models_own(name: str, fresh: Store) -> None:
     torch.manual_seed(0)
     given = [{"x": x, "labels": labels} for x, labels in batches(2)]
@@ -230,6 +233,7 @@ def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, 
     assert f"a batch for {ranks} ranks" in record.why
 
 
+@pytest.mark.slow
 def test_steps_so_large_that_rounding_decides_the_parameters_are_undecided(fresh: Store) -> None:
     record = verdict_of(fresh, Eager(), training(batches(), optimizer=partial(torch.optim.RMSprop, lr=1e3)), TRAIN)
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)

@@ -37,6 +37,7 @@ def test_every_program_of_a_bundle_runs_and_writes_only_to_its_own_inputs(name: 
     assert bool(changed) == bool(problem.writes)
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_programs() -> None:
     code = "from accelcheck.workloads.program_bundles import texts; print(texts('mixture', 2))"
     assert completed([sys.executable, "-c", code], check=True).stdout.strip() == str(texts("mixture", 2))
@@ -90,6 +91,7 @@ def test_eager_passes(name: str, store: Store) -> None:
     passed(store, Planted(lambda _: None), built_in()[name], FORWARD)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["overflow-1", "mixture-1", "constant-1", "arrangement-1"])
 def test_one_wrong_number_of_one_program_fails(name: str, store: Store) -> None:
     chosen = texts(*_split(name))[7]

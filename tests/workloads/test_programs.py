@@ -34,6 +34,7 @@ def labels(number: int) -> list[str]:
     return [step.label for step in module.steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1001, 1002])
 def test_another_process_draws_the_same_program(number: int) -> None:
     code = f"from accelcheck.workloads.programs import program; print(program({number}).problem(1).module)"

@@ -116,7 +116,7 @@ def test_every_judged_operator_is_in_one_bundle_of_its_family(part: str) -> None
         operator.name
         for workload in WORKLOADS
         if workload.name.startswith("ops-")
-        and workload.name != "ops-common"
+        and not workload.name.startswith(("ops-common", "ops-apart"))
         and (
             f"-{part}-" in workload.name
             if part in others
@@ -128,6 +128,16 @@ def test_every_judged_operator_is_in_one_bundle_of_its_family(part: str) -> None
     assert sorted(bundled) == sorted(judged)
 
 
+def test_operators_that_no_graph_has_are_in_bundles_of_eager() -> None:
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    for part in ("floating", "further"):
+        bundle = next(workload for workload in WORKLOADS if workload.name == f"ops-apart-{part}")
+        apart = [name for name, entry in stored.items() if "apart" in entry.get(part, {}) and "left" not in entry[part]]
+        assert [operator.name for operator in operators_of(bundle)] == apart
+        assert {"nonzero", "masked_select", "unique"} <= {*apart}
+        assert bundle.techniques == {"eager"}
+
+
 @pytest.mark.parametrize("name", ["signal.windows.hann", "signal.windows.kaiser", "arange", "exp"])
 def test_results_are_on_the_device_of_the_inputs(name: str) -> None:
     made = template((CalledOperator(name, ("float32",)),), 2)
@@ -136,6 +146,7 @@ def test_results_are_on_the_device_of_the_inputs(name: str) -> None:
     assert {out.device.type for call in made.calls for out in call(anchor, tensors)} == {"meta"}
 
 
+@pytest.mark.slow
 def test_level_1_has_one_sample_of_sixty_common_operators() -> None:
     workload = built_in()["ops-common"]
     labels = [call.label for call in workload.problem(1).module.calls]  # type: ignore[union-attr]  # a module of calls
@@ -144,6 +155,7 @@ def test_level_1_has_one_sample_of_sixty_common_operators() -> None:
     assert dict(workload.levels) == {"eager": 1, "compile-static": 2}
 
 
+@pytest.mark.slow
 def test_a_bundle_takes_a_few_samples_of_each_operator() -> None:
     for name in ("ops-unary-1", "ops-binary-1", "ops-reduction-further-1"):
         workload = built_in()[name]
@@ -245,6 +257,7 @@ def test_a_torch_without_an_operator_says_so() -> None:
         template((CalledOperator("of-a-later-torch", ("float32",)),), 3)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     "name",
     ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-polygamma.polygamma_n_1", "op-searchsorted"],
@@ -256,6 +269,7 @@ def test_eager_passes(name: str, fresh: Store) -> None:
             passed(fresh, Planted(nothing), workload, mode)
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize("name", ["op-add", "op-fft.rfft", "op-matmul-further", "op-linalg.inv", "op-maximum"])
 def test_one_wrong_sample_is_named(name: str, fresh: Store) -> None:
     problem = built_in()[name].problem(0)

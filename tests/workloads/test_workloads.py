@@ -231,7 +231,9 @@ def test_half_precision_is_close_to_float64(name: str, mode: Mode, dtype: torch.
     deviations = errors(result, widened(name, dtype).run(mode))
     # A flipped ReLU, gate or maximum would change whole rows. After batch norm a few ReLUs do flip, and in FP16 AdamW's
     # squared gradients are subnormal.
-    loose = "batchnorm" in NAMES[name].traits or (name in ADAMW and dtype is torch.float16)
+    # A token between two experts goes to the other one on some processors.
+    turned = name == "decoder-experts" or (name in ADAMW and dtype is torch.float16)
+    loose = "batchnorm" in NAMES[name].traits or turned
     limit = 0.25 if loose else 0.06 if dtype is torch.bfloat16 else 0.008
     assert not {key: error for key, error in deviations.items() if not error <= limit}
 
@@ -393,6 +395,7 @@ def test_chains_are_bounded() -> None:
         assert float(Program.of(NAMES["elementwise-30"].problem(seed)).run(Mode.FORWARD)["out"].abs().max()) < 5
 
 
+@pytest.mark.slow(after=1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
