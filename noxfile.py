@@ -51,7 +51,7 @@ PINS = {
 }
 """Packages that each session installs: the one place where torch is pinned."""
 EXTRAS = {
-    "cpu": "[accuracy,torchao,onnx,openvino,extensions]",
+    "cpu": "[accuracy,torchao,checkpoints,triton,onnx,openvino,extensions]",
     "cuda": "[accuracy,torchao,extensions,cuda13]",
     "rocm": "[accuracy,torchao,extensions]",
     "xla": "[accuracy,extensions]",
