@@ -126,6 +126,10 @@ _ONE_OF_MANY = "one of 4097 terms is 0.02 % of the sum, and bfloat16 rounds by u
 _FEW_UNITS = "sums of at most 64 terms of both signs err by a few units of 2**-11, as FP16 operands and results do"
 _SIX_ROUNDINGS = "six roundings of 96 products to bfloat16 err as the one rounding of the result does"
 _LONG_SUMS = "correct sums of 4097 terms of one sign err by up to sqrt(4097) / 3 = 21 units of 2**-24"
+_EDGE_OF_LONG_SUMS = (
+    "eight parts rounded so err together by 38 units of 2**-24 (RMS), at the edge of what correct sums of 4097 terms "
+    "may: 298 of 300 seeds catch it"
+)
 _PARTS_AND_SUM = "parts of a sum err together by no more than the sum itself, which is rounded"
 _ONE_UNIT = (
     "truncation moves a result by at most one unit in the last place; correct FP32 sums of 96 terms differ by "
@@ -189,8 +193,8 @@ FAULTS = (
     )(
         single("matmul-long"),
         _parts_everywhere,
-        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-16, 2.0**-18),
-        hidden={("float32", 2.0**-18): _LONG_SUMS},
+        (_BFLOAT16, _FLOAT16, 2.0**-14, 2.0**-15, 2.0**-16, 2.0**-18),
+        hidden={("float32", 2.0**-16): _EDGE_OF_LONG_SUMS, ("float32", 2.0**-18): _LONG_SUMS},
     ),
     split(
         "split-k-partial-sums-half",
