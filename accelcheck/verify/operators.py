@@ -131,6 +131,8 @@ norm of their columns. The multiple is at most N and more (N. J. Higham, Accurac
 Comput. 41(5), 2019)."""
 
 
+TRANSFORMS = frozenset({"_fft_c2c", "_fft_r2c", "_fft_c2r"})
+"""Fourier transforms, along the dimensions of their second argument."""
 NORMALISED = frozenset({"softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"})
 """Operators that divide a row, along the dimension of their second argument, by its sum, whose error all of it has."""
 DECOMPOSED = frozenset(

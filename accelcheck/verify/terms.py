@@ -11,6 +11,7 @@ from torch import Tensor
 from accelcheck.devices.layouts import entries, sparse
 from accelcheck.verify import operators
 from accelcheck.verify.operators import CONTRACTIONS, SCATTERS, floats, has_complex, is_float, outputs
+from accelcheck.verify.precision import ACCUMULATOR, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.workloads.base import is_inexact
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ _SPARSE_SUMS = frozenset({"_coalesce", "_sparse_sum", "_to_dense"})
 _SUMS = CONTRACTIONS | _SPARSE_SUMS | {"sum", "nansum", "mean", "cumsum", "_trilinear", "col2im"}
 """Operators with outputs that are sums of products of their operands, besides those of `SCATTERS`."""
 _PRODUCTS = frozenset({"prod", "cumprod"})
-"""Operators that multiply K factors one after the other. Each product is rounded: the error's variance is
-u^2 K P^2 / 3, that of `Sums` with S = P and Q = 4 P^2."""
+"""Operators that multiply K factors. Each product is rounded: the error's variance is u^2 K P^2 / 3, that of `Sums` with
+S = P and Q = 4 P^2. If each factor occurs R times, lanes of a vector and branches of a tree hold the same partial
+products, whose errors are one error: the variance is up to R times that, which Q = (6 R - 2) P^2 gives. Partial
+products that underflow do not fall below the smallest number d while factors are at least 1 / 2: 6 d^2 / (K u^2) of Q
+gives the result an error of d."""
 _FACTORS = frozenset({"alpha", "beta"})
 
 
@@ -54,7 +58,8 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         mean = outputs(func(args[0].square(), *args[1:], **kwargs))[1]  # of squares
         return [None, None if mean is None else mean * (mean.numel() / max(1, args[0].numel()))]
     if name in _PRODUCTS and "out" not in kwargs and not has_complex(args):
-        return [None if product is None else 4 * product.square() for product in outputs(func(*args, **kwargs))]
+        x, dim = args[0], args[1] if len(args) > 1 else None
+        return [None if out is None else _product_squares(x, dim, out) for out in outputs(func(*args, **kwargs))]
     if (name not in _SUMS and name not in SCATTERS) or "out" in kwargs or has_complex(args):  # out would be overwritten
         return []
     squared = tuple(_squared(a) if is_float(a) else a for a in args)
@@ -63,6 +68,17 @@ def squares(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name == "mean":
         return [None if q is None else q / max(1, args[0].numel() // max(1, q.numel())) for q in sums]
     return sums
+
+
+def _product_squares(x: Tensor, dim: int | None, product: Tensor) -> Tensor:
+    """Q of products of the factors along a dimension, or of all: see `_PRODUCTS`."""
+    rows = x.reshape(1, -1) if dim is None or not x.dim() else x.movedim(dim, -1)
+    if not rows.numel():
+        return product.square()
+    count, steps = rows.shape[-1], rows.abs().sort(-1).values.diff(dim=-1)
+    repeated = count / (1 + int((steps != 0).sum(-1).min()))
+    underflow = 6 / count * (SMALLEST_SUBNORMAL[ACCUMULATOR] / UNIT_ROUNDOFF[ACCUMULATOR]) ** 2
+    return (6 * repeated - 2) * product.square() + (product != 0).to(product.dtype) * underflow
 
 
 def _squared(x: Tensor) -> Tensor:
@@ -144,12 +160,24 @@ def _pool_backward(call: _Call) -> Lengths:
 
 
 def _transformed(call: _Call) -> Lengths:
-    """Stages of a Fourier transform, log2 N, each with a rounded factor, whose error of 1.5 u^2 is six terms'."""
+    """Stages of a Fourier transform, each with a rounded factor, whose error of 1.5 u^2 is six terms'."""
     x, dims = call.args[0], call.args[1]
     sides = [x.shape[dim] for dim in dims]
     if isinstance(call.args[-1], int) and not isinstance(call.args[-1], bool):  # of a real result
         sides[-1] = call.args[-1]
-    return (6 * max(1, math.ceil(math.log2(max(2, math.prod(sides))))),)
+    return (6 * sum(map(_stages, sides)),)
+
+
+def _stages(side: int) -> int:
+    """Stages of a transform along one side: log2 N, or those of Bluestein's three transforms of at least twice the size.
+
+    Libraries take the latter for sizes with large prime factors: pocketfft, MKL, and cuFFT beyond 127.
+    """
+    rest = max(2, side)
+    for factor in (2, 3, 5, 7, 11, 13):
+        while rest % factor == 0:
+            rest //= factor
+    return math.ceil(math.log2(max(2, side))) if rest == 1 else 3 * math.ceil(math.log2(2 * side))
 
 
 def _adaptive(call: _Call) -> Lengths:
@@ -212,7 +240,7 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda call: (call.args[1].numel() // call.elements,)),
     **dict.fromkeys(operators.INTERPOLATED, _interpolated),
-    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transformed),
+    **dict.fromkeys(operators.TRANSFORMS, _transformed),
     "avg_pool2d": lambda call: (_size(call.args[1]),),
     "avg_pool2d_backward": _pool_backward,
     "avg_pool3d": lambda call: (math.prod(call.args[1]) + 6,),

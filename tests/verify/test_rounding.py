@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -228,7 +229,7 @@ def test_parts_of_complex_results_err_by_the_modulus() -> None:
     assert UNIT_ROUNDOFF["float32"] / 8 < largest < 8 * UNIT_ROUNDOFF["float32"]
 
 
-@pytest.mark.parametrize("length", [8, 1000, 4096])
+@pytest.mark.parametrize("length", [8, 1000, 4096, 1031, 4103])
 @pytest.mark.parametrize("transform", [torch.fft.rfft, torch.fft.fft, torch.fft.irfft])
 def test_samples_of_fourier_transforms_explain_eager(transform: Callable[..., Tensor], length: int) -> None:
     x = normal(16, length)
@@ -236,6 +237,22 @@ def test_samples_of_fourier_transforms_explain_eager(transform: Callable[..., Te
     eager = (transform(x.float()) - transform(x.float().double())).abs().amax()
     samples = [(sampled(transform, x, seed=seed) - exact).abs().amax() for seed in range(SAMPLES)]
     assert max(samples) / 40 < eager < SLACK * max(samples)
+
+
+@pytest.mark.parametrize("length", [261, 1030, 1031, 2053, 4103])
+def test_samples_explain_the_images_of_a_constants_peak(length: int) -> None:
+    x = (5 * normal(12, 1)).float().expand(12, length)
+    exact = torch.fft.rfft(x.double())
+    peak = exact[:, :1].abs()
+
+    def beside(got: Tensor) -> tuple[float, float]:
+        errors = (got - exact) / peak
+        return float(errors[:, 1:].abs().amax()), abs(float(errors[:, 0].real.mean()))
+
+    images, gains = zip(*(beside(sampled(torch.fft.rfft, x.double(), seed=s)) for s in range(SAMPLES)), strict=True)
+    image, gain = beside(torch.fft.rfft(x))
+    assert max(images) / 40 < image < SLACK * max(images)
+    assert gain < SLACK * max(gains) < 16 * UNIT_ROUNDOFF["float32"]
 
 
 def test_samples_of_a_factorisation_explain_eager_where_the_matrix_is_ill_conditioned() -> None:
@@ -485,6 +502,33 @@ def test_a_product_errs_by_the_number_of_its_factors(function: Callable[..., Ten
     ]
     eager = float(((running.double() - exact) / exact).abs().amax())
     assert max(samples) / 4 < eager < SLACK * max(samples)
+
+
+def test_a_product_of_equal_factors_errs_by_the_lanes_that_round_alike() -> None:
+    factor = (1 + 0.01 * normal(64)).float()
+    exact = factor.double() ** 512
+    lane = factor
+    for _ in range(15):  # 32 lanes multiply 16 factors each
+        lane = lane * factor
+    for _ in range(5):
+        lane = lane * lane
+    eager = float(((lane.double() - exact) / exact).abs().amax())
+    for over in (lambda x: x.expand(512, 64).prod(0), lambda x: torch.stack([x[i].expand(512).prod() for i in range(64)])):
+        samples = [
+            ((sampled(over, factor.double(), seed=seed) - exact) / exact).abs().amax() for seed in range(SAMPLES)
+        ]
+        assert max(samples) / 16 < eager < SLACK * max(samples)
+
+
+def test_a_product_may_stay_at_the_smallest_number() -> None:
+    smallest = 2.0**-149
+    factors = torch.full((261,), 0.6685)
+    assert float(functools.reduce(torch.mul, factors)) == smallest
+    exact = float(factors.double().prod())
+    samples = [float(sampled(torch.prod, factors.double(), seed=seed)) for seed in range(SAMPLES)]
+    assert max(samples) > smallest / 4 > exact
+    assert max(map(abs, samples)) < 4 * smallest
+    assert float(sampled(torch.prod, torch.tensor([0.0, 0.3]).double())) == 0
 
 
 @pytest.mark.parametrize("function", [torch.cumsum, torch.logsumexp])
