@@ -513,7 +513,10 @@ def test_a_product_of_equal_factors_errs_by_the_lanes_that_round_alike() -> None
     for _ in range(5):
         lane = lane * lane
     eager = float(((lane.double() - exact) / exact).abs().amax())
-    for over in (lambda x: x.expand(512, 64).prod(0), lambda x: torch.stack([x[i].expand(512).prod() for i in range(64)])):
+    for over in (
+        lambda x: x.expand(512, 64).prod(0),
+        lambda x: torch.stack([x[i].expand(512).prod() for i in range(64)]),
+    ):
         samples = [
             ((sampled(over, factor.double(), seed=seed) - exact) / exact).abs().amax() for seed in range(SAMPLES)
         ]
