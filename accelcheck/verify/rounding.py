@@ -98,8 +98,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Adds a spectrum to itself, in its place and in another one, each up to `INEXACT_ULPS` u as large.
 
         Rounded twiddle factors err periodically, and the same for each row. Such a factor of the input moves the
-        spectrum: each peak has images, up to 1.3 u of it in transforms of constants by MKL, which are no larger than
-        other errors where the spectrum has no peaks. The mean of the factors is a gain, of up to 1.6 u there.
+        spectrum: each peak has images, of 1 to 4 u of it where MKL transforms constants and waves, which are no larger
+        than other errors where the spectrum has no peaks. The mean of the factors is a gain, of up to 1.7 u there.
         """
         unit = INEXACT_ULPS * UNIT_ROUNDOFF["float32" if self.precision == "tf32" else self.precision]
         places = [int(torch.randint(spectrum.shape[dim], (), generator=self.generator)) for dim in dims]
