@@ -142,11 +142,13 @@ def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dic
     """Computes evaluation-mode outputs and gradients: FP64, eager in the technique's precision, rounding samples."""
     exact = _evaluating(workload, seed, dtype).widened()
     eager = _evaluating(workload, seed, "float16" if precision == "tf32" else precision)  # of the same significand
-    results = [exact.gradients(), eager.gradients()]
+    results = [eager.gradients()]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
-    with unfused(), Rounding(precision, dtype, generator):
-        results += [exact.gradients() for _ in range(SAMPLES)]
+    with unfused(getattr(torch, dtype)):
+        results.insert(0, exact.gradients())
+        with Rounding(precision, dtype, generator):
+            results += [exact.gradients() for _ in range(SAMPLES)]
     return {"results": [{path: tensor.detach() for path, tensor in result.items()} for result in results]}
 
 

@@ -250,7 +250,8 @@ _RULES: Mapping[str, Callable[[_Call], Lengths]] = {
     **dict.fromkeys(
         ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"), _interpolated
     ),
-    **dict.fromkeys(operators.NORMALISED, _along),
+    # Those with a logarithm add the sum's error, whatever the results are: a mask may be as large as numbers get.
+    **{name: _along for name in operators.NORMALISED if "log" not in name},
     **dict.fromkeys(
         ("_softmax_backward_data", "_log_softmax_backward_data"),
         lambda call: (call.operands[0].shape[call.args[2]] if call.operands[0].dim() else 1,),

@@ -68,27 +68,37 @@ def layer_by_layer() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unfused() -> Iterator[None]:
-    """Makes a context for the oracle and its samples: no fast path, attention by its definition, FP32's default eps.
+def unfused(storage: torch.dtype = torch.float32) -> Iterator[None]:
+    """Makes a context for the oracle and its samples: no fast path, attention by its definition, limits of `storage`.
 
-    Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision: FP64's would be another function.
+    A program that asks FP64 for its limits, such as the smallest number for a mask or an eps, would be another function.
+    Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision.
     """
-    original = torch.rms_norm  # that of `torch.nn.functional` calls it
+    norm, limits = torch.rms_norm, torch.finfo  # the former is what `torch.nn.functional` calls
+
+    class Limits:  # a class, since annotations in modules that are imported now may name it
+        def __new__(cls, dtype: torch.dtype | None = None) -> torch.finfo:  # type: ignore[misc]  # as torch's own gives
+            asked = torch.get_default_dtype() if dtype is None else dtype
+            return limits(storage if asked in {torch.float64, torch.complex128} else asked)
+
     with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
         try:
-            setattr(torch, "rms_norm", _with_eps(original))  # noqa: B010 - torch's stubs have it as a constant
+            # Torch's stubs have it as a constant.
+            setattr(torch, "rms_norm", _with_eps(norm, limits(torch.float32).eps))  # noqa: B010
+            setattr(torch, "finfo", Limits)  # noqa: B010
             yield
         finally:
-            setattr(torch, "rms_norm", original)  # noqa: B010
+            setattr(torch, "rms_norm", norm)  # noqa: B010
+            setattr(torch, "finfo", limits)  # noqa: B010
 
 
-def _with_eps(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_eps(original: Callable[..., Tensor], default: float) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor,  # noqa: A002 - torch's own name
         shape: Any,
         weight: Tensor | None = None,
         eps: float | None = None,
     ) -> Tensor:
-        return original(input, shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
+        return original(input, shape, weight, default if eps is None else eps)
 
     return rms_norm

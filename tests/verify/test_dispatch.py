@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import BACKWARD, FORWARD, failed, passed, verdict_of
+from fault_harness import BACKWARD, FORWARD, Planted, failed, passed, verdict_of
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from accelcheck.core.case import Mode, Verdict
+from accelcheck.selftest.faults.plant import calling
+from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.techniques.observe import OperatorLog
 from accelcheck.verify.global_state import GlobalState
@@ -107,6 +109,35 @@ def test_an_encoder_that_fills_paddings_with_zeros_is_named() -> None:
     with pytest.raises(OwnModelError, match="enable_nested_tensor=False"):
         workload(encoder(nested=True), src_key_padding_mask=MASK)
     assert workload(encoder(nested=True)).given  # nothing is padded
+
+
+class LimitsAsked(nn.Module):
+    """Layer that masks by the smallest number of its dtype, and divides by a norm and its dtype's eps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        limits = torch.finfo(x.dtype)
+        return self.ended(x, limits.min, limits.eps)
+
+    def ended(self, x: Tensor, least: float, eps: float, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        scores = self.linear(x)
+        small = scores * 1e-4
+        hidden = torch.eye(6, dtype=torch.bool, device=x.device)
+        return (scores * scale).masked_fill(hidden, least), small / (small.norm(dim=-1, keepdim=True) + eps)
+
+
+def test_limits_that_a_model_asks_its_dtype_for_are_those_of_its_storage(fresh: Store) -> None:
+    torch.manual_seed(0)
+    workload = workload_of(LimitsAsked(), (torch.randn(6, 6),), name="limits")
+    own = torch.finfo(torch.float32)
+    for mode in (FORWARD, BACKWARD):
+        passed(fresh, Eager(), workload, mode)
+    for other in ((own.min / 2, own.eps), (own.min, torch.finfo(torch.float64).eps), (own.min, own.eps, 1.001)):
+        failed(fresh, Planted(calling(lambda module, x, o=other: module.ended(x, *o))), workload, FORWARD)
+    assert isinstance(own, torch.finfo)
 
 
 def test_a_fast_path_that_is_left_switched_off_is_named() -> None:

@@ -844,6 +844,17 @@ def test_samples_of_a_softmax_share_the_error_of_the_sum_in_a_row(name: str) -> 
     assert 0.2 * common(sample).std() < common(own).std() < common(sample).std()
 
 
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min, -torch.inf])
+def test_samples_of_a_log_softmax_do_not_err_by_its_masks(mask: float) -> None:
+    x = normal(16, 16)
+    x[0, 3] = x[5, 7] = mask
+    truth = torch.log_softmax(x, -1)
+    with Rounding("float32", "float32", torch.Generator().manual_seed(0)):
+        sample = torch.log_softmax(x, -1)
+    assert torch.equal(sample.isinf(), x.isinf())
+    assert ((sample - truth).abs() <= 2e-6 * truth.abs()).logical_or(x.isinf()).all()
+
+
 def test_derivatives_within_a_function_are_rounded_too() -> None:
     x = torch.rand(4, dtype=torch.float64)
     with Rounding("float32", "float32", torch.Generator().manual_seed(0)):
