@@ -17,6 +17,9 @@ class _Named(Protocol):
 
 T = TypeVar("T", bound=_Named)
 
+MOST_LISTED = 300
+"""Most words that an error lists one by one."""
+
 
 class DuplicateNameError(InputError):
     """Two devices, techniques or workloads have the same name."""
@@ -59,11 +62,22 @@ def index(kind: str, things: Iterable[T]) -> Mapping[str, T]:
 
 
 def unknown(kind: str, word: str, legal: Sequence[str]) -> UnknownNameError:
-    """The error for an unknown word. It lists the legal words, and names the nearest one."""
+    """The error for an unknown word. It lists the legal words, many of them by their first part, and names the nearest."""
     import difflib
 
     from accelcheck.core.strangers import QUOTED, quoted  # late: every pytest start imports this module
 
     near = difflib.get_close_matches(word[:QUOTED], legal, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UnknownNameError(f"unknown {kind} {quoted(word)}.{hint} Legal values: {', '.join(legal)}.")
+    return UnknownNameError(f"unknown {kind} {quoted(word)}.{hint} Legal values: {', '.join(_listed(legal))}.")
+
+
+def _listed(words: Sequence[str]) -> Sequence[str]:
+    """Words as an error lists them: more than `MOST_LISTED` by their first part, such as ``op-* (1093)``."""
+    if len(words) <= MOST_LISTED:
+        return words
+    parts: dict[str, list[str]] = {}
+    for word in words:
+        first, dash, _ = word.partition("-")
+        parts.setdefault(first + dash, []).append(word)
+    return [f"{part}* ({len(names)})" if len(names) > 1 else names[0] for part, names in parts.items()]

@@ -78,3 +78,8 @@ def test_an_unknown_name_is_answered_with_the_legal_ones_and_the_nearest(word: s
     error = unknown("technique", word, ["amp-bf16", "eager"])
     assert isinstance(error, UnknownNameError)
     assert str(error) == message
+
+
+def test_thousands_of_legal_names_are_listed_by_their_first_part() -> None:
+    names = ["attention", *(f"attention-{number}" for number in range(400)), "mlp", "op-add"]
+    assert str(unknown("workload", "mpl", names)).endswith("Legal values: attention, attention-* (400), mlp, op-add.")
