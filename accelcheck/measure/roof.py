@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from accelcheck.devices.base import Device
+from accelcheck.devices.flops import flop_counter
 from accelcheck.measure.clocks import BLOCK, block, positive, settle
 
 SIDE = 1024
@@ -181,6 +181,6 @@ def _settled(device: Device, tries: Sequence[_Try], end: float) -> float:
 
 def flops(call: Callable[[], object]) -> int:
     """Floating-point operations of a call's matmuls, convolutions and attentions; a multiply-add counts as two."""
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         call()
     return int(counter.get_total_flops())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.core.forking import give_back
+from accelcheck.devices.flops import flop_counter
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.workloads.probes import DRAWS, Draw, quieted
 
@@ -160,10 +161,8 @@ def told(effort: Effort, size: Size, mode: Mode, word: str) -> str:
 
 def size_of(problem: Problem) -> dict[str, Any]:
     """Fields of `Size` of a problem, which may be changed."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     module = quieted(problem).module.eval()
-    elements, flops = _Elements(), FlopCounterMode(display=False)
+    elements, flops = _Elements(), flop_counter()
     with torch.no_grad(), flops, elements:
         module(*problem.inputs)
     size = Size(

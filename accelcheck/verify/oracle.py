@@ -16,6 +16,7 @@ from accelcheck.verify.oracle_runs import Arithmetic, Oracle, Source, blamed, ch
 from accelcheck.verify.reference import InapplicableError, Layout, OracleError, Reference
 from accelcheck.verify.sample_budgets import Samples, unlike
 from accelcheck.verify.views import SIGNED, VIEWS
+from accelcheck.workloads.base import flatten
 from accelcheck.workloads.dispatch import unfused
 from accelcheck.workloads.probes import Draw
 
@@ -308,7 +309,8 @@ def differing(make: Callable[[], Problem]) -> list[str]:
 
 
 def _tensors(problem: Problem) -> Mapping[str, Tensor]:
-    given = {f"input[{index}]": value for index, value in enumerate(problem.inputs)} | {"target": problem.target}
+    given = {f"input[{index}]": value for index, value in enumerate(problem.inputs)}
+    given |= dict(flatten(problem.target, "target")) if problem.target is not None else {}
     named = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     return {**named, **dict(problem.module.named_parameters()), **dict(problem.module.named_buffers())}
 

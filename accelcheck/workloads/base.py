@@ -18,7 +18,7 @@ from accelcheck.core.case import Mode
 from accelcheck.devices.layouts import dense, sparse
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.problem import Dropout, Problem, Workload
-from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Result
+from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Result, Target, tensors_in
 from accelcheck.workloads.trainer import Trainer
 
 __all__ = [
@@ -64,7 +64,7 @@ class Program:
 
     module: nn.Module
     inputs: tuple[Any, ...]
-    target: Tensor | None = None
+    target: Target = None
     loss: Loss | None = None
     optimizer: OptimizerMaker | None = None
     steps: int = 4
@@ -105,7 +105,7 @@ class Program:
         return cls(
             module=cast(problem.module, device, dtype),
             inputs=tuple(to(value, device, dtype) for value in problem.inputs),
-            target=None if problem.target is None else to(problem.target, device, dtype),
+            target=to(problem.target, device, dtype),
             loss=problem.loss,
             optimizer=problem.optimizer,
             steps=problem.steps,
@@ -130,13 +130,16 @@ class Program:
         return Problem(
             duplicate(self.module).to(host),
             tuple(value.detach().to(host) if isinstance(value, Tensor) else value for value in self.inputs),
-            target=None if self.target is None else self.target.to(host),
+            target=pytree.tree_map_only(Tensor, lambda value: value.to(host), self.target),
             loss=self.loss,
             optimizer=self.optimizer,
             steps=self.steps,
             recipe=None if self.trainer is None else self.trainer.recipe,
             further=tuple(
-                (tuple(value.to(host) for value in inputs), None if target is None else target.to(host))
+                (
+                    tuple(value.to(host) for value in inputs),
+                    pytree.tree_map_only(Tensor, lambda value: value.to(host), target),
+                )
                 for inputs, target in self.further
             ),
             writes=self.writes,
@@ -310,7 +313,7 @@ class Program:
         if not self.further:
             yield lambda _: None
             return
-        first = tuple(_snapshot(value) for value in self.inputs), _snapshot(self.target)
+        first: Batch = tuple(map(_snapshot, self.inputs)), pytree.tree_map(_snapshot, self.target)
         every = (first, *self.further)
         try:
             yield lambda step: self.load(every[step % len(every)])
@@ -321,8 +324,10 @@ class Program:
     def load(self, batch: Batch) -> None:
         """Writes a batch into the tensors of inputs and target, which so keep a technique's changes to them."""
         inputs, target = batch
-        for own, new in zip((*self.inputs, self.target), (*inputs, target), strict=True):
-            if isinstance(own, Tensor) and new is not None:  # a loss within the model has no target
+        values = (*inputs, *tensors_in(target))
+        # A loss within the model has a target here, and none in its batches.
+        for own, new in zip((*self.inputs, *tensors_in(self.target)), values, strict=target is not None):
+            if isinstance(own, Tensor):
                 own.copy_(new)
 
     def begin(self) -> torch.optim.Optimizer:
@@ -361,7 +366,7 @@ class Program:
         result |= {f"parameter:{name}": parameter for name, parameter in self.module.named_parameters()}
         return result | self._buffers()
 
-    def training_loss(self, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
+    def training_loss(self, inputs: tuple[Any, ...], target: Target) -> Tensor:
         """Loss of one forward pass over `inputs`, 0-D, as in train mode.
 
         Raises:
@@ -407,11 +412,16 @@ def is_inexact(value: Any) -> bool:
 
 
 def duplicate(value: Copied) -> Copied:
-    """Copies a module, or nested inputs; `copy.deepcopy` alone refuses tensors of sparse rows, columns and blocks."""
+    """Copies a module, or nested inputs.
+
+    `copy.deepcopy` alone refuses sparse tensors, and results that a module keeps, such as ``torch.nn.utils.weight_norm``
+    does.
+    """
     tensors = pytree.tree_leaves(value)
     if isinstance(value, nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-    refused = (own for own in tensors if isinstance(own, Tensor) and sparse(own))
+        kept = pytree.tree_leaves([list(vars(part).values()) for part in value.modules()])
+        tensors = [*value.parameters(), *value.buffers(), *kept]
+    refused = (own for own in tensors if isinstance(own, Tensor) and (sparse(own) or not own.is_leaf))
     return copy.deepcopy(value, {id(own): own.detach().clone() for own in refused})
 
 
@@ -441,10 +451,12 @@ def cast(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> n
 
 
 def to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """Moves a tensor to `device` and casts it by `in_dtype`; returns other values unchanged.
+    """Moves a tensor, or each of a tuple, to `device` and casts it by `in_dtype`; returns other values unchanged.
 
     Strides are kept: a transposed, sliced or expanded tensor moves with the storage behind it.
     """
+    if isinstance(value, tuple):
+        return tuple(to(part, device, dtype) for part in value)
     if not isinstance(value, Tensor):
         return value
     target = in_dtype(value, dtype)

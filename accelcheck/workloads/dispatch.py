@@ -76,7 +76,7 @@ def unfused(storage: torch.dtype = torch.float32) -> Iterator[None]:
     """
     norm, limits = torch.rms_norm, torch.finfo  # the former is what `torch.nn.functional` calls
 
-    class Limits:  # a class, since annotations in modules that are imported now may name it
+    class StoredLimits:  # a class, since annotations in modules that are imported now may name it
         def __new__(cls, dtype: torch.dtype | None = None) -> torch.finfo:  # type: ignore[misc]  # as torch's own gives
             asked = torch.get_default_dtype() if dtype is None else dtype
             return limits(storage if asked in {torch.float64, torch.complex128} else asked)
@@ -85,7 +85,7 @@ def unfused(storage: torch.dtype = torch.float32) -> Iterator[None]:
         try:
             # Torch's stubs have it as a constant.
             setattr(torch, "rms_norm", _with_eps(norm, limits(torch.float32).eps))  # noqa: B010
-            setattr(torch, "finfo", Limits)  # noqa: B010
+            setattr(torch, "finfo", StoredLimits)  # noqa: B010
             yield
         finally:
             setattr(torch, "rms_norm", norm)  # noqa: B010

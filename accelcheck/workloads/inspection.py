@@ -136,7 +136,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
         return False
     if not is_inexact(one):
         return torch.equal(one, other)
-    return float((one - other).norm()) <= ALIKE * float(other.norm())
+    return float((one - other).detach().norm()) <= ALIKE * float(other.detach().norm())
 
 
 def _exportable(module: nn.Module, inputs: tuple[Any, ...]) -> bool:

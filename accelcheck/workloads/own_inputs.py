@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.plain import text
 from accelcheck.devices.layouts import entries, sparse
+from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.base import duplicate, is_inexact
 from accelcheck.workloads.nested import OwnModelError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from accelcheck.workloads.problem import Problem
+    from accelcheck.workloads.signatures import Target
 
 SAMPLE, FEW = 1000, 2
 """Number of elements sampled from an input, and most distinct values of a mask among them."""
@@ -138,12 +140,16 @@ def resized(problem: Problem, sizes: Mapping[int, int], seed: int) -> Problem:
             value = value.index_select(axis, torch.arange(size) % value.shape[axis])
         return redrawn(value, generator)
 
-    def followed(target: Tensor | None, inputs: Sequence[Any]) -> Tensor | None:
+    def followed(target: Target, inputs: Sequence[Any]) -> Target:
         shape = next(value.shape for value in inputs if isinstance(value, Tensor) and value.dim())
-        for axis, size in sizes.items():
-            if target is not None and target.dim() > axis and target.shape[axis] == shape[axis]:
-                target = target.index_select(axis, torch.arange(size) % shape[axis])
-        return target
+
+        def one(target: Tensor) -> Tensor:
+            for axis, size in sizes.items():
+                if target.dim() > axis and target.shape[axis] == shape[axis]:
+                    target = target.index_select(axis, torch.arange(size) % shape[axis])
+            return target
+
+        return cast("Target", pytree.tree_map_only(Tensor, one, target))
 
     batches = ((problem.inputs, problem.target), *problem.further)
     (inputs, target), *further = ((tuple(map(changed, inputs)), followed(target, inputs)) for inputs, target in batches)

@@ -20,13 +20,15 @@ from accelcheck.core.case import DTYPES, Mode, stable_seed
 from accelcheck.core.registry import unknown
 from accelcheck.devices.layouts import entries
 from accelcheck.devices.torch_names import pytree
-from accelcheck.workloads import own_inputs, own_random
+from accelcheck.workloads import own_derivatives, own_inputs, own_random
 from accelcheck.workloads.base import Batch, OptimizerMaker, Problem, Workload, duplicate, in_dtype, is_inexact
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.inspection import alike, found_traits
 from accelcheck.workloads.nested import OwnModelError, Place, Rebuilt, at, tensors_of
+from accelcheck.workloads.own_targets import Structure, check_alike, taken_apart
 from accelcheck.workloads.own_task import Metric, OwnTask
 from accelcheck.workloads.problem import TRAITS, OtherSizes
+from accelcheck.workloads.signatures import Target, tensors_in
 
 STEPS = 4
 """Default number of optimizer steps of a training."""
@@ -41,7 +43,7 @@ def workload_of(
     *,
     name: str = "model",
     loss: Callable[..., Tensor] | None = None,
-    target: Tensor | None = None,
+    target: Any = None,
     batches: Iterable[Any] | None = None,
     optimizer: OptimizerMaker | None = None,
     steps: int = STEPS,
@@ -58,7 +60,7 @@ def workload_of(
         name: Part of case ids: small letters and digits, with points and dashes between.
         loss: Function ``loss(output, target)`` of the model's output that returns a 0-D tensor. With `optimizer`, for
             mode ``train``.
-        target: Second argument of `loss`.
+        target: Second argument of `loss`: a tensor, or tensors in tuples, lists and dicts.
         batches: Pairs of input and target, as of a `DataLoader`, in place of `inputs`, `keywords` and `target`; one
             optimizer step each, cyclically; at most `steps` are taken. An input is a tensor, a tuple of arguments or a
             mapping of keyword arguments. A batch that is a mapping is an input without a target.
@@ -80,7 +82,7 @@ def workload_of(
         if inputs or keywords or target is not None:
             raise OwnModelError("batches: they have inputs and targets: give no inputs, keywords or target beside them")
         examples = _examples(batches, steps)
-    problem, rebuilt = _problem(model, examples)
+    problem, rebuilt, structure = _problem(model, examples)
     trains = loss is not None or optimizer is not None
     if trains and (loss is None or optimizer is None or (target is None and batches is None)):
         raise OwnModelError(
@@ -93,7 +95,7 @@ def workload_of(
         problem = dataclasses.replace(
             problem,
             target=problem.target if targeted else torch.zeros(len(first) if first.dim() else 1),
-            loss=OwnLoss(loss, rebuilt, targeted=targeted),
+            loss=OwnLoss(loss, rebuilt, structure, targeted=targeted),
             optimizer=optimizer,
         )
     problem = own_random.apart(dataclasses.replace(problem, steps=steps))
@@ -171,7 +173,7 @@ def task_of(
         raise OwnModelError(
             f"max_drop: expected a part of the score above 0 and at most 1, such as 0.01, got {max_drop}"
         )
-    problem, rebuilt = _problem(model, _examples(data, None), always=True)
+    problem, rebuilt, structure = _problem(model, _examples(data, None), always=True)
     return OwnTask(
         name,
         f"{_title(model, problem)} and a metric.",
@@ -184,6 +186,7 @@ def task_of(
         metric=metric,
         rebuilt=rebuilt,
         max_drop=max_drop,
+        structure=structure,
     )
 
 
@@ -200,13 +203,13 @@ class Example(NamedTuple):
 
     inputs: tuple[Any, ...]
     keywords: Mapping[str, Any]
-    target: Tensor | None
+    target: Any
 
 
 def _problem(
     model: Callable[..., Any], examples: Sequence[Example], *, always: bool = False
-) -> tuple[Problem, Rebuilt | None]:
-    """Returns the problem of a model without a loss, and the function from module outputs to model outputs."""
+) -> tuple[Problem, Rebuilt | None, Structure | None]:
+    """Returns the problem of a model without a loss, the function to model outputs, and the target's structure."""
     first, *further = examples
     if not isinstance(first.inputs, tuple):
         raise OwnModelError(
@@ -214,12 +217,17 @@ def _problem(
             "argument give (x,)"
         )
     module, tensors, rebuilt, written = _adapted(model, first.inputs, first.keywords, always=always)
-    batches = tuple(_batch(number, example, tensors, first.target) for number, example in enumerate(further, 1))
+    targets, structures = zip(*(taken_apart(x.target, f"batch {i}") for i, x in enumerate(examples)), strict=True)
+    check_alike(structures)
+    batches = tuple(
+        _batch(number, example, target, (*tensors, *tensors_in(targets[0])))
+        for number, (example, target) in enumerate(zip(further, targets[1:], strict=True), 1)
+    )
     if own_random.draws(module, tensors):
         module = own_random.Drawing(module, len(tensors))
-    problem = Problem(module, tensors, first.target, further=batches, writes=written)
+    problem = Problem(module, tensors, targets[0], further=batches, writes=written)
     _check_host(problem)
-    return problem, rebuilt
+    return problem, rebuilt, structures[0]
 
 
 def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
@@ -237,8 +245,6 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
                 f"{type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''}"
             )
         taken, target = batch if pair else (batch, None)
-        if target is not None and not isinstance(target, Tensor):
-            raise OwnModelError(f"batch {number}: target: expected a tensor or None, got {type(target).__name__}")
         if isinstance(taken, Mapping):
             examples.append(Example((), taken, target))
         else:
@@ -248,19 +254,18 @@ def _examples(given: Iterable[Any], most: int | None) -> list[Example]:
     return examples
 
 
-def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: Tensor | None) -> Batch:
+def _batch(number: int, example: Example, target: Target, first: Sequence[Tensor]) -> Batch:
     """Returns a further batch's tensors; raises `OwnModelError` if dtypes or shapes are not those of the first one."""
-    inputs, keywords, target = example
+    inputs, keywords, _ = example
     tensors = tuple(leaf for leaf in pytree.tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor))
-    own = [*tensors, *([] if target is None else [target])]
-    other = [*first, *([] if first_target is None else [first_target])]
+    own = [*tensors, *tensors_in(target)]
 
     def kinds(given: Sequence[Tensor]) -> list[str]:
         return [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in given]
 
-    if kinds(own) != kinds(other):
+    if kinds(own) != kinds(first):
         raise OwnModelError(
-            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(other))}; got {', '.join(kinds(own))}: "
+            f"batch {number}: expected tensors as in batch 0, {', '.join(kinds(first))}; got {', '.join(kinds(own))}: "
             "leave out the last batch if it is smaller, as drop_last=True of a DataLoader does; give one batch where "
             "sizes differ by nature"
         )
@@ -269,16 +274,22 @@ def _batch(number: int, example: Example, first: tuple[Any, ...], first_target: 
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """User's loss of a model's output, which `rebuilt` makes of its tensors; the target is None unless `targeted`."""
+    """User's loss of a model's output, which `rebuilt` makes of its tensors; the target is None unless `targeted`.
+
+    A target of several tensors has a structure.
+    """
 
     loss: Callable[..., Tensor]
     rebuilt: Rebuilt | None
+    structure: Structure | None
     targeted: bool
 
-    def __call__(self, out: Any, target: Tensor) -> Tensor:
+    def __call__(self, out: Any, target: Target) -> Tensor:
         """0-D."""
         if self.rebuilt is not None:
             out = self.rebuilt(out if isinstance(out, tuple) else (out,))
+        if self.structure is not None:
+            target = self.structure(target)
         return self.loss(out, target if self.targeted else None)
 
 
@@ -354,8 +365,7 @@ def _adapted(
     own = [leaf for leaf in pytree.tree_leaves((given, named)) if isinstance(leaf, Tensor)]
     versions = [leaf._version for leaf in own]  # noqa: SLF001 - torch has no public name for it
     try:
-        with torch.no_grad():
-            out = tried(*given, **named)
+        out, derives = own_derivatives.called(tried, given, named)
     except Exception as error:
         raise OwnModelError(f"model: raised {type(error).__name__} with the inputs given: {error}") from error
     places = [place for place, _ in tensors_of(out)]
@@ -365,8 +375,13 @@ def _adapted(
     _check_padding(tried, inputs, keywords, [at(out, place) for place in places])
     plain = isinstance(model, nn.Module) and not keywords and len(tensors) == len(inputs) and _flat(out)
     if plain and (not always or places == [()]):
-        return model, tensors, None, written  # type: ignore[return-value]  # `plain` is true of modules alone
-    return Adapted(model, (inputs, dict(keywords)), places), tensors, Rebuilt(out, places), written
+        module: Any = model  # `plain` is true of modules alone
+        rebuilt = None
+    else:
+        module, rebuilt = Adapted(model, (inputs, dict(keywords)), places), Rebuilt(out, places)
+    if derives:
+        module = own_derivatives.Deriving(module, [place for place, leaf in enumerate(tensors) if leaf.requires_grad])
+    return module, tensors, rebuilt, written
 
 
 def _check_padding(
@@ -399,7 +414,7 @@ def _flat(out: Any) -> bool:
 def _check_host(problem: Problem) -> None:
     named = [*problem.module.named_parameters(), *problem.module.named_buffers()]
     named += [(f"input[{index}]", value) for index, value in enumerate(problem.inputs)]
-    named += [] if problem.target is None else [("target", problem.target)]
+    named += [("target", value) for value in tensors_in(problem.target)]
     for name, tensor in named:
         if tensor.device.type != "cpu" or tensor.dtype != (own := in_dtype(tensor, torch.float32)):
             dtype, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, own))
@@ -421,7 +436,7 @@ def _duplicate(value: Any, what: str) -> Any:
 
 def _copied(problem: Problem) -> Problem:
     inputs = tuple(value.detach().clone() for value in problem.inputs)
-    target = None if problem.target is None else problem.target.detach().clone()
+    target = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), problem.target)
     return dataclasses.replace(problem, module=_duplicate(problem.module, "model"), inputs=inputs, target=target)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from accelcheck.workloads.base import Workload
 from accelcheck.workloads.nested import OwnModelError, Rebuilt
+
+if TYPE_CHECKING:
+    from accelcheck.workloads.own_targets import Structure
+    from accelcheck.workloads.signatures import Target
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
 """Function ``metric(output, target)``: a score for each sample of a batch, or one number for it; larger is better."""
@@ -28,13 +32,15 @@ class OwnTask(Workload):
         metric: Function for the scores of a batch, see `Metric`.
         rebuilt: Rebuilds the model's return value from its tensors; None where it returns one tensor.
         max_drop: Largest loss of mean score allowed to a technique, above 0 and at most 1.
+        structure: Structure of a target of several tensors.
     """
 
     metric: Metric = _none
     rebuilt: Rebuilt | None = None
     max_drop: float = 0.01
+    structure: Structure | None = None
 
-    def scores(self, result: Mapping[str, Tensor], target: Tensor | None) -> Tensor:
+    def scores(self, result: Mapping[str, Tensor], target: Target) -> Tensor:
         """Scores of a batch from its forward result on the CPU: ``(n,)`` bool or FP64, 0-D for a single number.
 
         Raises:
@@ -43,7 +49,11 @@ class OwnTask(Workload):
         tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in result.values()]
         output = tensors[0] if self.rebuilt is None else self.rebuilt(tensors)
         try:
-            scores = torch.as_tensor(self.metric(output, target)).detach().cpu()
+            scores = (
+                torch.as_tensor(self.metric(output, target if self.structure is None else self.structure(target)))
+                .detach()
+                .cpu()
+            )
         except Exception as error:
             raise OwnModelError(f"metric: raised {type(error).__name__}: {error}") from error
         if scores.dim() > 1 or scores.is_complex() or not scores.numel():

@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accelcheck.core.case import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker
+    from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Target
     from accelcheck.workloads.trainer import Recipe
 
 TRAITS: Mapping[str, str] = MappingProxyType(
@@ -94,7 +94,7 @@ class Problem:
 
     module: nn.Module
     inputs: tuple[Any, ...]
-    target: Tensor | None = None
+    target: Target = None
     loss: Loss | None = None
     optimizer: OptimizerMaker | None = None
     steps: int = 4

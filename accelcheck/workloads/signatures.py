@@ -15,8 +15,18 @@ Result = dict[str, Tensor]
 OptimizerMaker = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer of the parameters."""
 
-Loss = Callable[[Any, Tensor], Tensor]
+Target = Tensor | tuple[Tensor, ...] | None
+"""Second argument of a loss: user-owned ones may take several tensors."""
+
+Loss = Callable[[Any, Any], Tensor]
 """Loss, 0-D, of a module's output and a target."""
 
-Batch = tuple[tuple[Any, ...], Tensor | None]
+Batch = tuple[tuple[Any, ...], Target]
 """Inputs and target of a step."""
+
+
+def tensors_in(target: Target) -> tuple[Tensor, ...]:
+    """Tensors of a target, in order."""
+    if target is None:
+        return ()
+    return target if isinstance(target, tuple) else (target,)

@@ -73,7 +73,7 @@ class Task(Workload):
             ValueError: The problem has no target.
         """
         whole = self.problem(seed)
-        if whole.target is None:
+        if whole.target is None or isinstance(whole.target, tuple):
             raise ValueError(f"{self.name}: a task needs a target: the class of each sample")
         held = deal(whole.target, self.folds) == fold
         (inputs,) = whole.inputs

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.states import pack, unpack
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result
+    from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result, Target
 
 Inputs = tuple[Any, ...]
 
@@ -52,7 +54,7 @@ class Trainable(Protocol):
 
     module: nn.Module
     inputs: tuple[Any, ...]
-    target: Tensor | None
+    target: Target
     loss: Loss | None
     optimizer: OptimizerMaker | None
     steps: int
@@ -217,7 +219,7 @@ class Trainer:
         """Augmented inputs and target of the next mini-batch. Inputs other than tensors are passed on unchanged."""
         rows = loader.draw()
         inputs = tuple(_rows(value, rows) for value in program.inputs)
-        return self.recipe.augment(inputs), _rows(program.target, rows)
+        return self.recipe.augment(inputs), pytree.tree_map(partial(_rows, rows=rows), program.target)
 
     def share(self, loss: Tensor) -> Tensor:
         """Contribution of a mini-batch's loss to the loss of its step."""

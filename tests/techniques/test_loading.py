@@ -64,10 +64,10 @@ def test_tensors_arrive_unchanged_in_new_memory() -> None:
     program = Program.of(mlp(), dtype=torch.bfloat16)
     PREFETCH.prepare(program, Mode.TRAIN, StubDevice())
     (x,), target = program.inputs, program.target
-    assert target is not None
+    assert isinstance(target, Tensor)
     program.run(Mode.FORWARD)
     (came,), again = program.inputs, program.target
-    assert again is not None
+    assert isinstance(again, Tensor)
     assert torch.equal(came, x)
     assert torch.equal(again, target)
     assert came.data_ptr() != x.data_ptr()

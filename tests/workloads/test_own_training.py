@@ -140,7 +140,7 @@ def test_the_callers_batches_are_not_changed() -> None:
             "batch 0: expected a pair of input and target, or a mapping of keyword arguments, got Tensor",
         ),
         ([(torch.ones(8, 6),) * 3], "batch 0: expected a pair .* got tuple of 3"),
-        ([(torch.ones(8, 6), 3)], "batch 0: target: expected a tensor or None, got int"),
+        ([(torch.ones(8, 6), 3)], "batch 0: target: expected a tensor, or tensors in a container, got int"),
         (
             [*batches(1), (torch.ones(5, 6), torch.ones(5, dtype=torch.long))],
             (

@@ -32,6 +32,7 @@ from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import Deep
 from accelcheck.workloads.draw import initialise, integers, normal, separated
 from accelcheck.workloads.mlp import Mlp
+from accelcheck.workloads.signatures import tensors_in
 from accelcheck.workloads.speed import WORKLOADS as SPEED
 
 if TYPE_CHECKING:
@@ -117,7 +118,11 @@ def techniques() -> Mapping[str, Technique]:
 def _side(contender: Contender, device: Device, mode: Mode) -> Side:
     program = contender.program
     called = program.call if isinstance(program.call, nn.Module) else program.module
-    values = [*called.state_dict().values(), *program.inputs, *([program.target] if mode is Mode.TRAIN else [])]
+    values = [
+        *called.state_dict().values(),
+        *program.inputs,
+        *(tensors_in(program.target) if mode is Mode.TRAIN else ()),
+    ]
     return Side(contender.call, device, held(values), lambda: program.module.zero_grad(set_to_none=True))
 
 

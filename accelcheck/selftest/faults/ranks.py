@@ -20,6 +20,7 @@ from accelcheck.selftest.faults.plant import always, changing, spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
 from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
+from accelcheck.workloads.signatures import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -82,10 +83,7 @@ class FirstRanksPart(Replicated):
 
     def prepare(self, program: Program) -> None:
         super().prepare(program)
-        target = program.target
-        if target is None:
-            raise TypeError("expected a training with a target")
-        for value in (*(value for value in program.inputs if isinstance(value, Tensor)), target):
+        for value in (*(value for value in program.inputs if isinstance(value, Tensor)), *tensors_in(program.target)):
             whole = torch.zeros_like(value) if distributed.get_rank() else value.clone()
             size = torch.tensor(len(value))
             distributed.all_reduce(size, distributed.ReduceOp.MIN)

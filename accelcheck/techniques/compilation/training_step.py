@@ -21,6 +21,7 @@ from accelcheck.techniques.observe import Log, at_least, exactly
 from accelcheck.techniques.precision.amp import stored_in_float32
 from accelcheck.workloads.base import Program
 from accelcheck.workloads.problem import CONTRACTING
+from accelcheck.workloads.signatures import Target
 
 RECOMPILATIONS = 64
 """Limit of recompilations of one function. Each training makes an optimizer, whose step is compiled twice, without and
@@ -57,7 +58,7 @@ class TrainingStep(compilation.Compilation):
             config.patch(compiled_autograd=True, recompile_limit=RECOMPILATIONS, fail_on_recompile_limit_hit=True)
         )
 
-        def training_step(optimizer: torch.optim.Optimizer, inputs: tuple[Any, ...], target: Tensor | None) -> Tensor:
+        def training_step(optimizer: torch.optim.Optimizer, inputs: tuple[Any, ...], target: Target) -> Tensor:
             loss = program.training_loss(inputs, target)
             loss.backward()  # type: ignore[no-untyped-call]  # torch annotates Tensor.backward only in part
             optimizer.step()

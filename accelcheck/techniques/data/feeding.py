@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accelcheck.devices.torch_names import disable_current_modes
 from accelcheck.techniques.data.dataloader import Delivery, Feed
+from accelcheck.workloads.signatures import tensors_in
 from accelcheck.workloads.trainer import Inputs, Loader, Parts, Recipe, Trainable, Trainer
 
 Feeder = Callable[[Sequence[Tensor], Iterable[list[int]]], Feed]
@@ -72,7 +73,11 @@ class FedTrainer(Trainer):
     def parts(self, program: Trainable) -> Parts:
         made = super().parts(program)
         with disable_current_modes():  # reading the data set is no part of the watched run
-            tensors = [value.detach().cpu() for value in (*program.inputs, program.target) if isinstance(value, Tensor)]
+            tensors = [
+                value.detach().cpu()
+                for value in (*program.inputs, *tensors_in(program.target))
+                if isinstance(value, Tensor)
+            ]
         if self.feed is None:
             self.feed = self.feeder(tensors, self.ahead)
         else:

@@ -24,6 +24,7 @@ from accelcheck.techniques.data.feeding import FedLoader, FedTrainer, Feeder
 from accelcheck.techniques.memory.offload import page_locked
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.signatures import tensors_in
 
 BATCH = 3
 """Rows per batch: both workers get batches, and the last one is smaller for most workloads."""
@@ -69,13 +70,13 @@ class ReloadedInputs(Technique):
         program.resets.append(lambda: program.extras.update({_DELIVERY: Delivery(), _PINNED: Counter()}))
 
     def _renew(self, program: Program, device: Device) -> None:
-        target = () if program.target is None else (program.target,)
-        whole = [*program.inputs, *target]
+        whole = [*program.inputs, *tensors_in(program.target)]
         left = [value.detach().cpu() for value in whole if isinstance(value, Tensor)]
         came = iter(self.move(program, left, device))
         renewed = [next(came) if isinstance(value, Tensor) else value for value in whole]
         program.inputs = tuple(renewed[: len(program.inputs)])
-        program.target = renewed[-1] if target else None
+        target = tuple(renewed[len(program.inputs) :])
+        program.target = target if isinstance(program.target, tuple) else target[0] if target else None
 
 
 class PinnedMemory(ReloadedInputs):

@@ -124,7 +124,7 @@ class TrainingJob:
         problem = Problem(
             copy.deepcopy(program.module).cpu(),
             tuple(to(value, "cpu", dtype) for value in program.inputs),
-            target=None if program.target is None else to(program.target, "cpu", dtype),
+            target=to(program.target, "cpu", dtype),
             loss=program.loss,
             optimizer=program.optimizer,
             steps=program.steps,

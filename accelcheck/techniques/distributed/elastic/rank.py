@@ -31,6 +31,7 @@ from accelcheck.techniques.processes.evidence import program_on
 from accelcheck.techniques.snapshots.files import Snapshots
 from accelcheck.techniques.snapshots.stepwise import StepwiseTraining
 from accelcheck.workloads.base import Problem, Program
+from accelcheck.workloads.signatures import tensors_in
 from accelcheck.workloads.states import pack, unpack
 
 SHARES = 6
@@ -90,9 +91,8 @@ class SharedBackward:
 
     def __call__(self, step: int) -> Tensor:
         program = self.program
-        target = program.target
-        count = SHARES if target is None else min(SHARES, len(target))
-        parts = shards(program.inputs, target, count)
+        count = min([SHARES, *map(len, tensors_in(program.target))])
+        parts = shards(program.inputs, program.target, count)
         parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in parameters]
         # A row for each share: its gradient and, last, its loss. Other ranks' rows are 0, which changes no sum.
