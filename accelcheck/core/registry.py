@@ -17,7 +17,7 @@ class _Named(Protocol):
 
 T = TypeVar("T", bound=_Named)
 
-MOST_LISTED = 300
+MOST_LISTED = 500
 """Most words that an error lists one by one."""
 
 

@@ -365,7 +365,7 @@ def _adapted(
     own = [leaf for leaf in pytree.tree_leaves((given, named)) if isinstance(leaf, Tensor)]
     versions = [leaf._version for leaf in own]  # noqa: SLF001 - torch has no public name for it
     try:
-        out, derives = own_derivatives.called(tried, given, named)
+        out, derives, requires = own_derivatives.called(tried, given, named)
     except Exception as error:
         raise OwnModelError(f"model: raised {type(error).__name__} with the inputs given: {error}") from error
     places = [place for place, _ in tensors_of(out)]
@@ -379,8 +379,9 @@ def _adapted(
         rebuilt = None
     else:
         module, rebuilt = Adapted(model, (inputs, dict(keywords)), places), Rebuilt(out, places)
-    if derives:
-        module = own_derivatives.Deriving(module, [place for place, leaf in enumerate(tensors) if leaf.requires_grad])
+    if derives or requires:
+        places = [place for place, leaf in enumerate(tensors) if leaf.requires_grad]
+        module = own_derivatives.Deriving(module, places, derives=derives)
     return module, tensors, rebuilt, written
 
 

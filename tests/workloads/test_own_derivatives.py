@@ -17,9 +17,9 @@ from accelcheck.workloads.own_model import workload_of
 
 
 class AskedForces(nn.Module):
-    """Energy of points and its forces; `own` says whether it requires gradients of the points by itself."""
+    """Energy of points and its forces; `own` says how it requires gradients of the points by itself."""
 
-    def __init__(self, *, own: bool) -> None:
+    def __init__(self, *, own: str) -> None:
         super().__init__()
         self.own = own
         self.energy = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -28,8 +28,14 @@ class AskedForces(nn.Module):
         return self.scaled(points, 1.0)
 
     def scaled(self, points: Tensor, scale: float) -> dict[str, Tensor]:
-        if self.own:
+        if self.own == "of a copy":
             points = points.clone().requires_grad_()
+        if self.own == "in place":
+            with torch.enable_grad():
+                return self.both(points.requires_grad_(), scale)
+        return self.both(points, scale)
+
+    def both(self, points: Tensor, scale: float) -> dict[str, Tensor]:
         energy = self.energy(points)
         (slope,) = torch.autograd.grad(energy.sum(), points, create_graph=True)
         return {"energy": energy, "forces": -scale * slope}
@@ -50,8 +56,8 @@ def workload(model: nn.Module, points: Tensor) -> Workload:
     )
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["by-itself", "of-an-input"])
-def test_a_model_that_asks_for_derivatives_is_judged(fresh: Store, *, own: bool) -> None:
+@pytest.mark.parametrize("own", ["", "of a copy", "in place"])
+def test_a_model_that_asks_for_derivatives_is_judged(fresh: Store, own: str) -> None:
     torch.manual_seed(0)
     points = torch.randn(5, 6).requires_grad_(not own)
     for mode in (FORWARD, BACKWARD, TRAIN):
@@ -72,7 +78,7 @@ def test_wrong_forces_fail(fresh: Store) -> None:
                 return self.scaled(points, 1.001)["forces"].detach()
 
     torch.manual_seed(0)
-    own = workload_of(ForcesAlone(own=True), (torch.randn(5, 6),), name="forces")
+    own = workload_of(ForcesAlone(own="of a copy"), (torch.randn(5, 6),), name="forces")
     passed(fresh, Eager(), own, FORWARD)
     failed(fresh, Planted(calling(lambda module, x: module.model.wrong(x))), own, FORWARD)
 
