@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,12 @@ from accelcheck.core.case import Evidence, Figure, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, learning_bound, pooled, upper_bound
+from accelcheck.verify.cache import Cache
 from accelcheck.verify.judge import beyond
 from accelcheck.verify.reference import OracleError
 from accelcheck.workloads.base import Problem, Program, Result
 from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.task import Lesson, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from accelcheck.verify.cache import Cache
-
 
 WATCHED_STEPS = 2
 """Steps of the watched run that shows, in mode learning, that the technique is engaged."""

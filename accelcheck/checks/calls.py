@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from accelcheck.checks.traces import storage
+from accelcheck.checks.trial import Trial
 from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.judge import apart
 from accelcheck.workloads.base import Program, Result, flatten, stored
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    from accelcheck.checks.trial import Trial
 
 CALLS = 64
 """Most further calls of a case."""

@@ -7,26 +7,22 @@ operator costs less than sampling all.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from accelcheck.checks.trial import Trial
+from accelcheck.core.fault import Fault
 from accelcheck.verify.algorithms import ALGORITHMS, admitted
 from accelcheck.verify.effort import CAREFUL
 from accelcheck.verify.judge import Judgement, judge, judge_together, may_be_algorithmic
 from accelcheck.verify.reference import InapplicableError, Reference, VacuousError
+from accelcheck.verify.views import Reading
+from accelcheck.workloads.base import Result
+from accelcheck.workloads.probes import Draw
 from accelcheck.workloads.problem import Divisible, divided, part_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.fault import Fault
-    from accelcheck.verify.views import Reading
-    from accelcheck.workloads.base import Result
-    from accelcheck.workloads.probes import Draw
-
-    Alike = Sequence[tuple[Draw, Mapping[str, Reading], Reference]]
-    """Draws of one kind, with the readings and the reference of each."""
+Alike = Sequence[tuple[Draw, Mapping[str, Reading], Reference]]
+"""Draws of one kind, with the readings and the reference of each."""
 
 WHOLE = ""
 """Label of all parts together."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 
 from accelcheck.core.case import EFFORTS, Case, Mode, stable_seed
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.effort import BUDGET, Size, choose, size_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.techniques.matrix import Matrix
-    from accelcheck.workloads.base import Workload
+from accelcheck.workloads.base import Workload
 
 CASE_SECONDS = {"compilation": 12.0, "": 3.0}
 """Overhead of a judged case in seconds, by the folder of its technique; measured on 2 cores of an AMD EPYC (Zen 3)."""

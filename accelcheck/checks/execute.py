@@ -9,10 +9,10 @@ import contextlib
 import json
 import os
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,22 +27,18 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.files import file_name
 from accelcheck.core.journal import ErrorCode, Record
 from accelcheck.core.plain import text
+from accelcheck.devices.base import Device, Status
 from accelcheck.devices.packages import version
 from accelcheck.devices.torch_names import SUPPORTED_TORCH, UnknownTorchError
 from accelcheck.expectations.chips import TRIED, ChipStatement, held, load
+from accelcheck.measure.paired import Comparison
 from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.accuracy import UndecidedError
 from accelcheck.verify.cache import clean_process, compute
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.oracle import Store
 from accelcheck.verify.reference import OracleError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from accelcheck.devices.base import Device, Status
-    from accelcheck.measure.paired import Comparison
-    from accelcheck.techniques.matrix import Matrix
 
 CHECKS: Mapping[Mode, Callable[[Trial], Finding]] = MappingProxyType(
     {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,8 @@ from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.accuracy import CONFIDENCE, Pairs, UndecidedError, fewest, replicated_bound, upper_bound
 from accelcheck.verify.judge import beyond
 from accelcheck.workloads.base import Program
+from accelcheck.workloads.own_task import OwnTask
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.workloads.own_task import OwnTask
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from accelcheck.checks.remarks import CUSTOM, ONE_SIZE, SIZES
-from accelcheck.checks.trial import absent
+from accelcheck.checks.trial import Finding, Trial, absent
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.fault import Fault, FaultKind
@@ -16,11 +16,6 @@ from accelcheck.techniques.compilation.compile import AGAIN, ENTERED, GRAPHS
 from accelcheck.verify.known_answers import KnownAnswerError
 from accelcheck.verify.own_gradients import own_gradients
 from accelcheck.verify.reference import OracleError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.checks.trial import Finding, Trial
 
 QUANTIZATIONS = "accelcheck.techniques.quantization."
 

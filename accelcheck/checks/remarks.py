@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from accelcheck.checks.trial import UNJUDGED, Trial
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.verify.effort import told
 from accelcheck.verify.judge import Contract, check_metadata
+from accelcheck.verify.reference import Reference
+from accelcheck.workloads.base import Program, Result
 from accelcheck.workloads.probes import random_modules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.verify.reference import Reference
-    from accelcheck.workloads.base import Program, Result
 
 SWITCHED_OFF = "random modules that drop nothing here"
 UNCLASSIFIED = "operators whose rounding is not known, and that were granted that of a transcendental function"

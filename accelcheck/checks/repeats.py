@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.checks.trial import changed, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.core.fault import Fault
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.core.fault import Fault
+from accelcheck.workloads.base import Program, Result
 
 
 def held(program: Program, result: Result) -> Callable[[], list[Fault]]:

@@ -8,9 +8,10 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from accelcheck.checks import numerics
 from accelcheck.checks.trial import Finding, State, Trial, absent, warm_up, watched
 from accelcheck.core.case import TIMED, Evidence, Measurement, Mode
 from accelcheck.core.fault import Fault, FaultKind
+from accelcheck.devices.telemetry import Telemetry
 from accelcheck.measure import roof
 from accelcheck.measure.clocks import ClockError, block, positive, settle, undisturbed
 from accelcheck.measure.digest import digest
@@ -32,11 +34,6 @@ from accelcheck.verify.judge import Contract, check_metadata, judge
 from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.base import Result, flatten, stored
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.devices.telemetry import Telemetry
 
 ROTATED = 4
 """Number of input sets that calls rotate through, so that neither cached inputs nor cached results serve them."""

@@ -10,16 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from accelcheck.checks.execute import Bench, recorded
 from accelcheck.core.case import Case, Verdict, seconds_of
 from accelcheck.core.clean_process import CleanProcess, CleanProcessError
 from accelcheck.core.journal import Record
 from accelcheck.expectations.ledger import Ledger, hold
-
-if TYPE_CHECKING:
-    from accelcheck.measure.gate import Gate
+from accelcheck.measure.gate import Gate
 
 BEGIN = 120.0
 """Time limit in seconds for a process to begin: it imports nothing, but forks a clean process of its own."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -14,12 +15,8 @@ from accelcheck.core.case import Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.generators import Generators
 from accelcheck.verify.oracle import FIRST, Store
+from accelcheck.workloads.base import Problem, Program, Result
 from accelcheck.workloads.probes import random_modules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from accelcheck.workloads.base import Problem, Program, Result
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +15,8 @@ from accelcheck.core.case import Evidence, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify import ensemble
 from accelcheck.verify.trajectory import Course, judge, quantity, step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accelcheck.workloads.base import Program, Result
-    from accelcheck.workloads.trainer import Trainer
+from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.trainer import Trainer
 
 WARM_STEPS = 2
 """Steps of each warm-up run: the first one creates the optimizer's state."""

@@ -7,40 +7,31 @@ import gc
 import re
 import time
 import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.capability import Code, unsupported
-from accelcheck.core.case import FELL_BACK, Evidence
+from accelcheck.core.case import FELL_BACK, Case, Evidence, Figure, Measurement, Mode
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
+from accelcheck.devices.base import Device
 from accelcheck.devices.layouts import dense
 from accelcheck.devices.torch_names import UnknownTorchError
-from accelcheck.techniques.base import Unsupported
+from accelcheck.techniques.base import Technique, Unsupported
 from accelcheck.techniques.compilation.compile import graphs
-from accelcheck.techniques.observe import OperatorLog
+from accelcheck.techniques.observe import Log, OperatorLog
 from accelcheck.verify import known_answers
+from accelcheck.verify.effort import Effort
 from accelcheck.verify.global_state import GlobalState
-from accelcheck.verify.oracle import FIRST
-from accelcheck.verify.reference import OracleError
-from accelcheck.workloads.base import Program, to
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.core.case import Case, Figure, Measurement, Mode
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.base import Technique
-    from accelcheck.techniques.observe import Log
-    from accelcheck.verify.effort import Effort
-    from accelcheck.verify.oracle import Store
-    from accelcheck.verify.reference import Reference
-    from accelcheck.workloads.base import Problem, Result, Workload
-    from accelcheck.workloads.probes import Draw
+from accelcheck.verify.oracle import FIRST, Store
+from accelcheck.verify.reference import OracleError, Reference
+from accelcheck.workloads.base import Problem, Program, Result, Workload, to
+from accelcheck.workloads.probes import Draw
 
 UNJUDGED = "tensors that rounding errors alone decide, and that are not judged"
 """Claim of a remark."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping  # at run time: msgspec reads the annotation
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
@@ -21,9 +22,6 @@ from accelcheck.core.case import Case, Evidence, Figure, Measurement, Verdict
 from accelcheck.core.errors import InputError
 from accelcheck.core.fault import Fault
 from accelcheck.core.plain import LARGEST, text, with_floats
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA = 3
 """Version of the record layout."""

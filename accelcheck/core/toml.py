@@ -5,18 +5,16 @@ An error names the file, the number of the entry, the field, what was expected a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from accelcheck.core import bounded, strangers
 from accelcheck.core.bounded import UnreadableFileError
 from accelcheck.core.plain import text
 from accelcheck.core.registry import unknown
 from accelcheck.core.strangers import StrangerError, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 LARGEST = bounded.MIB
 """Largest file in bytes; the largest of accelcheck's own has 26 kB."""

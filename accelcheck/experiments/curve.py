@@ -11,12 +11,13 @@ import importlib
 import itertools
 import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from accelcheck.devices.base import Device
 from accelcheck.measure.clocks import block, settle, undisturbed
 from accelcheck.measure.curve import COLUMNS, COUNTS, FIXED_ROWS, ROWS, Form, Gap, Point, Shapes
 from accelcheck.measure.paired import LOOKS, compare
@@ -24,12 +25,7 @@ from accelcheck.techniques.compilation.compile import graphs, recompilations, re
 from accelcheck.techniques.compilation.regions import backend_for, compiler_capability
 from accelcheck.verify.precision import INEXACT_ULPS, UNIT_ROUNDOFF
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-
-    Chain = Callable[[Tensor], Tensor]
+Chain = Callable[[Tensor], Tensor]
 
 SETS = 4
 """Number of inputs of the fixed shape; calls take them in turn."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from accelcheck.core.capability import Capability
 from accelcheck.devices.packages import requires
 from accelcheck.measure.curve import COLUMNS, FIXED_ROWS, ROWS, BreakEven, Form, Gap, Point, Shapes, break_even
 from accelcheck.report.console import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from accelcheck.core.capability import Capability
 
 SIZES = {Shapes.FIXED: f"{FIXED_ROWS} x {COLUMNS}", Shapes.VARYING: f"{ROWS[0]} to {ROWS[-1]} x {COLUMNS}"}
 _HEAD = ("statements", "form", "eager us", "compiled us", "time / eager's", "graphs", "first pass s", "paid back after")

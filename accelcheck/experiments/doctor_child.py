@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 from accelcheck.core.capability import Capability, Code
 from accelcheck.core.clean_process import CleanProcessError
 from accelcheck.core.processes import end_at_once, say
 from accelcheck.core.selection import Selection
+from accelcheck.devices.base import Device
 from accelcheck.devices.probe import probe
 from accelcheck.plugin import registered
 from accelcheck.techniques.matrix import Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import pytest
-
-    from accelcheck.devices.base import Device
 
 LEVEL = 2
 """Level of the cases that are counted."""

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from accelcheck.checks.execute import Bench, recorded
 from accelcheck.core.case import Case, Verdict, seconds_of
@@ -23,12 +25,7 @@ from accelcheck.explain.smallest import RUNS, SmallestRuns
 from accelcheck.explain.source import NotWrittenError
 from accelcheck.explain.trail import Trail
 from accelcheck.report import results
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from accelcheck.report.console import Table
+from accelcheck.report.console import Table
 
 BEGIN = 120.0
 """Seconds for the process to begin."""

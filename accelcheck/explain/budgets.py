@@ -7,9 +7,10 @@ rounding, and, on another device than the CPU, the CPU's own operator where the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,8 @@ from accelcheck.explain.holding import NoTruthError
 from accelcheck.verify.judge import Judgement, value_fault
 from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
+from accelcheck.verify.reference import Reference
 from accelcheck.verify.rounding import Nearest, Rounding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from accelcheck.verify.reference import Reference
 
 ROUNDERS = frozenset({"native_dropout_backward"})
 """Operators of `EXACT` that multiply; exact only as part of a workload."""

@@ -10,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from accelcheck.checks.trial import Trial
+from accelcheck.core.fault import Fault
 from accelcheck.devices.torch_names import OpOverload
 from accelcheck.explain.parts import GraphPart, PartShrinker, SmallestPart, kept
 from accelcheck.verify.oracle_runs import twice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.checks.trial import Trial
-    from accelcheck.core.fault import Fault
-    from accelcheck.workloads.probes import Draw
+from accelcheck.workloads.probes import Draw
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from accelcheck.explain.calls import OperatorCall
+from accelcheck.explain.calls import OperatorCall
 
 ATTENTION = "_scaled_dot_product_"
 """Beginning of the names of fused attention."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,7 @@ from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import SIGNED, VIEWS, Yardstick, budget
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Sample = Callable[[int, torch.Generator], Mapping[str, Tensor]]
+Sample = Callable[[int, torch.Generator], Mapping[str, Tensor]]
 
 COUNTS = (PROBE_SAMPLES, *CAREFUL)
 """Numbers of samples; the later ones where a result exceeds its budget slightly, as for whole workloads."""

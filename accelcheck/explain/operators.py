@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accelcheck.core.case import Figure
+from accelcheck.core.fault import Fault
 from accelcheck.devices.torch_names import TorchDispatchMode
+from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 from accelcheck.explain.calls import OperatorCall, aside, found
 from accelcheck.explain.holding import NoTruthError
+from accelcheck.explain.places import ModelPlace, Places
 from accelcheck.verify.judge import judge_together
 from accelcheck.verify.reference import Layout, Reference
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.core.case import Figure
-    from accelcheck.core.fault import Fault
-    from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
-    from accelcheck.explain.places import ModelPlace, Places
-    from accelcheck.verify.views import Reading
+from accelcheck.verify.views import Reading
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
+from torch import nn
 
 import accelcheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from torch import nn
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(accelcheck.__file__).parent)

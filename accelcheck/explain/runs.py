@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.checks.trial import State, Trial, warm_up
 from accelcheck.core.case import Mode
 from accelcheck.explain.budgets import OperatorBudgets
+from accelcheck.explain.calls import OperatorCall
 from accelcheck.explain.operators import Culprit, OperatorTrace, Recompute, Watcher, together
 from accelcheck.explain.places import Places
 from accelcheck.verify.oracle_runs import twice
+from accelcheck.workloads.probes import Draw
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.explain.calls import OperatorCall
-    from accelcheck.workloads.probes import Draw
-
-    First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
+First = Callable[[Culprit, Callable[[OperatorCall], Any]], None]
 
 TURNS, SECONDS = 3, 2.0
 """Fewest turns, and most seconds, in which draws run one after the other until an operator is wrong."""

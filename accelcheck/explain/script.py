@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
 
+import torch
+
+from accelcheck.core.case import Figure
 from accelcheck.core.fault import FaultKind
 from accelcheck.explain.budgets import OperatorFinding
 from accelcheck.explain.parts import SmallestPart
@@ -12,16 +17,8 @@ from accelcheck.explain.smallest import RUNS, Smallest, SmallestRuns
 from accelcheck.explain.source import DATA, NotWrittenError, Tensors, head, written
 from accelcheck.explain.subjects import OperatorSubject, PartSubject
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import NEGLIGIBLE, OUTLIERS, TAIL, TILE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    import torch
-
-    from accelcheck.core.case import Figure
-    from accelcheck.verify.reference import Reference
 
 LINES = 40
 """Most lines of a script."""

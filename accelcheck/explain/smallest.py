@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accelcheck.core.case import Figure
 from accelcheck.explain import fused
+from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 from accelcheck.explain.calls import OperatorCall, aside, copied, memory
 from accelcheck.verify.judge import judge_together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.core.case import Figure
-    from accelcheck.explain.budgets import OperatorBudgets, OperatorFinding
 
 SEED = 0
 """Seed of the values that replace those of the case."""

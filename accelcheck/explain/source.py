@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +14,6 @@ from torch import Tensor
 from accelcheck.explain import tensor_file
 from accelcheck.explain.calls import OperatorCall, aside, memory
 from accelcheck.explain.smallest import SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
 
 DATA = ".safetensors"
 """Suffix of the file beside a script."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from accelcheck.explain.calls import OperatorCall, aside
 from accelcheck.explain.parts import SmallestPart, kept
+from accelcheck.explain.smallest import Smallest
 from accelcheck.explain.source import NotWrittenError, Tensors, expression, literal, overload
-
-if TYPE_CHECKING:
-    from accelcheck.explain.smallest import Smallest
 
 WIDE = "w = [one.double() if one.is_floating_point() else one.clone() for one in t]"
 ROOM = 4

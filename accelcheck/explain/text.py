@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from accelcheck.explain.compiled import Region
 from accelcheck.explain.explain import ENDED, Explanation, OperatorDifference
+from accelcheck.explain.operators import Culprit, Seen
 from accelcheck.report.console import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from accelcheck.explain.compiled import Region
-    from accelcheck.explain.operators import Culprit, Seen
 
 FAULTS = 5
 """Most lines printed of the verdict, of an operator's figures, and of the operators of a difference."""

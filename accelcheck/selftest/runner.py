@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.checks.execute import Bench
 from accelcheck.core.capability import SUPPORTED
 from accelcheck.core.case import Case, Mode, Verdict
+from accelcheck.core.journal import Record
 from accelcheck.core.registry import discover, index
 from accelcheck.devices.base import Device, Status
 from accelcheck.expectations.ledger import Ledger, hold, shipped, unsteady
@@ -24,13 +25,7 @@ from accelcheck.techniques.base import Technique
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.cache import clean_process
 from accelcheck.verify.oracle import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from accelcheck.core.journal import Record
-    from accelcheck.workloads.base import Workload
-
+from accelcheck.workloads.base import Workload
 
 PLAIN = ", nothing planted"
 """Suffix of a technique's name in a row without a plant."""

@@ -3,3 +3,13 @@
 A test names a mode, and passes each case to the fixture `accel_check` of `accelcheck.plugin.hooks`. Code that judges a
 case belongs in `accelcheck.checks`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accelcheck.core.case import Case
+from accelcheck.core.journal import Record
+
+Check = Callable[[Case], Record]
+"""What the fixture `accel_check` is."""

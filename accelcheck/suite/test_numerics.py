@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from accelcheck.core.case import Case, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.core.journal import Record
-
-    Check = Callable[[Case], Record]
+from accelcheck.suite import Check
 
 
 @pytest.mark.accel(Mode.FORWARD)

@@ -11,9 +11,10 @@ each of its steps. No class has a budget beyond the caps of `accelcheck.verify.f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +22,9 @@ from torch.nn.functional import pad
 
 from accelcheck.devices.torch_names import TorchDispatchMode
 from accelcheck.verify.operators import facts
+from accelcheck.workloads.base import Result
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from accelcheck.workloads.base import Result
-
-    Convolution = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
+Convolution = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
 _TRANSFORMS: Mapping[int, tuple[Any, Any, Any]] = MappingProxyType({
     2: (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -13,11 +15,6 @@ from accelcheck.core.clean_process import CleanProcess
 from accelcheck.core.files import replacing
 from accelcheck.verify import known_answers
 from accelcheck.verify.global_state import GlobalState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
 
 THREADS_BEGIN = 3.0
 """Time limit in seconds of a first computation with several threads: it takes 0.1 s, or hangs where this process has

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +20,8 @@ from accelcheck.core.case import EFFORTS, Mode
 from accelcheck.core.forking import give_back
 from accelcheck.devices.flops import flop_counter
 from accelcheck.devices.torch_names import TorchDispatchMode
+from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.probes import DRAWS, Draw, quieted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from accelcheck.workloads.base import Problem, Workload
 
 AUTO, FULL_WORD, LEAST_WORD = EFFORTS
 LEAST_DRAWS = 3

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from accelcheck.core.case import Case, Mode
+from accelcheck.verify.cache import Cache
 from accelcheck.verify.oracle_runs import Arithmetic, EmulatedTechnique
 from accelcheck.verify.precision import SLACK
 from accelcheck.verify.reference import OracleError
@@ -16,11 +18,6 @@ from accelcheck.verify.sample_budgets import TRUST
 from accelcheck.verify.trajectory import SEEDS, Course, chart, judge
 from accelcheck.workloads.base import Program, Result, Workload, cast
 from accelcheck.workloads.dispatch import unfused
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.verify.cache import Cache
 
 SAMPLES = 4
 """Trainings with rounding errors. Each step's number is compared with those of 9 steps (`trajectory.REACH`), each

@@ -19,18 +19,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from scipy.special import stdtrit
 
 from accelcheck.verify.precision import ACCUMULATOR, SLACK, UNIT_ROUNDOFF
 from accelcheck.verify.views import VIEWS, Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Result
 
 UNITS: Mapping[str, float] = MappingProxyType({"row": 512.0, "column": 1024.0, "block": 512.0, "element": 1024.0})
 """Caps in unit roundoffs; a column of a vector is one element. The condition of a workload magnifies rounding errors:

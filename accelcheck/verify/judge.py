@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +17,9 @@ from accelcheck.verify import own
 from accelcheck.verify.effort import LEAST_DRAWS
 from accelcheck.verify.few import CALM, FEW, RARE_TOGETHER, cap, quantile
 from accelcheck.verify.precision import SLACK, UNIT_ROUNDOFF
+from accelcheck.verify.reference import Reference
 from accelcheck.verify.views import GATES, SIGNED, VIEWS, Reading, common_floor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from accelcheck.verify.reference import Reference
-    from accelcheck.workloads.base import Result
-
+from accelcheck.workloads.base import Result
 
 CLOSE = (4.0, 1.5)
 """Largest excess of a candidate's budget that gets a closer look: factors before the first and the second one. Three

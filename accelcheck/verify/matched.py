@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.verify.precision import SLACK
+from accelcheck.workloads.base import Result
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.workloads.base import Result
-
-    Groups = Mapping[str, tuple[Sequence[str], int, int]]
-    """Paths of the tensors of each container, and a sample's largest numbers of other rows and of descents."""
+Groups = Mapping[str, tuple[Sequence[str], int, int]]
+"""Paths of the tensors of each container, and a sample's largest numbers of other rows and of descents."""
 
 MOST = 2048
 """Most rows that are matched: distances of all pairs are computed."""

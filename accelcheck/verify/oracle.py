@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from accelcheck.core.case import Case, Mode
+from accelcheck.core.clean_process import CleanProcess
 from accelcheck.verify import algorithms, few, matched, sample_budgets
 from accelcheck.verify.cache import Cache
 from accelcheck.verify.effort import AUTO, FULL, SAMPLES, Effort, Size, choose, sized
-from accelcheck.verify.oracle_runs import Arithmetic, Oracle, Source, blamed, check_repeatable, check_truth, twice
+from accelcheck.verify.oracle_runs import (
+    Arithmetic,
+    EmulatedTechnique,
+    Oracle,
+    Source,
+    blamed,
+    check_repeatable,
+    check_truth,
+    twice,
+)
 from accelcheck.verify.reference import InapplicableError, Layout, OracleError, Reference
 from accelcheck.verify.sample_budgets import Samples, unlike
 from accelcheck.verify.views import SIGNED, VIEWS
-from accelcheck.workloads.base import flatten
+from accelcheck.workloads.base import Problem, Program, Result, Workload, flatten
 from accelcheck.workloads.dispatch import unfused
 from accelcheck.workloads.probes import Draw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from accelcheck.core.clean_process import CleanProcess
-    from accelcheck.verify.oracle_runs import EmulatedTechnique
-    from accelcheck.workloads.base import Problem, Program, Result, Workload
 
 REMEMBERED = 64
 REMEMBERED_BYTES = 2**28

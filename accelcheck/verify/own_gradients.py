@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,7 @@ from torch.autograd.function import BackwardCFunction
 
 from accelcheck.core.plain import text
 from accelcheck.workloads.base import duplicate, flatten, is_inexact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.workloads.problem import Problem
+from accelcheck.workloads.problem import Problem
 
 STEP = 1e-6
 """Step of finite differences, the default of `torch.autograd.gradcheck`."""

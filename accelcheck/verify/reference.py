@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from torch import Tensor
 
 from accelcheck.verify.own import Noise
 from accelcheck.verify.views import Yardstick
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from torch import Tensor
-
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Result
 
 
 class OracleError(RuntimeError):

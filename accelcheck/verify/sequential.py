@@ -7,7 +7,8 @@ not with its square root, and no statistical model of K shows it. Sequential sum
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,7 @@ from torch import Tensor
 from accelcheck.verify.operators import is_float
 from accelcheck.verify.precision import ACCUMULATOR
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Errors = dict[int, Tensor]
+Errors = dict[int, Tensor]
 
 
 def errors(name: str, args: tuple[Any, ...]) -> Errors:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def blocks_of(module: nn.Module) -> nn.ModuleList | nn.Sequential | None:

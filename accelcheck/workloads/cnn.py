@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,6 @@ from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, learned, normal, of_normal, orders, signs
 from accelcheck.workloads.probes import SCALES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 PIXELS = 0.02
 """Size of the noise of images: see `imprinted`."""

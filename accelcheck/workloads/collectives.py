@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,6 @@ from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.function_parts import Functions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROWS, WIDTH = 4, 37
 """Shape of each rank's tensor: a row for each of up to four ranks, of no whole number of vectors."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,7 @@ from torch import Tensor
 from accelcheck.workloads.draw import integers
 from accelcheck.workloads.function_parts import Collected, family
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 DTYPES: Mapping[str, torch.dtype | None] = {
     "float": None,

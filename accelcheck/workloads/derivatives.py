@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelcheck.workloads.function_parts import KNOWN, Collected, KnownFunction, family, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from accelcheck.workloads.function_parts import Function
+from accelcheck.workloads.function_parts import KNOWN, Collected, Function, KnownFunction, family, table
 
 STEP = 2.0**-8
 """Distance of the points of a difference, whose error of order 6 is then that of FP64."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,7 @@ from accelcheck.workloads.mlp import Mlp
 from accelcheck.workloads.task import Task
 from accelcheck.workloads.transformer import EncoderBlock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Maker = Callable[[torch.Generator, int], Problem]
+Maker = Callable[[torch.Generator, int], Problem]
 
 SIDE = 8
 """Pixels along an image's side."""

@@ -12,8 +12,9 @@ sample times sign of the unit), plus noise that is several times smaller.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.workloads.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PATTERN = 2.0
 """Size of the sign pattern of a planted weight. A ReLU passes half of it: 2 keeps the size from layer to layer."""

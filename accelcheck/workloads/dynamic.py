@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, normal
 from accelcheck.workloads.probes import SCALES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH = 32
 MARGIN = 24 * 2.0**-8

@@ -6,8 +6,9 @@ Kernels count blocks, planes and rows in 16 bits, keep an axis in registers up t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,7 @@ from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.families import BINARY, LAYOUTS, ROWS
 from accelcheck.workloads.function_parts import BOTH, Collected, binades, family
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 MANY = 70001
 """Number of rows, planes, batches or columns: more than 16 bits count."""

@@ -7,8 +7,9 @@ stands alone, so that a failure names the function and the size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,7 @@ from torch.nn import functional
 from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.function_parts import BOTH, Collected, binades, family, near, sign_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 129, 256, 257, 513, 1025, 2049, 4097)
 """Sizes below, at and above those of vectors, warps and blocks."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +20,7 @@ from accelcheck.core.case import stable_seed
 from accelcheck.workloads import program_steps
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.families import LAYOUTS, WRITES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.workloads.program_steps import Function, Shapes
+from accelcheck.workloads.program_steps import Function, Shapes
 
 LARGEST = 1e3
 SMALLEST = 1e-3

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,7 @@ from accelcheck.devices.torch_names import disable_current_modes, pytree
 from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Problem, Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 TABLES = Path(__file__).with_name("function_tables.txt")
 PER_BINADE = 16

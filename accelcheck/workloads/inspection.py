@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from accelcheck.devices.torch_names import TorchDispatchMode, dropout_base
-from accelcheck.workloads.base import flatten, is_inexact
+from accelcheck.workloads.base import Problem, flatten, is_inexact
 from accelcheck.workloads.blocks import blocks_of, called_twice
 from accelcheck.workloads.dispatch import layer_by_layer
 from accelcheck.workloads.probes import quieted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.workloads.base import Problem
 
 ALIKE = 1e-3
 """Relative distance allowed between a sample's result alone and in its batch: other sizes round differently."""

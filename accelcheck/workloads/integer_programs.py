@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +19,7 @@ from accelcheck.workloads import program_steps
 from accelcheck.workloads.base import Problem
 from accelcheck.workloads.families import INTEGERS, LAYOUTS, WRITES
 from accelcheck.workloads.float_programs import SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.workloads.program_steps import Function, Shapes
+from accelcheck.workloads.program_steps import Function, Shapes
 
 UNARY: Mapping[str, Function] = {
     **{name: getattr(torch, name) for name in "neg bitwise_not abs square sign relu".split()},

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.devices.torch_names import per_tensor_quantized
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, table
+from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, Function, KnownFunction, family, table
 from accelcheck.workloads.torch_operators import FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from accelcheck.workloads.function_parts import Function
 
 INF, NAN = math.inf, math.nan
 SEARCHED = (1.0, 3.0, INF, NAN), (0.0, 2.0, 4.0, INF, NAN)

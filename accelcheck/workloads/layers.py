@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 STEPS, BATCH, WIDTH = 6, 3, 8
 LENGTHS = (3, 6, 2)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import normal, plant, separated
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Affine(nn.Module):

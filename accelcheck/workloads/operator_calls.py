@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.devices.torch_names import pytree
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, beside, laid_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,14 @@ import copy
 import functools
 import inspect
 import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from accelcheck.workloads.operator_calls import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 UNCHANGED = frozenset(
     "device layout pin_memory memory_format generator requires_grad out driver size_average reduce".split()

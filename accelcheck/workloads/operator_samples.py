@@ -12,8 +12,9 @@ import itertools
 import re
 import warnings
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -37,9 +38,6 @@ from accelcheck.workloads.operator_options import SHOWN, Order, with_options
 from accelcheck.workloads.operator_trials import seeded, tried
 from accelcheck.workloads.operator_variants import LAYOUTS, MIXED, OPTIONS, WRITTEN, changed
 from accelcheck.workloads.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 HALF = ("bfloat16", "float16")
 FEW = 2

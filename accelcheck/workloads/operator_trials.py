@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import TorchDispatchMode, pytree
 from accelcheck.workloads import own_file
+from accelcheck.workloads.operator_calls import SampleCall
 from accelcheck.workloads.operator_variants import LONG, MIXED, RESIZED, SCALED, SHIFTED, UNUSUAL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from accelcheck.workloads.operator_calls import SampleCall
 
 NEARBY = (1 - 2**-12, 1 + 2**-12)
 """Factors of inputs that must not move NaN and infinities of a result: near a pole, rounding would move them too."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Mode
-from accelcheck.workloads.base import Problem, Workload
+from accelcheck.workloads.base import OptimizerMaker, Problem, Workload
 from accelcheck.workloads.draw import normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import OptimizerMaker
 
 SIZES = ((), (7,), (16,), (33,), (5, 13), (120,), (13, 5))
 """Shapes of the parameters: a scalar, less than a vector register, several registers, and several with a rest."""

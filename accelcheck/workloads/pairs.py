@@ -6,8 +6,9 @@ conditions: options, broadcasting, other users of a result, constants that are o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,7 @@ from torch.nn import functional
 from accelcheck.workloads.draw import normal
 from accelcheck.workloads.function_parts import KERNELS, Collected, binades, family, sign_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 ROWS, INNER, COLUMNS = 6, 5, 4
 PRODUCTS: Mapping[str, tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]] = {

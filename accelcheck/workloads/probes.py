@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,7 @@ from accelcheck.core.case import Mode
 from accelcheck.core.registry import unknown
 from accelcheck.devices.layouts import sparse
 from accelcheck.devices.torch_names import dropout_base
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accelcheck.workloads.base import Problem, Workload
-
+from accelcheck.workloads.base import Problem, Workload
 
 SCALES = (1.0, 0.75, 0.875, 0.625)
 """Factors of the random inputs, by draw. A constant that is rounded once biases results in one direction at one scale,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from accelcheck.core.case import Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Target
-    from accelcheck.workloads.trainer import Recipe
+from accelcheck.workloads.signatures import Batch, Loss, OptimizerMaker, Target
+from accelcheck.workloads.trainer import Recipe
 
 TRAITS: Mapping[str, str] = MappingProxyType(
     {

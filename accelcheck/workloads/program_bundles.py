@@ -17,10 +17,11 @@ import re
 import sys
 import tomllib
 import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,7 @@ from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.function_parts import Functions
 from accelcheck.workloads.problem import Problem, Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    Part = tuple[str, Callable[..., Any], tuple[int, ...]]
+Part = tuple[str, Callable[..., Any], tuple[int, ...]]
 
 ATTEMPTS = 40
 """Most draws of a program, some of which torch refuses, such as the difference of bool tensors."""

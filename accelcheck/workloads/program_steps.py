@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Mapping, Sequence
-
-    Function: TypeAlias = Callable[..., Tensor]
-    Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+Function: TypeAlias = Callable[..., Tensor]
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 STEPS = (3, 10)
 """Least and most operators of a program, without those that views and writes need."""

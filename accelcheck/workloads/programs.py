@@ -7,16 +7,13 @@ PyTorch fuzzes its compiler so too (``tools/experimental/torchfuzz``, and ``torc
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads import float_programs, integer_programs
 from accelcheck.workloads.base import Workload
 from accelcheck.workloads.program_steps import STEPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 COUNT = 48
 """Number of programs at level 3; users choose the numbers of others."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 INPUTS, WIDTH, BATCH, STEPS = 5, 4, 3, 6
 SHAPES = ((1, True, False), (2, False, True), (2, True, False))

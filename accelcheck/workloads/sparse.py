@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,7 @@ from torch import Tensor
 from accelcheck.workloads.draw import normal
 from accelcheck.workloads.function_parts import BOTH, Collected, family
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Function = Callable[..., Any]
+Function = Callable[..., Any]
 
 ROWS, COLUMNS, WIDTH = 6, 8, 3
 PLACES = (0, 9, 3, 41, 12, 9, 30, 47, 12, 12, 5)

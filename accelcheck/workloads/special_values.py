@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import normal
-from accelcheck.workloads.function_parts import KERNELS, KNOWN, Collected, KnownFunction, family, sign_of, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from accelcheck.workloads.function_parts import Function
+from accelcheck.workloads.function_parts import (
+    KERNELS,
+    KNOWN,
+    Collected,
+    Function,
+    KnownFunction,
+    family,
+    sign_of,
+    table,
+)
 
 INF, NAN = math.inf, math.nan
 WINDOWS: Mapping[str, Function] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torch.nn import functional
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers, normal
 from accelcheck.workloads.norm import EmbeddingNormGelu
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GAIN = 1.0
 """Global variable that `Centred` reads in every call."""

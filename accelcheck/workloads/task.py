@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.core.capability import SUPPORTED, Capability
-from accelcheck.workloads.base import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from accelcheck.workloads.base import Problem
+from accelcheck.workloads.base import Problem, Workload
 
 
 def _present() -> Capability:

@@ -6,11 +6,12 @@ An import of OpInfo takes 3 s: names and dtypes come from a file that ``python b
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelcheck.core.case import Mode
 from accelcheck.workloads.operator_samples import FEW, HALF, CalledOperator, make
@@ -30,9 +31,6 @@ from accelcheck.workloads.operator_variants import (
     WRITTEN,
 )
 from accelcheck.workloads.problem import RUNTIMES, TRANSLATORS, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FILE = Path(__file__).with_name("torch_operators.json")
 SAMPLES = 10

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from accelcheck.devices.torch_names import pytree
+from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result, Target
 from accelcheck.workloads.states import pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-    from torch.optim.lr_scheduler import LRScheduler
-
-    from accelcheck.workloads.signatures import Loss, OptimizerMaker, Result, Target
 
 Inputs = tuple[Any, ...]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -18,16 +19,12 @@ from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
 from accelcheck.core.processes import GRACE, ChildError, Mailbox
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.distributed.data_parallel import library
 from accelcheck.techniques.distributed.pool import PATIENCE
 from accelcheck.techniques.distributed.pool_rank import joined
 from accelcheck.techniques.processes.torchrun import devices_of_ranks, torchrun
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from accelcheck.devices.base import Device
 
 RANKS = 2
 """Most ranks; one if only one device is visible."""

@@ -10,23 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.checks.platform.packed import packed
 from accelcheck.checks.platform.tries import Accepted, Tries, absent, of_patterns, refuse
+from accelcheck.checks.trial import Finding, Trial
+from accelcheck.devices.base import Device
 from accelcheck.devices.torch_names import scaled_mm
 from accelcheck.verify.number_formats import FORMATS, FloatFormat, Format, IntegerFormat, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from accelcheck.checks.trial import Finding, Trial
-    from accelcheck.devices.base import Device
 
 SIDE = 16
 """Rows, columns and terms of matrix products, as `torch._scaled_mm` takes them."""

@@ -6,19 +6,16 @@ import os
 import shutil
 import tempfile
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import cpp_extension
 
 from accelcheck.checks.platform.tries import Tries
+from accelcheck.checks.trial import Finding, Trial
 from accelcheck.core.capability import Code, unavailable
 from accelcheck.core.case import Evidence
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.observe import OperatorLog
-
-if TYPE_CHECKING:
-    from accelcheck.checks.trial import Finding, Trial
 
 LIBRARY = "accelcheck_platform"
 SOURCE = f"""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from accelcheck.checks.platform import collectives, dtypes, extension, loading, profiling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from accelcheck.checks.trial import Finding, Trial
+from accelcheck.checks.trial import Finding, Trial
 
 ITEMS: Mapping[str, Callable[[Trial], Finding]] = MappingProxyType(
     {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelcheck.checks.trial import Finding, Trial
 from accelcheck.core import imports
@@ -13,14 +13,10 @@ from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.processes import Child, Mailbox, Message, calling, say
+from accelcheck.devices.base import Device
 from accelcheck.devices.pinning import mask_variable
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.processes.evidence import shareable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accelcheck.devices.base import Device
 
 PATIENCE = 120.0
 """Time limit of such a process in seconds."""

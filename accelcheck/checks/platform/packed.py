@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.checks.platform.tries import Tries, absent, refuse
 from accelcheck.verify.number_formats import FORMATS, FloatFormat, IntegerFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
 
 NATIVE = {"int4": "int4", "float4": "float4_e2m1fn_x2"}
 """Dtypes of torch itself, which hold bytes and have next to no operations."""

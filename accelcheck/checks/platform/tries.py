@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from accelcheck.checks.trial import Finding
 from accelcheck.core.capability import Code, unsupported
 from accelcheck.core.case import Evidence
 from accelcheck.core.fault import Fault, FaultKind
 from accelcheck.core.plain import text
+from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Unsupported
 from accelcheck.verify.number_formats import FORMATS, Format, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from accelcheck.devices.base import Device
 
 REFUSAL = re.compile(
     r"\bnot (yet |currently )?(been )?(implemented|supported|available)|unsupported|un(known|recognized) dtype"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Mode
 from accelcheck.core.units import size
+from accelcheck.devices.base import Device
 from accelcheck.experiments.claims.applied import techniques, trial
 from accelcheck.experiments.claims.catalogue import Measured, What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side, allocated
@@ -24,12 +26,6 @@ from accelcheck.verify.oracle import FIRST
 from accelcheck.workloads.attention import Attention
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import normal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
 
 HEADS, WIDTH = 8, 64
 LENGTH = 1024

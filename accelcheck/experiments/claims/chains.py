@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.units import duration
+from accelcheck.devices.base import Device
 from accelcheck.experiments import curve
 from accelcheck.experiments.claims.catalogue import Measured, What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
 from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.curve import Form, Point, Shapes
 from accelcheck.techniques.compilation.regions import compiler_capability
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
 
 MANY = 30
 FEW = (1, 2, 3, 4)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from accelcheck.core.registry import discover, index
+from accelcheck.devices.base import Device
 from accelcheck.experiments.claims.catalogue import Claim, ClaimResult, absent, judged, wrong
 from accelcheck.experiments.claims.experiment import Experiment, measured, telling
 from accelcheck.experiments.curve import brief
 from accelcheck.measure.clocks import undisturbed
 from accelcheck.techniques.base import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from accelcheck.devices.base import Device
 
 
 def experiments() -> Mapping[str, Experiment]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from accelcheck.core.capability import SUPPORTED, Capability, Code, unsupported
 from accelcheck.devices import devices
+from accelcheck.devices.base import Device
 from accelcheck.experiments.claims.applied import techniques
 from accelcheck.experiments.claims.catalogue import What
 from accelcheck.experiments.claims.experiment import Contest, Experiment, Side
@@ -21,12 +23,7 @@ from accelcheck.experiments.curve import WrongError
 from accelcheck.measure.memory import held
 from accelcheck.verify.precision import UNIT_ROUNDOFF
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accelcheck.devices.base import Device
-
-    Operator = Callable[..., Tensor]
+Operator = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)

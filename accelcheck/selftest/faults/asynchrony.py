@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Change, backward, fault, passes, where
 from accelcheck.selftest.faults.plant import Kernel, Run, always, kernel, running, wrapping
 from accelcheck.techniques.interop.streams import GIVE
-
-if TYPE_CHECKING:
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 PATIENCE = 10.0
 """Time limit in seconds for either side; both only copy."""

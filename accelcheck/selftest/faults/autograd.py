@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,7 @@ from accelcheck.devices.torch_names import pytree
 from accelcheck.selftest.faults import sowing
 from accelcheck.selftest.faults.base import alike, backward, derived, fault, single
 from accelcheck.selftest.faults.plant import always, backwards, calling, editing, replacing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Result
 
 
 def exchanged(module: Any, x: Tensor, gate: Tensor) -> Tensor:

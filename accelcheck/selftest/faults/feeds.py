@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -12,10 +14,6 @@ from accelcheck.devices.torch_names import data_fetch as fetch
 from accelcheck.selftest.faults.base import Cell, alike, fault, single, trained
 from accelcheck.selftest.faults.sowing import Around, replacing, swapped
 from accelcheck.techniques.data import dataloader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 _FETCH: Callable[[Any, list[int]], Any] = fetch._MapDatasetFetcher.fetch  # noqa: SLF001 - torch has no public way
 

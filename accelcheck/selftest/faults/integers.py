@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,7 @@ from accelcheck.selftest.faults.base import Cell, Change, alike, derived, single
 from accelcheck.selftest.faults.plant import Kernel, always, changing, kernel
 from accelcheck.techniques.quantization.int8 import as_module
 from accelcheck.techniques.quantization.semi_structured import TECHNIQUES as SPARSE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 def layer_of(kind: str) -> Callable[[Callable[[Any], None]], Change]:

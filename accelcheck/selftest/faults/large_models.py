@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +22,8 @@ from accelcheck.techniques.fused.kernels import KERNELS
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
 from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.large_models import GroupedExperts, VocabularyLoss
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from accelcheck.workloads.base import Program
 
 
 def grouped(wrong: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Any:

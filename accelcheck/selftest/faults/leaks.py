@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,12 +20,7 @@ from accelcheck.devices import torch_names
 from accelcheck.devices.torch_names import TorchDispatchMode, set_mkldnn_enabled
 from accelcheck.selftest.faults.base import FLOAT32, HALVES, Change, alike, derived, everywhere, passes, where
 from accelcheck.selftest.faults.plant import always
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
-
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 _ATTENTION = functional.scaled_dot_product_attention
 _HELD: list[Any] = []

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Mode
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults import plant
 from accelcheck.selftest.faults.base import HALVES, Cell, Change, alike, backward, derived, fault, single, trained
 from accelcheck.selftest.faults.compute import half_accumulation
 from accelcheck.selftest.faults.plant import Kernel, always, aside, backward_kernels, convolution, products, rounded_to
-
-if TYPE_CHECKING:
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
 
 PARTS = 8
 """Number of thread blocks that share the terms of a sum."""

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from accelcheck.core.capability import Capability
 from accelcheck.core.case import Mode
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults import plant
 from accelcheck.selftest.faults.base import Cell, Change, alike, backward, fault, passes, single
 from accelcheck.selftest.faults.plant import Kernel, always, backward_kernels, backwards, calling, kernel, output
 from accelcheck.selftest.faults.sowing import replacing, swapped
 from accelcheck.techniques.interop import dlpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from accelcheck.core.capability import Capability
-    from accelcheck.devices.base import Device
-    from accelcheck.workloads.base import Result
+from accelcheck.workloads.base import Result
 
 
 def strided(device: Device) -> Capability:

@@ -5,8 +5,9 @@ A fault of a rank is a strategy, which is sent to the ranks by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -15,17 +16,12 @@ from accelcheck.selftest.faults.base import HALVES, Change, Variant, alike, deri
 from accelcheck.selftest.faults.ranks import TRAINING, strategy
 from accelcheck.techniques.distributed.collective_ranks import CollectiveCalls
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET
-from accelcheck.techniques.distributed.ddp import HookedAveraging, Replicated
+from accelcheck.techniques.distributed.ddp import Bucket, Future, HookedAveraging, Replicated
 from accelcheck.techniques.distributed.expert_parallel import ExpertParallel
 from accelcheck.techniques.distributed.sharing import MICRO_BATCHES, ContextParallel, Pipelined, TensorParallel
 from accelcheck.techniques.optimizers.in_backward import STEPPERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accelcheck.techniques.distributed.ddp import Bucket, Future
-    from accelcheck.workloads.base import Program, Result
-    from accelcheck.workloads.collectives import Collective
+from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.collectives import Collective
 
 
 class LeftOut(HookedAveraging):

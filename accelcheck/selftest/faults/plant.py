@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from accelcheck.core.case import Mode
 from accelcheck.devices.torch_names import TorchDispatchMode, disable_current_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from accelcheck.core.case import Mode
-    from accelcheck.selftest.faults.base import Change
-    from accelcheck.workloads.base import OptimizerMaker, Program, Result
-
+from accelcheck.selftest.faults.base import Change
+from accelcheck.workloads.base import OptimizerMaker, Program, Result
 
 Kernel: TypeAlias = "Callable[..., Tensor]"
 """Function that computes an operator of one result."""

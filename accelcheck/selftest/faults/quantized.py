@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Evidence, Mode
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults.base import Change, fault, single, variant
 from accelcheck.selftest.faults.plant import always, nothing
 from accelcheck.techniques.base import Technique
+from accelcheck.techniques.observe import Log
 from accelcheck.techniques.quantization import emulation, float8
+from accelcheck.techniques.quantization.emulation import Scale
 from accelcheck.techniques.quantization.int8 import DynamicInt8, Quantized, count
 from accelcheck.techniques.quantization.torchao import TorchAODynamic, TorchAOWeightOnly
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.devices.base import Device
-    from accelcheck.techniques.observe import Log
-    from accelcheck.techniques.quantization.emulation import Scale
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.probes import Probe
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.probes import Probe
 
 PAIR_LIMIT = 2.0**15
 """Upper end of a 16-bit register, in which x86's ``pmaddubsw`` adds two products of 8 by 8 bits."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,13 +16,9 @@ from torch.nn.functional import dropout as plain_dropout
 from accelcheck.core.case import Mode
 from accelcheck.selftest.faults.base import Cell, Change, fault, variant
 from accelcheck.selftest.faults.plant import always, changing, wrapping
+from accelcheck.workloads.base import Program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program
-
-    Drop = Callable[[Tensor, float, int], Tensor]
+Drop = Callable[[Tensor, float, int], Tensor]
 
 GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """The constants of SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -19,15 +20,17 @@ from accelcheck.selftest.faults.base import Change, alike, trained
 from accelcheck.selftest.faults.plant import always, changing, spoiling
 from accelcheck.techniques.distributed.compression import ErrorFeedback, Int8
 from accelcheck.techniques.distributed.data_parallel import SMALL_BUCKET, STRATEGY
-from accelcheck.techniques.distributed.ddp import Accumulating, FullySharded, HookedAveraging, Replicated
+from accelcheck.techniques.distributed.ddp import (
+    Accumulating,
+    Bucket,
+    FullySharded,
+    Future,
+    HookedAveraging,
+    Replicated,
+)
+from accelcheck.techniques.distributed.strategy import Strategy
+from accelcheck.workloads.base import Program
 from accelcheck.workloads.signatures import tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from accelcheck.techniques.distributed.ddp import Bucket, Future
-    from accelcheck.techniques.distributed.strategy import Strategy
-    from accelcheck.workloads.base import Program
 
 
 @always

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,7 @@ from accelcheck.devices.torch_names import get_current_dispatch_mode_stack
 from accelcheck.selftest.faults.base import Cell, Change, backward, fault, variant
 from accelcheck.selftest.faults.plant import Run, always, both, changing, running, wrapping
 from accelcheck.techniques.eager import Eager
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program, Result
+from accelcheck.workloads.base import Program, Result
 
 
 class Copying(Eager):

@@ -6,18 +6,16 @@ import contextlib
 import functools
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 from unittest import mock
+
+from torch import fx
 
 from accelcheck.core.capability import Code
 from accelcheck.devices import torch_names
 from accelcheck.selftest.faults.base import where
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from torch import fx
 
 Around: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
 """Maker of a fault's context, its `around`."""

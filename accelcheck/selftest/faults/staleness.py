@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,11 +15,7 @@ from accelcheck.selftest.faults.base import HALVES, Cell, Change, alike, backwar
 from accelcheck.selftest.faults.plant import always, calling, wrapping
 from accelcheck.techniques.compilation.graphed import GraphedCallables
 from accelcheck.techniques.eager import Eager
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 class Resized(Eager):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,7 @@ from accelcheck.selftest.faults.base import HALVES, Change, alike, derived, sing
 from accelcheck.selftest.faults.memory import strided
 from accelcheck.selftest.faults.plant import always, calling, changing, wrapping
 from accelcheck.verify.generators import Generators
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 CLEAR = 40
 """Number of calls after which results go wrong, above the draws, warm-ups and reruns of a case."""

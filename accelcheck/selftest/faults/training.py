@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +18,8 @@ from accelcheck.selftest.faults.matmul import without_last_term
 from accelcheck.selftest.faults.plant import always, changing, kernel, kernels, products, spoiling, truncated_to
 from accelcheck.selftest.faults.sowing import in_cpp, kernel_text
 from accelcheck.techniques.optimizers.state import KeptStates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from accelcheck.workloads.base import Program
-    from accelcheck.workloads.trainer import Parts, Trainable, Trainer
+from accelcheck.workloads.base import Program
+from accelcheck.workloads.trainer import Parts, Trainable, Trainer
 
 
 def trainer(edit: Callable[[Trainer], None]) -> Change:

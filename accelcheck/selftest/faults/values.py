@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accelcheck.devices.base import Device
 from accelcheck.selftest.faults import plant
 from accelcheck.selftest.faults.base import HALVES, Cell, backward, fault, where
 from accelcheck.selftest.faults.compute import layer_norm
 from accelcheck.selftest.faults.partial import ONE_UNIT
 from accelcheck.selftest.faults.plant import Kernel, always, aside, backward_kernels, calling, kernel, output, scaled
-
-if TYPE_CHECKING:
-    from accelcheck.devices.base import Device
 
 
 @aside

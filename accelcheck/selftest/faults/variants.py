@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,7 @@ from accelcheck.core.case import Mode
 from accelcheck.selftest.faults import base, compute
 from accelcheck.selftest.faults.base import FLOAT32, HALVES, Cell, Change, backward, derived, passes, trained, variant
 from accelcheck.selftest.faults.plant import accumulator, always, aside, calling, changing, kernel, output, products
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from accelcheck.workloads.base import Program
+from accelcheck.workloads.base import Program
 
 
 def _seen(module: Any, q: Tensor, k: Tensor) -> Tensor | None:

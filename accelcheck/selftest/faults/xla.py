@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from accelcheck.selftest.faults.base import FLOAT32, alike, derived, passes, single
 from accelcheck.selftest.faults.saving import other_row_again
 from accelcheck.selftest.faults.sowing import replacing, without_call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
 
 
 @replacing("torch_xla.core.dynamo_bridge", "extract_compiled_graph")
