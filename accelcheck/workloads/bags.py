@@ -33,8 +33,7 @@ class BagClassifier(nn.Module):
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
-    module = BagClassifier()
-    initialise(module, generator)
+    module = initialise(BagClassifier(), generator)
     del extent  # 13 bags for ranks of different sizes
     batch = 13
     words = integers(generator, 0, WORDS, batch, 3)

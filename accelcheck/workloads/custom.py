@@ -133,8 +133,7 @@ def _gated(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _network(generator: torch.Generator) -> SwishNetwork:
-    module = SwishNetwork()
-    initialise(module, generator)
+    module = initialise(SwishNetwork(), generator)
     with torch.no_grad():
         for block in module.blocks:
             # With larger slopes 1 - sigmoid(beta x) cancels, and some seeds leave gradients of rounding errors alone.

@@ -230,8 +230,7 @@ def _made(
     generator: torch.Generator, extent: int, *, kind: Any, options: Options, shape: tuple[int, int], shared: int
 ) -> Problem:
     module: nn.Module = Decoder(options)
-    module = module if kind is Decoder else kind(module)
-    initialise(module, generator)
+    module = initialise(module if kind is Decoder else kind(module), generator)
     tokens = integers(generator, 0, VOCABULARY, shape[0], shape[1] + extent)
     tokens[:, :shared] = tokens[:1, :shared]
     # Neighbours have different adapters, and one adapter serves two rows.

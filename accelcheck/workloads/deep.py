@@ -63,9 +63,7 @@ class Deep(nn.Module):
 
 
 def _deep(generator: torch.Generator, extent: int) -> Problem:
-    module = Deep()
-    initialise(module, generator)
-    return Problem(module, (normal(generator, BATCH, WIDTH),))
+    return Problem(initialise(Deep(), generator), (normal(generator, BATCH, WIDTH),))
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:

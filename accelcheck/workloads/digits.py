@@ -93,8 +93,7 @@ def _learn(
     steps: int,
     rate: float,
 ) -> Problem:
-    module = make()
-    initialise(module, generator)
+    module = initialise(make(), generator)
     images, classes = digits()
     # All samples are one batch: without an order of batches, seeds differ by the initial parameters alone.
     optimizer = partial(torch.optim.AdamW, lr=rate)

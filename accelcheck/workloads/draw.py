@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.workloads.problem import Problem
+
+Made = TypeVar("Made", bound=nn.Module)
 
 PATTERN = 2.0
 """Size of the sign pattern of a planted weight. A ReLU passes half of it: 2 keeps the size from layer to layer."""
@@ -111,8 +113,8 @@ def plant(weight: Tensor, generator: torch.Generator, noise: float = NOISE) -> N
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, generator: torch.Generator, *, relu: bool = False, noise: float = NOISE) -> None:
-    """Draws all parameters and batch-norm statistics of a module, in the order of its submodules.
+def initialise(module: Made, generator: torch.Generator, *, relu: bool = False, noise: float = NOISE) -> Made:
+    """Draws all parameters and batch-norm statistics of a module, in the order of its submodules, and returns it.
 
     Matrices and kernels have a variance of 1 / fan_in, or, with `relu`, the sign pattern and `noise` of `plant`.
     Embeddings have a variance of 1. Biases are near 0 and scales near 1, but not exactly, so that a missing bias or
@@ -133,14 +135,14 @@ def initialise(module: nn.Module, generator: torch.Generator, *, relu: bool = Fa
         if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
             layer.running_mean.copy_(0.1 * normal(generator, layer.num_features))
             layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+    return module
 
 
 def of_normal(
     generator: torch.Generator, extent: int, *, make: Callable[[], nn.Module], shape: tuple[int, ...], axis: int = 0
 ) -> Problem:
     """Problem of an initialised module and one standard normal input, whose dimension `axis` grows by the extent."""
-    module = make()
-    initialise(module, generator)
+    module = initialise(make(), generator)
     sizes = (size + extent * (place == axis) for place, size in enumerate(shape))
     return Problem(module, (normal(generator, *sizes),))
 

@@ -112,8 +112,7 @@ def _blocks(generator: torch.Generator, extent: int) -> Problem:
 
 def _attention(generator: torch.Generator, extent: int) -> Problem:
     length, depth = 128 + extent, 32
-    module = AttentionDropout(depth, ATTENTION_RATE)
-    initialise(module, generator)
+    module = initialise(AttentionDropout(depth, ATTENTION_RATE), generator)
     # Scores have a standard deviation of 1 / 4: weights are within a factor of e**1.2 of 1 / S, and none is small.
     q, k = 0.25 * normal(generator, 4, 4, length, depth), normal(generator, 4, 4, length, depth)
     return Problem(module, (q, k, torch.diag_embed(_clear(generator, 4, 4, length))))

@@ -166,8 +166,7 @@ def _decided(draw: Callable[[int], Tensor], alike: Callable[[Tensor], Tensor], b
 
 
 def _depth(generator: torch.Generator, extent: int) -> Problem:
-    module = DynamicDepth()
-    initialise(module, generator)
+    module = initialise(DynamicDepth(), generator)
     batch = 10 + extent
     x = normal(generator, batch, WIDTH)
     # Magnitudes of 1 or more: rounding cannot change a sign.
@@ -176,8 +175,7 @@ def _depth(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _time(generator: torch.Generator, extent: int) -> Problem:
-    module = AdaptiveTime()
-    initialise(module, generator)
+    module = initialise(AdaptiveTime(), generator)
     with torch.no_grad():
         module.halt.bias.sub_(0.5)  # probabilities around 0.4: two to five steps
     x = _decided(lambda count: normal(generator, count, WIDTH), partial(halts_alike, module), 10 + extent)
@@ -185,8 +183,7 @@ def _time(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _gated(generator: torch.Generator, extent: int) -> Problem:
-    module = GatedDepth()
-    initialise(module, generator)
+    module = initialise(GatedDepth(), generator)
     depth = len(module.blocks)
     while True:
         # A context shared by all samples decides, so that the same blocks run for any part of the batch.

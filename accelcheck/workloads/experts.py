@@ -44,8 +44,7 @@ class Experts(nn.Module):
 
 
 def _experts(generator: torch.Generator, extent: int, *, trained: bool) -> Problem:
-    module = Experts()
-    initialise(module, generator)
+    module = initialise(Experts(), generator)
     groups, length = 4, 12
     x = normal(generator, groups, length, 16)
     with torch.no_grad():

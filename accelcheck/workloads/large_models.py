@@ -79,8 +79,7 @@ class VocabularyLoss(nn.Module):
 
 
 def _experts(generator: torch.Generator, extent: int) -> Problem:
-    module = MixtureOfExperts()
-    initialise(module, generator)
+    module = initialise(MixtureOfExperts(), generator)
     with torch.no_grad():
         # A variance of 1 / fan_in of one expert's matrix: `initialise` counts both of its dimensions.
         module.experts.up.mul_(24**0.5)
@@ -93,8 +92,7 @@ def _experts(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _vocabulary(generator: torch.Generator, extent: int) -> Problem:
-    module = VocabularyLoss()
-    initialise(module, generator)
+    module = initialise(VocabularyLoss(), generator)
     target = integers(generator, 0, 160, 40 + extent)
     target[3] = -100  # cross entropy's own number for no target
     return Problem(module, (normal(generator, 40 + extent, 32), target))

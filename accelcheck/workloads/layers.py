@@ -171,8 +171,7 @@ class Layers(nn.Module):
 
 
 def _make(generator: torch.Generator, extent: int) -> Problem:
-    module = Layers({name: make() for name, (make, _) in LAYERS.items()}, [*FUNCTIONS])
-    initialise(module, generator)
+    module = initialise(Layers({name: make() for name, (make, _) in LAYERS.items()}, [*FUNCTIONS]), generator)
     return Problem(module, (normal(generator, STEPS, BATCH, WIDTH), normal(generator, STEPS, STEPS)))
 
 

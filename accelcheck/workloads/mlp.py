@@ -61,14 +61,11 @@ class ResidualMlp(nn.Module):
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp()
-    initialise(module, generator, relu=True)
-    return Problem(module, (separated(generator, 32 + extent, 48),))
+    return Problem(initialise(Mlp(), generator, relu=True), (separated(generator, 32 + extent, 48),))
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp()
-    initialise(module, generator, relu=True)
+    module = initialise(Mlp(), generator, relu=True)
     batch = 32 + extent
     return learned(module, separated(generator, batch, 48), integers(generator, 0, 10, batch), rate=0.02)
 

@@ -61,8 +61,7 @@ class FrozenBackbone(nn.Module):
 
 def _moved(generator: torch.Generator, extent: int, *, make: type[nn.Module]) -> Problem:
     """Draws parameters, and running statistics that no batch has: a wrong choice of them changes every result."""
-    module = make()
-    initialise(module, generator)
+    module = initialise(make(), generator)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm1d):
             layer.get_buffer("running_mean").copy_(0.5 * normal(generator, layer.num_features))

@@ -31,23 +31,17 @@ class Gelu(nn.Module):
 
 
 def _embedding(generator: torch.Generator, extent: int) -> Problem:
-    module = EmbeddingNormGelu()
-    initialise(module, generator)
-    return Problem(module, (integers(generator, 0, 60, 4, 24 + extent),))
+    return Problem(initialise(EmbeddingNormGelu(), generator), (integers(generator, 0, 60, 4, 24 + extent),))
 
 
 def _narrow(generator: torch.Generator, extent: int) -> Problem:
-    module = nn.LayerNorm(4)
-    initialise(module, generator)
     # A variance of 1e-4 with an eps of 1e-5, over four values: a wrong eps, or N - 1 in place of N, changes the result.
-    return Problem(module, (0.01 * normal(generator, 64 + extent, 4),))
+    return Problem(initialise(nn.LayerNorm(4), generator), (0.01 * normal(generator, 64 + extent, 4),))
 
 
 def _large(generator: torch.Generator, extent: int) -> Problem:
-    module = nn.LayerNorm(24)
-    initialise(module, generator)
     # Squares exceed FP16's range.
-    return Problem(module, (1e4 * normal(generator, 16 + extent, 24),))
+    return Problem(initialise(nn.LayerNorm(24), generator), (1e4 * normal(generator, 16 + extent, 24),))
 
 
 def _softmax(generator: torch.Generator, extent: int) -> Problem:

@@ -118,8 +118,7 @@ def inner_product(out: Tensor, target: Tensor) -> Tensor:
 
 
 def _contraction(generator: torch.Generator, extent: int) -> Problem:
-    module = Contraction()
-    initialise(module, generator)
+    module = initialise(Contraction(), generator)
     return Problem(module, (normal(generator, 33, 40), normal(generator, 3, 17, 24), normal(generator, 3, 24, 9)))
 
 
@@ -134,8 +133,7 @@ def _reductions(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _batch_norm(generator: torch.Generator, extent: int) -> Problem:
-    module = nn.BatchNorm2d(6)
-    initialise(module, generator)
+    module = initialise(nn.BatchNorm2d(6), generator)
     # Means of either sign and variances around 1 move the running ones in the first batch. The means are small, since a
     # variance computed in one pass, which is no fault, cancels otherwise.
     x = normal(generator, 12, 6, 5, 7)

@@ -41,14 +41,11 @@ def _vectors(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _layers(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp()
-    initialise(module, generator, relu=True)
-    return Problem(module, (separated(generator, 32 + extent, 48),))
+    return Problem(initialise(Mlp(), generator, relu=True), (separated(generator, 32 + extent, 48),))
 
 
 def _timed(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp(features=512, hidden=1024, classes=CLASSES)
-    initialise(module, generator, relu=True)
+    module = initialise(Mlp(features=512, hidden=1024, classes=CLASSES), generator, relu=True)
     batch = 128 + extent
     x = separated(generator, batch, 512)
     return learned(module, x, integers(generator, 0, CLASSES, batch), rate=0.01, steps=1)

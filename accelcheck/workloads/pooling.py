@@ -53,15 +53,13 @@ def _average(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _mean(generator: torch.Generator, extent: int) -> Problem:
-    module = MeanPool()
-    initialise(module, generator)
+    module = initialise(MeanPool(), generator)
     steps = 12 + extent
     return Problem(module, (normal(generator, 6, steps, 24), lengths(generator, 6, 1, steps)))
 
 
 def _max(generator: torch.Generator, extent: int) -> Problem:
-    module = MaxPool()
-    initialise(module, generator)
+    module = initialise(MaxPool(), generator)
     steps = 12 + extent
     # A grid, permuted for each sequence and feature, so that no two steps are equal, not even in bfloat16.
     grid = 0.25 * (orders(generator, 6, 24, steps).mT - steps / 2)

@@ -44,8 +44,7 @@ class Recurrent(nn.Module):
 
 
 def _make(generator: torch.Generator, extent: int) -> Problem:
-    module = Recurrent()
-    initialise(module, generator)
+    module = initialise(Recurrent(), generator)
     states = (normal(generator, 4, BATCH, WIDTH) for _ in range(2))
     return Problem(module, (normal(generator, STEPS, BATCH, INPUTS), *states))
 

@@ -41,8 +41,7 @@ class Spectrum(nn.Module):
 
 
 def _spectrum(generator: torch.Generator, extent: int) -> Problem:
-    module = Spectrum()
-    initialise(module, generator)
+    module = initialise(Spectrum(), generator)
     module.mean.copy_(0.2 * normal(generator, module.terms))
     return Problem(module, (1.0 + normal(generator, 16, 24),))
 

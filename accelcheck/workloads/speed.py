@@ -40,20 +40,17 @@ def _learned(generator: torch.Generator, module: nn.Module, x: Tensor) -> Proble
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp(features=512, hidden=1024, classes=CLASSES)
-    initialise(module, generator, relu=True)
+    module = initialise(Mlp(features=512, hidden=1024, classes=CLASSES), generator, relu=True)
     return _learned(generator, module, separated(generator, 128 + extent, 512))
 
 
 def _cnn(generator: torch.Generator, extent: int) -> Problem:
-    module = ResidualCnn(channels=32, classes=CLASSES)
-    initialise(module, generator, relu=True, noise=BATCH_NORM_NOISE)
+    module = initialise(ResidualCnn(channels=32, classes=CLASSES), generator, relu=True, noise=BATCH_NORM_NOISE)
     return _learned(generator, module, separated(generator, 8 + extent, 3, 64, 64, noise=BATCH_NORM_NOISE))
 
 
 def _transformer(generator: torch.Generator, extent: int) -> Problem:
-    module = StemEncoder(width=256, heads=4, depth=2)
-    initialise(module, generator)
+    module = initialise(StemEncoder(width=256, heads=4, depth=2), generator)
     x, target = (normal(generator, 4, 128 + extent, 256) for _ in range(2))
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
     return Problem(module, (x,), target, functional.mse_loss, optimizer, steps=1)

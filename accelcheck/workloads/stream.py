@@ -81,14 +81,12 @@ class Signed(nn.Module):
 
 
 def _lengths(generator: torch.Generator, extent: int, *, limit: int | None) -> Problem:
-    module = Stream(Centred(limit))
-    initialise(module, generator)
+    module = initialise(Stream(Centred(limit)), generator)
     return Problem(module, tuple(normal(generator, length, 8) for length in LENGTHS))
 
 
 def _tokens(generator: torch.Generator, extent: int) -> Problem:
-    module = Stream(EmbeddingNormGelu(width=16))
-    initialise(module, generator)
+    module = initialise(Stream(EmbeddingNormGelu(width=16)), generator)
     shapes: Sequence[tuple[int, ...]] = ((4, 12), (4, 12), (12,), (4, 15), (4, 12), (4, 12))
     dtypes = [torch.int32 if place in {1, 5} else torch.int64 for place in range(len(shapes))]
     pairs = zip(shapes, dtypes, strict=True)
@@ -96,8 +94,7 @@ def _tokens(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _signs(generator: torch.Generator, extent: int) -> Problem:
-    module = Stream(Signed())
-    initialise(module, generator)
+    module = initialise(Stream(Signed()), generator)
     # All elements of an input are near 1, or near -1: rounding cannot change the sign of their sum.
     return Problem(module, tuple(sign + 0.2 * normal(generator, 10, 8) for sign in (1.0, -1.0, 1.0, -1.0)))
 

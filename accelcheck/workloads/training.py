@@ -55,8 +55,7 @@ def _dropped(value: Any) -> Any:
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
-    module = Perceptron()
-    initialise(module, generator)
+    module = initialise(Perceptron(), generator)
     rows, features = BATCHES * (16 + extent), 24
     x = normal(generator, rows, features)
     # Classes depend mostly on the sample, so that there is something to learn.
@@ -68,8 +67,7 @@ def _mlp(generator: torch.Generator, extent: int) -> Problem:
 
 
 def _transformer(generator: torch.Generator, extent: int) -> Problem:
-    module = Tagger(width=16)
-    initialise(module, generator)
+    module = initialise(Tagger(width=16), generator)
     shape = (BATCHES * 4, 12 + extent)
     tokens = integers(generator, 0, VOCABULARY, *shape)
     # A large eps, as in train-transformer: else the rounding error of a gradient near 0 decides the sign of a step.

@@ -68,8 +68,7 @@ class Tagger(nn.Module):
 
 
 def _train(generator: torch.Generator, extent: int) -> Problem:
-    module = Tagger()
-    initialise(module, generator)
+    module = initialise(Tagger(), generator)
     tokens, target = (integers(generator, 0, VOCABULARY, 4, 16 + extent) for _ in range(2))
     # AdamW's first step is lr * g / (|g| + eps): with the usual eps of 1e-8, the rounding error of a gradient near 0
     # would decide the sign of the step, and move the parameter by a whole lr.

@@ -139,20 +139,17 @@ def _matmul_relu(generator: torch.Generator, extent: int) -> Problem:
 
 def _linear(generator: torch.Generator, extent: int) -> Problem:
     # Without bias, whose gradient PJRT's CPU client sums in bfloat16 (docs/findings.md): the claim is about products.
-    module = nn.Linear(256, 512, bias=False)
-    initialise(module, generator)
+    module = initialise(nn.Linear(256, 512, bias=False), generator)
     return _trained(module, normal(generator, 1024, 256), normal(generator, 1024, 512), functional.mse_loss)
 
 
 def _mlp(generator: torch.Generator, extent: int) -> Problem:
-    module = Mlp(features=512, hidden=1024, classes=10)
-    initialise(module, generator, relu=True)
+    module = initialise(Mlp(features=512, hidden=1024, classes=10), generator, relu=True)
     return _trained(module, separated(generator, 128, 512), integers(generator, 0, 10, 128), functional.cross_entropy)
 
 
 def _deep(generator: torch.Generator, extent: int) -> Problem:
-    module = Deep()
-    initialise(module, generator)
+    module = initialise(Deep(), generator)
     return _trained(module, normal(generator, 1024, 32), integers(generator, 0, 10, 1024), functional.cross_entropy)
 
 
