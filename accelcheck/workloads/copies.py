@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.workloads.draw import integers
-from accelcheck.workloads.function_parts import Collected, family
-
-Function = Callable[..., Any]
+from accelcheck.workloads.function_parts import Collected, Function, family
 
 DTYPES: Mapping[str, torch.dtype | None] = {
     "float": None,

@@ -6,7 +6,7 @@ Kernels count blocks, planes and rows in 16 bits, keep an axis in registers up t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,7 @@ from torch.nn import functional
 from accelcheck.core.case import Mode
 from accelcheck.workloads.draw import integers, normal
 from accelcheck.workloads.families import BINARY, LAYOUTS, ROWS
-from accelcheck.workloads.function_parts import BOTH, Collected, binades, family
-
-Function = Callable[..., Any]
+from accelcheck.workloads.function_parts import BOTH, Collected, Function, binades, family
 
 MANY = 70001
 """Number of rows, planes, batches or columns: more than 16 bits count."""

@@ -7,7 +7,7 @@ stands alone, so that a failure names the function and the size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.function_parts import BOTH, Collected, binades, family, near, sign_of
-
-Function = Callable[..., Any]
+from accelcheck.workloads.function_parts import BOTH, Collected, Function, binades, family, near, sign_of
 
 SIZES = (1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 129, 256, 257, 513, 1025, 2049, 4097)
 """Sizes below, at and above those of vectors, warps and blocks."""

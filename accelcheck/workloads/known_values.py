@@ -164,7 +164,9 @@ def _quantized(parts: Collected) -> None:
         truth = fixed(((ends.double() - zero) * 2.0**-30).tolist())
         parts.add(
             f"numbers, zero {zero}",
-            KnownFunction(lambda levels, _, zero=zero: _number(levels, zero), truth),
+            KnownFunction(
+                lambda levels, _, zero=zero: torch.dequantize(per_tensor_quantized(levels, 2.0**-30, zero)), truth
+            ),
             ends,
             torch.ones(1),
         )
@@ -172,10 +174,6 @@ def _quantized(parts: Collected) -> None:
 
 def _fake(low: int, high: int, scale: float, zero: int, x: Tensor) -> Tensor:
     return torch.fake_quantize_per_tensor_affine(x, scale, zero, low, high)
-
-
-def _number(levels: Tensor, zero: int) -> Tensor:
-    return torch.dequantize(per_tensor_quantized(levels, 2.0**-30, zero))
 
 
 _known = partial(family, traits=KNOWN)

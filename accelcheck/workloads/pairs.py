@@ -6,7 +6,7 @@ conditions: options, broadcasting, other users of a result, constants that are o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import normal
-from accelcheck.workloads.function_parts import KERNELS, Collected, binades, family, sign_of
-
-Function = Callable[..., Any]
+from accelcheck.workloads.function_parts import KERNELS, Collected, Function, binades, family, sign_of
 
 ROWS, INNER, COLUMNS = 6, 5, 4
 PRODUCTS: Mapping[str, tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]] = {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelcheck.workloads.draw import normal
-from accelcheck.workloads.function_parts import BOTH, Collected, family
-
-Function = Callable[..., Any]
+from accelcheck.workloads.function_parts import BOTH, Collected, Function, family
 
 ROWS, COLUMNS, WIDTH = 6, 8, 3
 PLACES = (0, 9, 3, 41, 12, 9, 30, 47, 12, 12, 5)
