@@ -380,8 +380,8 @@ def _adapted(
     else:
         module, rebuilt = Adapted(model, (inputs, dict(keywords)), places), Rebuilt(out, places)
     if derives or requires:
-        places = [place for place, leaf in enumerate(tensors) if leaf.requires_grad]
-        module = own_derivatives.Deriving(module, places, derives=derives)
+        required = [place for place, leaf in enumerate(tensors) if leaf.requires_grad]
+        module = own_derivatives.Deriving(module, required, derives=derives)
     return module, tensors, rebuilt, written
 
 
