@@ -201,11 +201,16 @@ def operators(log: Log) -> OperatorLog:
 
 
 def memory_format(tensor: Tensor) -> str:
-    """Returns ``channels_last``, ``contiguous``, ``both`` where sizes are 1, ``strided``, or a sparse layout."""
+    """Returns ``channels_last``, ``contiguous``, ``both`` where sizes are 1, ``strided``, or a sparse layout.
+
+    A dense tensor without four dimensions has no format: the text is empty.
+    """
     if sparse(tensor):
         return str(tensor.layout).removeprefix("torch.")
+    if tensor.dim() != 4:
+        return ""
     dense = tensor.is_contiguous()
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+    if tensor.is_contiguous(memory_format=torch.channels_last):
         return "both" if dense else "channels_last"
     return "contiguous" if dense else "strided"
 

@@ -41,6 +41,34 @@ def test_a_convolution_that_loses_the_format_fails_the_evidence() -> None:
     assert [entry.engaged for entry in ran.evidence] == [False, False]
 
 
+def test_convolutions_of_signals_and_kernels_of_one_element_keep_no_format() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image, self.point, self.signal = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.Conv1d(4, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.signal(self.point(self.image(x).contiguous()).flatten(2))
+            return out
+
+    engaged(CHANNELS_LAST, Problem(Mixed(), (torch.randn(2, 3, 8, 8),)))
+
+
+def test_channels_last_changes_no_kernel_of_one_element() -> None:
+    class Points(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.point = nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.point(x[..., None])
+            return out
+
+    with pytest.raises(Unsupported, match="kernels of one element have both formats") as caught:
+        run(CHANNELS_LAST, Problem(Points(), (torch.randn(2, 6, 8),)))
+    assert caught.value.capability.code is Code.NO_EFFECT
+
+
 class Turned(nn.Module):
     """A linear layer on a transposed tensor."""
 
@@ -89,7 +117,7 @@ def test_it_needs_a_device_with_strides() -> None:
         (torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "channels_last"),
         (torch.empty(2, 1, 4, 5), "both"),
         (torch.empty(2, 3, 4, 5).transpose(0, 3), "strided"),
-        (torch.empty(4, 5), "contiguous"),
+        (torch.empty(4, 5), ""),
     ],
 )
 def test_memory_format(tensor: Tensor, expected: str) -> None:

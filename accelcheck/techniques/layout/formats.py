@@ -13,7 +13,7 @@ from accelcheck.core.capability import Capability, Code, unsupported
 from accelcheck.core.case import Evidence, Mode
 from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique, Unsupported
-from accelcheck.techniques.observe import Log, at_least, exactly, operators
+from accelcheck.techniques.observe import Log, at_least, exactly, memory_format, operators
 from accelcheck.workloads.base import Program
 
 _CONVOLUTION = re.compile(r"aten::(convolution|convolution_overrideable|\w*_convolution\w*)(?<!_backward)")
@@ -40,13 +40,19 @@ class ChannelsLast(Technique):
         # torch annotates `Module.to` without its memory_format-only form.
         program.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         program.inputs = tuple(_to_channels_last(value) for value in program.inputs)
+        tensors = (value for value in (*program.module.parameters(), *program.inputs) if isinstance(value, Tensor))
+        if all(memory_format(value) != "channels_last" for value in tensors):
+            reason = "no input has four dimensions, and kernels of one element have both formats"
+            raise Unsupported(unsupported(Code.NO_EFFECT, reason))
 
     def evidence(self, program: Program, log: Log, mode: Mode, device: Device) -> Iterable[Evidence]:
         convolutions = [operator for operator in operators(log).operators if _CONVOLUTION.fullmatch(operator.name)]
-        given = sum(1 for operator in convolutions if "channels_last" in operator.formats_in)
-        lost = sum(not {*operator.formats_out} <= {"channels_last", "both"} for operator in convolutions)
-        yield at_least("convolutions that took a channels-last input or weight", given)
-        yield exactly(f"of {len(convolutions)} convolutions, outputs not channels-last", lost, 0)
+        given = [operator for operator in convolutions if "channels_last" in operator.formats_in]
+        # A kernel of one element leaves a contiguous input's format as it is.
+        held = [operator for operator in convolutions if operator in given or "both" not in operator.formats_in]
+        lost = sum(not {*operator.formats_out} <= {"channels_last", "both", ""} for operator in held)
+        yield at_least("convolutions that took a channels-last input or weight", len(given))
+        yield exactly(f"of {len(held)} convolutions, outputs not channels-last", lost, 0)
 
 
 class Contiguous(Technique):
