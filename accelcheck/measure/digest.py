@@ -37,6 +37,7 @@ def _facts(case: str, problem: Problem) -> Iterator[str]:
         yield f"{name}: {sorted(settings.items())}"
         classes.update((cls, None) for cls in type(module).__mro__ if not _torchs(cls))
     yield from (_source(cls) for cls in classes)
+    # A missing target is a fact too.
     own_target = problem.target if isinstance(problem.target, tuple) else (problem.target,)
     for value in (*problem.inputs, *own_target, *problem.module.parameters(), *problem.module.buffers()):
         yield _called(value)

@@ -12,4 +12,4 @@ from accelcheck.core.case import Case
 from accelcheck.core.journal import Record
 
 Check = Callable[[Case], Record]
-"""What the fixture `accel_check` is."""
+"""Type of the fixture `accel_check`."""
