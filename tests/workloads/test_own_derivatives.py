@@ -13,6 +13,7 @@ from accelcheck.techniques.eager import Eager
 from accelcheck.techniques.matrix import Matrix
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Workload
+from accelcheck.workloads.nested import OwnModelError
 from accelcheck.workloads.own_model import workload_of
 
 
@@ -83,13 +84,17 @@ def test_wrong_forces_fail(fresh: Store) -> None:
     failed(fresh, Planted(calling(lambda module, x: module.model.wrong(x))), own, FORWARD)
 
 
-def test_another_error_of_a_model_is_its_own(fresh: Store) -> None:
+def test_another_error_of_a_model_is_its_own() -> None:
+    calls: list[bool] = []
+
     class RaisesOnce(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
+            calls.append(torch.is_grad_enabled())
             raise RuntimeError("no such thing")
 
-    with pytest.raises(Exception, match="model: raised RuntimeError with the inputs given: no such thing"):
+    with pytest.raises(OwnModelError, match="model: raised RuntimeError with the inputs given: no such thing"):
         workload_of(RaisesOnce(), (torch.ones(2),))
+    assert calls == [False]  # gradients would not help
 
 
 class KeepsScores(nn.Module):
