@@ -145,7 +145,7 @@ def _undropped(workload: Workload, seed: int, dtype: str, precision: str) -> dic
     results = [eager.gradients()]
     generator = torch.Generator().manual_seed(seed)
     # Eager's fused attention rounds once, where a correct unfused one rounds its weights too.
-    with unfused(getattr(torch, dtype)):
+    with unfused(dtype):
         results.insert(0, exact.gradients())
         with Rounding(precision, dtype, generator):
             results += [exact.gradients() for _ in range(SAMPLES)]

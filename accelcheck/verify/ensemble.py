@@ -48,7 +48,7 @@ def _computed(workload: Workload, technique: Arithmetic, case: Case, seeds: Sequ
     """Fields of the `Course`, in types that `torch.load` accepts with ``weights_only``, and eager's excess."""
     exact = _exactly(workload, technique, case)
     start = {name: parameter.detach().clone() for name, parameter in exact.module.named_parameters()}
-    with unfused(getattr(torch, case.dtype)):
+    with unfused(case.dtype):
         truth = _trained(f"{workload.name}: FP64", exact, case.seed)
         samples = [_sample(workload, technique, case, index) for index in range(SAMPLES)]
     try:

@@ -195,7 +195,7 @@ def _matched(
     """
     if not samples.varying() and all(eager[path].shape == truth[path].shape for path in truth if path in eager):
         return careful, truth, samples, {}
-    with blamed(f"{source}: the oracle with rounding errors"), unfused(getattr(torch, source.dtype)):
+    with blamed(f"{source}: the oracle with rounding errors"), unfused(source.dtype):
         oracle = Oracle(source.exactly(), source.mode, source.effort)
         first = (source.draw.seed(source.seed) + 1) * SAMPLES
         others = [eager]
@@ -216,7 +216,7 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
     """Result of the oracle, its rounding samples, and the operators whose rounding is not classified."""
     draw, effort, precision, dtype = source.draw, source.effort, source.precision, source.dtype
     traits = source.workload.traits
-    with blamed(f"{source}: the FP64 oracle"), unfused(getattr(torch, source.dtype)):
+    with blamed(f"{source}: the FP64 oracle"), unfused(source.dtype):
         oracle = Oracle(source.exactly(), source.mode, effort)
         truth = oracle.run()
         if not effort.reduced:  # else eager is run twice
@@ -225,7 +225,7 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
             check_gradients(source.exactly(), twice="twice-differentiable" in traits)
     check_truth(source, oracle, truth)
     samples = Samples(truth, source.unit, source.spacing)
-    with blamed(f"{source}: the oracle with rounding errors"), unfused(getattr(torch, source.dtype)):
+    with blamed(f"{source}: the oracle with rounding errors"), unfused(source.dtype):
         first = (draw.seed(source.seed) + 1) * SAMPLES
         for index in range(effort.count(draw, careful)):
             # No name for the sample: the next one needs its memory.

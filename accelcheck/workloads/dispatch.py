@@ -68,7 +68,7 @@ def layer_by_layer() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unfused(storage: torch.dtype = torch.float32) -> Iterator[None]:
+def unfused(storage: str = "float32") -> Iterator[None]:
     """Makes a context for the oracle and its samples: no fast path, attention by its definition, limits of `storage`.
 
     A program that asks FP64 for its limits, such as the smallest number for a mask or an eps, would be another function.
@@ -79,7 +79,7 @@ def unfused(storage: torch.dtype = torch.float32) -> Iterator[None]:
     class StoredLimits:  # a class, since annotations in modules that are imported now may name it
         def __new__(cls, dtype: torch.dtype | None = None) -> torch.finfo:  # type: ignore[misc]  # as torch's own gives
             asked = torch.get_default_dtype() if dtype is None else dtype
-            return limits(storage if asked in {torch.float64, torch.complex128} else asked)
+            return limits(getattr(torch, storage) if asked in {torch.float64, torch.complex128} else asked)
 
     with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
         try:
