@@ -235,6 +235,6 @@ def test_a_batch_that_ranks_cannot_divide_is_unsupported(name: str, ranks: int, 
 
 @pytest.mark.slow
 def test_steps_so_large_that_rounding_decides_the_parameters_are_undecided(fresh: Store) -> None:
-    record = verdict_of(fresh, Eager(), training(batches(), optimizer=partial(torch.optim.RMSprop, lr=1e3)), TRAIN)
+    record = verdict_of(fresh, Eager(), training(batches(), optimizer=partial(torch.optim.RMSprop, lr=1e8)), TRAIN)
     assert (record.verdict, record.code) == (Verdict.ERROR, ErrorCode.UNDECIDED)
     assert record.reason.endswith("rounding errors alone decide each of them; a smaller learning rate may help")
