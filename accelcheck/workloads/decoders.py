@@ -240,7 +240,8 @@ def _made(
 SERVED = frozenset(
     """eager sdpa-math sdpa-flash decode-dynamic decode-static decode-sliding decode-static-compiled decode-int8-cache
     decode-float8-cache prefill-chunked paged-attention prefix-cache gqa-sdpa flex-scores-eager flex-scores
-    speculative-greedy speculative-sampled batch-invariant lora-unmerged lora-merged lora-batched""".split()
+    speculative-greedy speculative-sampled batch-invariant lora-unmerged lora-merged lora-batched liger-rms-norm
+    liger-swiglu liger-rope""".split()
 )
 _HALF, _SINGLE = frozenset({"float32", "bfloat16", "float16"}), frozenset({"float32"})
 """Half precision would decide between tokens or experts of nearly equal scores."""

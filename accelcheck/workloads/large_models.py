@@ -108,16 +108,21 @@ def _itself(loss: Tensor, _: Tensor) -> Tensor:
     return loss
 
 
+LOSSES = frozenset(
+    """eager linear-cross-entropy liger-cross-entropy liger-linear-cross-entropy cut-cross-entropy
+    cut-cross-entropy-compiled""".split()
+)
+
 WORKLOADS = (
     Workload("grouped-experts",
         "A layer of five experts with a router: dropped tokens, one expert over capacity, one without any token.",
         _experts, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
         techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
     Workload("vocabulary-loss", "A head of 160 words and its cross entropy, one target ignored.",
-        _vocabulary, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32"}),
-        techniques=frozenset({"eager", "linear-cross-entropy"})),
+        _vocabulary, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
+        techniques=LOSSES),
     Workload("train-vocabulary", "Four steps of AdamW on a head of 160 words.",
         _training, 2, frozenset({Mode.TRAIN}), frozenset({"matmul", "linear", "resizable", "training"}),
-        frozenset({"float32"}), levels={"linear-cross-entropy": 3},
-        techniques=frozenset({"eager", "adamw-8bit-torchao", "adamw-8bit-bitsandbytes", "linear-cross-entropy"})),
+        frozenset({"float32"}), levels=dict.fromkeys(LOSSES - {"eager"}, 3),
+        techniques=LOSSES | {"adamw-8bit-torchao", "adamw-8bit-bitsandbytes"}),
 )  # fmt: skip

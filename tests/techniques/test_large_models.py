@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fault_harness import Bed, erred, failed, passed, seeded
+from fault_harness import Bed, bench, erred, failed, passed, seeded
 from technique_harness import StubDevice, agrees, engaged, mlp, named, plain, run, workload
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.torch_version import TorchVersion
 
 from accelcheck.core.capability import Code
-from accelcheck.core.case import Mode
+from accelcheck.core.case import Case, Mode, Verdict
 from accelcheck.core.registry import index
 from accelcheck.devices.cpu import DEVICES
 from accelcheck.devices.packages import installed
@@ -24,17 +24,24 @@ from accelcheck.selftest.faults.base import Planted
 from accelcheck.selftest.faults.plant import nothing
 from accelcheck.techniques.base import Unsupported
 from accelcheck.techniques.compilation import control_flow, regional
-from accelcheck.techniques.fused import kernels
+from accelcheck.techniques.fused import kernels, packages
+from accelcheck.techniques.observe import OperatorLog
 from accelcheck.techniques.optimizers import modern
 from accelcheck.techniques.quantization import float8_training, microscaling
 from accelcheck.techniques.quantization.emulation import eval_copy
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads import control_flow as controlled
-from accelcheck.workloads import elementwise, large_models
+from accelcheck.workloads import decoders, elementwise, large_models
 from accelcheck.workloads import mlp as perceptrons
 from accelcheck.workloads.base import Problem, Program
 
-OWN = (*large_models.WORKLOADS, *controlled.WORKLOADS, *perceptrons.WORKLOADS, *elementwise.WORKLOADS)
+OWN = (
+    *large_models.WORKLOADS,
+    *decoders.WORKLOADS,
+    *controlled.WORKLOADS,
+    *perceptrons.WORKLOADS,
+    *elementwise.WORKLOADS,
+)
 WORKLOADS = index("workload", OWN)
 COMPILED = StubDevice(features=("inductor", "strided"))
 needs_torchao = pytest.mark.skipif(not installed("torchao"), reason="needs torchao")
@@ -196,6 +203,47 @@ def test_fused_kernels_give_what_the_loop_gives(technique: Any, mode: Mode) -> N
         pytest.skip(str(technique.capability(StubDevice())))
     name = min(technique.workloads, key=len)
     agrees(technique, lambda: problem(name), mode)
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
+@pytest.mark.parametrize("technique", packages.TECHNIQUES, ids=lambda technique: technique.name)
+@pytest.mark.slow(after=4)
+def test_kernels_of_packages_give_what_eager_gives(technique: Any, mode: Mode, fresh: Store) -> None:
+    if not (answer := technique.answer(DEVICES[0])).ok:
+        pytest.skip(str(answer))
+    workload = WORKLOADS[min(technique.workloads, key=len)]
+    case = Case(technique.name, workload.name, "cpu", "float32", mode, 3)
+    record = bench(fresh, technique, workload, DEVICES[0]).run(case)
+    assert record.verdict is Verdict.PASS, record.why
+
+
+def test_kernels_of_packages_say_where_they_run() -> None:
+    xla, cpu = StubDevice("xla"), StubDevice(features=("host",))
+    answers = {technique.name: technique.exists(xla) for technique in packages.TECHNIQUES}
+    assert {answer.code for answer in answers.values()} == {Code.NO_BACKEND}
+    assert "Triton compiles for GPUs, not for stub" in answers["liger-rope"].reason
+    assert "Triton's interpreter" in str(answers["liger-rope"])
+    on_cpu = {technique.name for technique in packages.TECHNIQUES if technique.exists(cpu).ok}
+    assert on_cpu >= {technique.name for technique in packages.TECHNIQUES if technique.name.startswith("liger")}
+    assert "cut-cross-entropy" not in on_cpu
+
+
+def test_each_launch_of_a_kernel_is_an_operator_and_floats_become_numbers_of_the_kernel() -> None:
+    class Kernel:
+        extra = 5
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **options: launched.append((grid, given, options))
+
+    launched: list[Any] = []
+    announced = packages.Announced(
+        "kernel_of_a_test", Kernel(), lambda value: value + 1 if isinstance(value, float) else value
+    )
+    with OperatorLog("cpu") as log:
+        announced[(3,)](1.5, 2, eps=0.5, block=4)
+    assert launched == [((3,), (2.5, 2), {"eps": 1.5, "block": 4})]
+    assert log.count("accelcheck::kernel_of_a_test") == 1
+    assert announced.extra == 5
 
 
 def test_undefined_rows_of_grouped_products_reach_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,20 @@ def zero_points_rolled(layer: Any) -> None:
     layer.weight_zero_point.copy_(layer.weight_zero_point.roll(1, -1))
 
 
+@always(layer_of("MixedLinear"))
+def mixed_scales_rolled(layer: Any) -> None:
+    """Rows of an int8 weight have the scales of the rows before."""
+    scales = layer.held()[1]
+    scales.copy_(scales.roll(1))
+
+
+@always(layer_of("MixedLinear"))
+def mixed_row_stale(layer: Any) -> None:
+    """The last row of an int8 weight holds other integers. They are those of the row before."""
+    integers = layer.held()[0]
+    integers[-1] = integers[-2]
+
+
 @always(kernel("_int_mm"))
 def last_depth_dropped(func: Any, left: Tensor, right: Tensor) -> Tensor:
     """An int8 product leaves out the last element of its depth."""
@@ -146,6 +160,7 @@ def unquantized_weight(program: Program) -> None:
     quantizer.forward = lambda weight: weight  # on this instance alone
 
 
+BLOCK = (single("transformer-block"),)
 MLP, WIDE_MLP = (single("mlp"),), Cell("mlp", dtypes=("float32", "bfloat16"))
 HALF, sparse = Cell("mlp", dtypes=("bfloat16",)), always(layer_of("SparseLinear"))
 
@@ -168,6 +183,8 @@ FAULTS = (
         MLP, always(layer_of("Float8Tensor"))(scales_rolled), technique="float8-torchao-weight-only"
     ),
     fault("int4-nibbles-swapped")(MLP, nibbles_swapped, technique="int4-weight-only", emulated=True),
+    fault("mixed-scales-rolled")(BLOCK, mixed_scales_rolled, technique="int8-bitsandbytes"),
+    fault("mixed-row-stale")(BLOCK, mixed_row_stale, technique="int8-bitsandbytes"),
     fault("packed-halves-swapped")(MLP, halves_swapped, technique="int4-packed-gptq"),
     fault("packed-zero-points-rolled")(MLP, zero_points_rolled, technique="int4-packed-awq"),
     fault("sparse-elements-late", "Elements of a compressed weight are one place late.")(

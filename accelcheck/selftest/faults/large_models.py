@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from accelcheck.selftest.faults.sowing import fresh_code, replacing, swapped
 from accelcheck.techniques.compilation import regional
 from accelcheck.techniques.fused import kernels
 from accelcheck.techniques.fused.kernels import KERNELS
+from accelcheck.techniques.fused.packages import TECHNIQUES as PACKAGES
 from accelcheck.techniques.quantization.float8_training import TECHNIQUES as FLOAT8
 from accelcheck.techniques.quantization.microscaling import TECHNIQUES as BLOCKS
 from accelcheck.techniques.quantization.microscaling import BlockScaledLinear
@@ -31,15 +33,18 @@ def grouped(wrong: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tens
     return lambda _: swapped(kernels, "grouped_mm", lambda plain, *given: plain(*wrong(*given)))
 
 
-def of_loss(wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
-    """Computes ``wrong(loss, hidden, target)`` in place of the fused loss."""
+def of_part(kind: type[nn.Module], method: str, wrong: Callable[..., Tensor]) -> Callable[[float], Change]:
+    """Computes ``wrong(plain, *inputs)`` in place of a method that a technique gives to parts of a module."""
 
     def change(program: Program) -> None:
         for part in program.module.modules():
-            if isinstance(part, VocabularyLoss):
-                part.loss = partial(wrong, part.loss)  # type: ignore[method-assign]  # on this instance alone
+            if isinstance(part, kind):
+                setattr(part, method, partial(wrong, getattr(part, method)))
 
     return lambda _: change
+
+
+of_loss = partial(of_part, VocabularyLoss, "loss")
 
 
 def over_all(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
@@ -52,6 +57,37 @@ def last_lost(plain: Any, hidden: Tensor, target: Tensor) -> Tensor:
     """The gradient of the last row of a chunk is lost."""
     out: Tensor = plain(torch.cat([hidden[:-1], hidden[-1:].detach()]), target)
     return out
+
+
+def scaled(plain: Any, x: Tensor) -> Tensor:
+    """The last row of a kernel's result is 0.4 % too large."""
+    out: Tensor = plain(x)
+    return torch.cat([out[:-1], out[-1:] * 1.00390625])
+
+
+def second_late(plain: Any, x: Tensor, positions: Tensor) -> Tensor:
+    """The second token is rotated like the third."""
+    out: Tensor = plain(x, torch.where(positions == 1, 2, positions))
+    return out
+
+
+def passed(plain: Any, x: Tensor) -> Tensor:
+    """A norm has the gradient of the identity."""
+    out: Tensor = plain(x.detach()) + (x - x.detach())
+    return out
+
+
+def gates_swapped(plain: Any, x: Tensor) -> Tensor:
+    """A gated unit takes the gate for the factor, and the factor for the gate."""
+    (layer,) = plain.args
+    out: Tensor = plain.func(SimpleNamespace(gate=layer.up, up=layer.gate, down=layer.down), x)
+    return out
+
+
+def pair_left(plain: Any, x: Tensor, positions: Tensor) -> Tensor:
+    """The last pair of elements is not rotated."""
+    left = torch.arange(x.shape[-1], device=x.device) % (x.shape[-1] // 2) == x.shape[-1] // 2 - 1
+    return torch.where(left, x, plain(x, positions))
 
 
 @replacing(KERNELS, "launch")
@@ -133,7 +169,9 @@ def by_logsumexp(module: Any, x: Tensor, target: Tensor) -> Tensor:
 
 group = alike(technique="moe-grouped-mm", absent={"bfloat16": "planted in float32: the same product"})
 mx = alike(technique="mxfp8", exists=BLOCKS[0].capability)
+interpreted = alike(seeds=1)
 triton = alike(technique="triton-custom-op", exists=kernels.TECHNIQUES[-2].answer, seeds=1)
+NORM, GATE, TURN = PACKAGES[2:5]
 MOE, LOSS = ((single("grouped-experts"), derived("grouped-experts")), derived("vocabulary-loss"))
 
 FAULTS = (
@@ -145,6 +183,25 @@ FAULTS = (
     ),
     fault("loss-counts-ignored", over_all)(LOSS, of_loss(over_all), technique="linear-cross-entropy"),
     fault("loss-gradient-lost", last_lost)(LOSS, of_loss(last_lost), technique="linear-cross-entropy"),
+    *(
+        fault(f"{technique.name}-{word}", wrong)(LOSS, of_loss(wrong), technique=technique, exists=technique.answer)
+        for technique in PACKAGES
+        if technique.part is VocabularyLoss and "float32" in technique.dtypes
+        for word, wrong in (("counts", over_all), ("gradient", last_lost))
+    ),
+    *(
+        interpreted(f"{technique.name}-{word}", wrong)(
+            cell, of_part(technique.part, technique.method, wrong), technique=technique, exists=technique.answer
+        )
+        for technique, word, wrong, cell in (
+            (NORM, "gradient", passed, derived("decoder")),
+            (NORM, "scale", scaled, single("decoder")),
+            (GATE, "sides", gates_swapped, single("decoder")),
+            (GATE, "scale", scaled, single("decoder")),
+            (TURN, "pair", pair_left, single("decoder")),
+            (TURN, "position", second_late, single("decoder")),
+        )
+    ),
     triton("triton-block-left")(single("elementwise-5"), around=block_left),
     triton("triton-gradient-passed", "A user's operator has the gradient of the identity.")(
         single("elementwise-5", Mode.BACKWARD),

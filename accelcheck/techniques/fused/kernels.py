@@ -165,7 +165,8 @@ def _sixteenths(_: Callable[..., Tensor], place: torch.device) -> Tensor:
     return grouped_mm(rows, weights, torch.tensor([3, 3, 8], dtype=torch.int32, device=place))
 
 
-def _even(function: Callable[..., Tensor], place: torch.device) -> Tensor:
+def even(function: Callable[..., Tensor], place: torch.device) -> Tensor:
+    """Tries a loss of `VocabularyLoss` on two words of the same score; returns one."""
     head = VocabularyLoss(2, 2).to(place).requires_grad_(requires_grad=False)
     head.head.weight.zero_()
     target = torch.zeros(4, dtype=torch.int64, device=place)
@@ -191,7 +192,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         name="moe-grouped-mm-padded", function=by_padded_groups,
         promise="Groups of tokens filled up to whole tiles give what a loop over the experts gives."),
     FusedKernel(
-        name="linear-cross-entropy", function=by_chunks, source=f"{_DOCS}linear_cross_entropy.html", example=_even,
+        name="linear-cross-entropy", function=by_chunks, source=f"{_DOCS}linear_cross_entropy.html", example=even,
         part=VocabularyLoss, method="loss", workloads=frozenset({"vocabulary-loss", "train-vocabulary"}), calls=(1, 1),
         operator="torch_nn::_linear_cross_entropy_batch_chunked", never="aten::(nll_loss_forward|_log_softmax)",
         promise="Head and loss in chunks give the loss and gradients of both, without all logits."),

@@ -1,8 +1,9 @@
-"""Weight-only formats of checkpoints as they are served: NF4 of bitsandbytes, and int4 groups of GPTQ and AWQ.
+"""Formats of checkpoints as they are served: NF4 and LLM.int8() of bitsandbytes, and int4 groups of GPTQ and AWQ.
 
-Formats: NF4 and double quantization, T. Dettmers et al., arXiv:2305.14314; ``pack-quantized`` of compressed-tensors, in
-which checkpoints of GPTQ (arXiv:2210.17323, symmetric groups) and AWQ (arXiv:2306.00978, groups with a zero point) are
-stored. The packages quantize, pack, and unpack; weights are rounded to nearest.
+Formats: NF4 and double quantization, T. Dettmers et al., arXiv:2305.14314; LLM.int8(), T. Dettmers et al.,
+arXiv:2208.07339; ``pack-quantized`` of compressed-tensors, in which checkpoints of GPTQ (arXiv:2210.17323, symmetric
+groups) and AWQ (arXiv:2306.00978, groups with a zero point) are stored. The packages quantize, pack, and unpack;
+weights are rounded to nearest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn.functional import linear, pad
 
 from accelcheck.core.capability import BY_TRIAL, Capability, Code, unavailable, unsupported
 from accelcheck.core.case import Mode
-from accelcheck.core.quiet import torchao_imported
+from accelcheck.core.quiet import torchao_imported, without
 from accelcheck.devices.base import Device
 from accelcheck.techniques.base import Technique
 from accelcheck.techniques.observe import Operator
@@ -32,6 +33,10 @@ BLOCK, SCALES, GROUP = 64, 256, 16
 neighbours of a row that share a scale in int4: a divisor of every width in the suite."""
 TABLE = 2.0**-15
 """Error of a position of a scale: the CPU's kernel looks numbers of the dynamic map up in a table of 2**16 steps."""
+TRIED = 2.0**-12
+"""Relative error with which a layer runs at all: bitsandbytes' int8 products have one of 1.8e-5 without CUDA."""
+OUTLIER = 6.0
+"""Magnitude from which LLM.int8() multiplies a column of activations without rounding it; as transformers has it."""
 NF4 = torch.tensor(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -94,6 +99,50 @@ def _nf4(weight: Tensor, side: emulation.RoundedSides, rounded: Callable[[Tensor
     return out.flatten()[: weight.numel()].reshape(weight.shape)
 
 
+class MixedLinear(nn.Module):
+    """Linear layer by ``bitsandbytes.nn.Linear8bitLt``, in evaluation mode."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        tools: Any = importlib.import_module("bitsandbytes.nn")
+        words = {"has_fp16_weights": False, "threshold": OUTLIER}
+        self.inner = tools.Linear8bitLt(original.in_features, original.out_features, original.bias is not None, **words)
+        weight = original.weight.detach()
+        self.inner.weight.data, self.inner.bias = weight.cpu(), original.bias
+        self.inner.to(weight.device).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with without("bitsandbytes.autograd._functions", "inputs will be cast"):  # the scheme has it so
+            out: Tensor = self.inner(x)
+        return out
+
+    def held(self) -> list[Tensor]:
+        """Lists the int8 weight and its scales."""
+        state = self.inner.state if self.inner.weight.CB is None else self.inner.weight
+        return [state.CB, state.SCB]
+
+
+def rows_of(weight: Tensor, side: emulation.RoundedSides) -> Tensor:
+    """Rounds an FP32 weight to half precision, and to int8 with a scale per row of which 127 steps are the largest."""
+    half = emulation.nearest(weight, torch.float16)
+    return emulation.symmetric(half, (half.abs().amax(1, keepdim=True) / 127).clamp(min=1e-38), side)
+
+
+class MixedEmulation(emulation.Dequantized):
+    """Emulates `MixedLinear`: columns with an outlier are multiplied as they are, all others by rows of int8."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.taken()
+        rows = x.reshape(-1, x.shape[-1])
+        half = emulation.nearest(rows.float(), torch.float16, self.flips)
+        far = half.abs() >= OUTLIER
+        scale = (half.masked_fill(far, 0.0).abs().amax(1, keepdim=True) / 127).clamp(min=1e-38)
+        integers = emulation.rounded(half * (1.0 / scale), half, self.flips)
+        near = integers.double() * emulation.RoundedSides(self.flips).scale(scale)
+        out = linear(torch.where(far.any(0), rows, near), weight, self.bias)
+        return out.reshape(*x.shape[:-1], -1)
+
+
 class PackedLinear(nn.Module):
     """Linear layer with a weight that compressed-tensors packs, eight to an int32, and unpacks for every product."""
 
@@ -153,7 +202,7 @@ class Deployed(Replacing):
             come from its own algorithm, so that rounding to nearest, or pruning, tells nothing about its accuracy.
         layer, words, stored, action: Layer, its options, the dtype of its weight, and the operation of each product.
         operators: Names of the operators that take the weight.
-        rule: FP64 emulation of the weight: see `emulation.Dequantized`.
+        rule, emulation: FP64 emulation of the weight, and of the layer: see `emulation.Dequantized`.
     """
 
     name: str
@@ -166,6 +215,7 @@ class Deployed(Replacing):
     action: str
     operators: frozenset[str]
     rule: Callable[[Tensor, emulation.RoundedSides], Tensor]
+    emulation: type[emulation.Dequantized] = emulation.Dequantized
     family: str = Replacing.family
     dtypes: Sequence[str] = Replacing.dtypes
     modes: frozenset[Mode] = Replacing.modes
@@ -177,7 +227,7 @@ class Deployed(Replacing):
         return f"{self.name}-{GROUP if self.layer is PackedLinear else BLOCK}"
 
     def capability(self, device: Device) -> Capability:
-        """Tries a layer with a weight that the format holds exactly."""
+        """Tries a layer with a weight that the format holds exactly; verdicts tell of errors within `TRIED`."""
         example = nn.Linear(BLOCK, 32, bias=False)
         row, used = torch.tensor([7.5, -7.5]).repeat(BLOCK // 2), torch.tensor([1.0, 0.0]).repeat(16)
         with torch.no_grad():
@@ -194,7 +244,7 @@ class Deployed(Replacing):
             reason = f"{self.action} does not run on {device.name}: {str(error).splitlines()[0]}"
             return unsupported(Code.NO_FEATURE, reason, tried=True)
         expected = self.rule(example.weight.detach().cpu().float(), emulation.RoundedSides(None)) @ x.cpu().double().t()
-        if not torch.equal(got.double(), expected.t()):
+        if not torch.allclose(got.double(), expected.t(), rtol=TRIED, atol=0.0):
             raise RuntimeError(f"{device.name}: {self.action}: expected {expected.t().tolist()}, got {got.tolist()}")
         return BY_TRIAL
 
@@ -202,7 +252,7 @@ class Deployed(Replacing):
         return self.layer(linear, **self.words)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        return emulation.Dequantized(linear, self.rule)
+        return self.emulation(linear, self.rule)
 
     def is_action(self, operator: Operator) -> bool:
         return operator.name in self.operators and operator.takes(self.stored)
@@ -218,6 +268,11 @@ _bits = partial(
     source="https://huggingface.co/docs/bitsandbytes/reference/nn/linear4bit",
     operators=frozenset({"bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit"}),
 )  # fmt: skip
+_mixed = partial(
+    _bits, layer=MixedLinear, stored=torch.int8, action="products of int8 values with an int8 weight",
+    source="https://huggingface.co/docs/bitsandbytes/reference/nn/linear8bit",
+    operators=frozenset({"bitsandbytes::int8_mixed_scaled_mm"}),
+)  # fmt: skip
 _packed = partial(
     Deployed, layer=PackedLinear, stored=torch.int32, action="unpacking of eight weights from an int32",
     packages={"compressed_tensors": "pip install 'accelcheck[checkpoints]'"}, modes=frozenset({Mode.FORWARD}),
@@ -232,6 +287,9 @@ TECHNIQUES: tuple[Technique, ...] = (
     _bits(
         name="nf4-bitsandbytes-double", words={"double": True}, rule=nf4_double,
         promise="Linear layers store weights in NF4 with scales of 8 bits, and multiply in FP32."),
+    _mixed(
+        name="int8-bitsandbytes", words={}, rule=rows_of, emulation=MixedEmulation,
+        promise=f"Linear layers multiply int8 weights and activations, and columns from {OUTLIER:g} on in FP32."),
     _packed(
         name="int4-packed-gptq", words={"symmetric": True}, rule=partial(groups_of, symmetric=True),
         promise=f"Linear layers unpack a GPTQ checkpoint's int4 weights ({_SCALE}), and multiply in FP32."),
