@@ -43,6 +43,10 @@ PROMISED = {
     "compile-amp-training-speed": 1.8,
     "compile-amp-training-memory": 0.4,
     "xla-matmul-speed": 1.0,
+    "liger-loss-memory": 0.6,
+    "cut-cross-entropy-memory": 0.96,
+    "llm-int8-memory": 0.5,
+    "float8-training-speed": 1.34,
 }
 
 

@@ -31,6 +31,7 @@ from accelcheck.verify.oracle import FIRST, Store
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.deep import Deep
 from accelcheck.workloads.draw import initialise, integers, normal, separated
+from accelcheck.workloads.large_models import VocabularyLoss
 from accelcheck.workloads.mlp import Mlp
 from accelcheck.workloads.signatures import tensors_in
 from accelcheck.workloads.speed import WORKLOADS as SPEED
@@ -153,6 +154,12 @@ def _deep(generator: torch.Generator, extent: int) -> Problem:
     return _trained(module, normal(generator, 1024, 32), integers(generator, 0, 10, 1024), functional.cross_entropy)
 
 
+def _vocabulary(generator: torch.Generator, extent: int) -> Problem:
+    module = initialise(VocabularyLoss(width=64, words=4096), generator)
+    made = _trained(module, normal(generator, 256, 64), torch.zeros(1), lambda loss, _: loss)
+    return replace(made, inputs=(*made.inputs, integers(generator, 0, 4096, 256)))
+
+
 def _trained(module: nn.Module, x: Tensor, target: Tensor, loss: Any) -> Problem:
     # Without momentum, so that memory is parameters, gradients and activations, without optimizer state.
     optimizer = partial(torch.optim.SGD, lr=0.01)
@@ -163,6 +170,7 @@ _BOTH = frozenset({Mode.FORWARD, Mode.TRAIN})
 MATMUL_RELU = Workload("claim-matmul-relu", "relu(a @ b), 128 x 256 by 256 x 512.", _matmul_relu)
 LINEAR = Workload("claim-linear", "A linear layer without bias, 256 to 512, on 1024 samples.", _linear, modes=_BOTH)
 MLP = Workload("claim-mlp", "Three linear layers, 512 to 1024 to 1024 to 10, on 128 samples.", _mlp, modes=_BOTH)
+WORDS = Workload("claim-vocabulary", "A head of 4096 words on 256 tokens, and its loss.", _vocabulary, modes=_BOTH)
 DEEP = Workload("claim-deep", "Eight wide residual blocks on 1024 samples.", _deep, modes=_BOTH)
 
 _SPEED = frozenset({What.SPEED_UP})
@@ -183,5 +191,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Mode.TRAIN,
         elsewhere={"torch-xla": "checkpoint-xla"},
     ),
+    Applied("liger-linear-cross-entropy", "liger-linear-cross-entropy", WORDS, _MEMORY, Mode.TRAIN),
+    Applied("cut-cross-entropy", "cut-cross-entropy", WORDS, _MEMORY, Mode.TRAIN, dtype="bfloat16"),
+    Applied("llm-int8", "int8-bitsandbytes", MLP, _MEMORY),
+    Applied("float8-training", "float8-training-rowwise", LINEAR, _SPEED, Mode.TRAIN),
     Applied("compile-amp-training", "compile-autocast-bf16", MLP, mode=Mode.TRAIN),
 )
