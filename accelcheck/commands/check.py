@@ -117,6 +117,8 @@ def _check(given: argparse.Namespace) -> int:
     for name in set(given.dtype) - {name for workload in workloads for name in workload.dtypes}:
         given.refuse(f"--dtype={name}: the model has complex numbers, which half precision has not: leave it out")
     given.level = given.level or (max(LEVELS) if given.technique else LEVEL)
+    if given.technique and not any(fnmatch.fnmatchcase(BASE, word) for word in given.technique):
+        given.technique.append(BASE)  # where eager cannot be judged, no technique can
     given.technique = given.technique or ([] if given.all else sorted(_usual(model.known)))
     if not (devices := devices_of(given, (given.model,))):
         return NOTHING

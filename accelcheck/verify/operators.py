@@ -21,7 +21,7 @@ EXACT = frozenset(
     constant_pad_nd contiguous copy copy_ copysign copysign_ cummax cummin detach diag_embed diagonal_backward
     diagonal_copy diagonal_scatter embedding empty_like eq expand_copy exponential_ eye fill fill_ flip floor
     floor_ floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d full_like gather ge_
-    geometric_ gt_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside im2col imag index
+    geometric_ gt_ hardshrink hardshrink_backward hardtanh hardtanh_backward heaviside histc im2col imag index
     index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select isnan kthvalue le_ lift_fresh
     lift_fresh_copy _local_scalar_dense log_normal_ logical_and logical_not logical_or logical_xor lt_ lu_unpack
     masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward masked_select max
@@ -38,7 +38,7 @@ EXACT = frozenset(
     unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d view_copy where zero zero_ zeros_like""".split()
 )
-"""Operators that only move, select, compare or negate: they never round."""
+"""Operators that only move, select, compare, count or negate: they never round."""
 
 CORRECTLY_ROUNDED = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
@@ -46,7 +46,7 @@ CORRECTLY_ROUNDED = frozenset(
     addmv addr avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bmm _coalesce col2im convolution
     convolution_backward cumsum deg2rad div div_ dot _embedding_bag _embedding_bag_backward _embedding_bag_forward_only
     _embedding_bag_per_sample_weights_backward embedding_dense_backward fractional_max_pool2d_backward
-    fractional_max_pool3d_backward histc index_add index_add_ ldexp leaky_relu leaky_relu_backward lerp lerp_ linear
+    fractional_max_pool3d_backward index_add index_add_ ldexp leaky_relu leaky_relu_backward lerp lerp_ linear
     max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mm mse_loss mse_loss_backward mul mul_ mv
     nansum nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward _prelu_kernel
     _prelu_kernel_backward rad2deg reciprocal reciprocal_ reflection_pad1d_backward reflection_pad2d_backward
@@ -58,6 +58,13 @@ CORRECTLY_ROUNDED = frozenset(
     _upsample_nearest_exact3d_backward vdot""".split()
 )
 """Operators that err by the rounding of the result and the accumulation of a sum alone."""
+
+COUNTING = frozenset(
+    """_embedding_bag _embedding_bag_forward_only add add_ addbmm addcmul addcmul_ addmm addmv addr baddbmm bmm cumsum dot
+    embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_ linear mm mul mul_ mv nansum put
+    put_ rsub scatter_add scatter_add_ sub sub_ sum trace vdot""".split()
+)
+"""Sums and products alone, of which an integer in range is exact in any order: masks, counts, positions."""
 
 COMPOSED = frozenset(
     """_batch_norm_with_update digamma gelu i0 log_softmax _log_softmax logaddexp logaddexp2 multi_margin_loss
@@ -235,6 +242,20 @@ def floats(values: Iterable[Any]) -> list[Tensor]:
 def is_float(value: Any) -> bool:
     """True for a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def integers_in(values: Iterable[Any]) -> float:
+    """Product of the largest magnitudes of floating-point tensors, at least 1 each; infinite unless all are integers."""
+    product = 1.0
+    for value in filter(is_float, values):
+        if value.layout != torch.strided:
+            return math.inf
+        if value.numel():
+            # The first element tells nearly all other tensors apart.
+            if value[(0,) * value.dim()].item() % 1 != 0 or bool((value != value.trunc()).any()):
+                return math.inf
+            product *= max(1.0, float(value.abs().max()))
+    return product
 
 
 def has_complex(values: Iterable[Any]) -> bool:

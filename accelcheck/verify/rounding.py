@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,26 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         squares = terms.squares(func, name, args, kwargs)
         plain = self.precision != "float64" and not operators.has_complex(args)
         errors = sequential.errors(name, args) if plain else {}
+        most = operators.integers_in(args) if plain and name in operators.COUNTING else math.inf
         out = func(*args, **kwargs)
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
         unit = self._unit(name, complex_too=operators.has_complex(args))
+        if not _counted(most, unit, lengths, results):
+            self._spoil_(name, args, results, lengths, unit, squares, errors)
+        return out
+
+    def _spoil_(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        results: Sequence[Tensor | None],
+        lengths: Sequence[int | Tensor],
+        unit: float,
+        squares: Sequence[Tensor | None],
+        errors: Mapping[int, Tensor],
+    ) -> None:
+        """Adds errors to an operator's results."""
         if not operators.classified(name) and any(tensor is not None for tensor in results):
             self.unclassified.add(name)
         for position, tensor in enumerate(results):
@@ -92,7 +108,6 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
                 self._share_(tensor, args[1], logarithm="log" in name)
             if name in operators.TRANSFORMS and tensor.numel():
                 self._image_(tensor, args[1])
-        return out
 
     def _image_(self, spectrum: Tensor, dims: Sequence[int]) -> None:
         """Adds a spectrum to itself, in its place and in another one, each up to `INEXACT_ULPS` u as large.
@@ -134,7 +149,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Arguments with the errors of an operator's operands."""
         unit = UNIT_ROUNDOFF[self.precision]
         if name in operators.CONTRACTIONS and unit > UNIT_ROUNDOFF[self.storage]:
-            return tuple(self._rounded(a, unit) if operators.is_float(a) else a for a in args)
+            return tuple(
+                self._rounded(a, unit) if operators.is_float(a) and operators.integers_in([a]) * unit > 1 else a
+                for a in args
+            )
         if name in operators.COMPOSED and self.precision != "float64":
             # Their first intermediate errs in the accumulator's precision, and the rest magnifies it: the subtracted
             # mean by mean / deviation, the exponential in a tail by its argument.
@@ -291,6 +309,14 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                     parts = _parts(own) if own.is_complex() else own
                     parts.copy_(parts.to(self.dtype))
         return out
+
+
+def _counted(most: float, unit: float, lengths: Sequence[int | Tensor], results: Sequence[Tensor | None]) -> bool:
+    """True for integers whose sums are in range: a mask, a count or a position is exact in any order."""
+    if most == math.inf:
+        return False
+    longest = max(float(torch.as_tensor(length).max()) for length in lengths)
+    return 2 * most * longest * unit <= 1 and operators.integers_in(results) < math.inf
 
 
 def _parts(tensor: Tensor) -> Tensor:

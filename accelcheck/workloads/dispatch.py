@@ -72,24 +72,55 @@ def unfused(storage: str = "float32") -> Iterator[None]:
     """Makes a context for the oracle and its samples: no fast path, attention by its definition, limits of `storage`.
 
     A program that asks FP64 for its limits, such as the smallest number for a mask or an eps, would be another function.
-    Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision.
+    Without an eps, RMS norm takes that of its dtype, or of FP32 in half precision. Grouped products have no FP64 kernel.
     """
-    norm, limits = torch.rms_norm, torch.finfo  # the former is what `torch.nn.functional` calls
+    limits = torch.finfo
 
     class StoredLimits:  # a class, since annotations in modules that are imported now may name it
         def __new__(cls, dtype: torch.dtype | None = None) -> torch.finfo:  # type: ignore[misc]  # as torch's own gives
             asked = torch.get_default_dtype() if dtype is None else dtype
             return limits(getattr(torch, storage) if asked in {torch.float64, torch.complex128} else asked)
 
-    with sdpa_kernel(SDPBackend.MATH), layer_by_layer():
-        try:
-            # Torch's stubs have it as a constant.
-            setattr(torch, "rms_norm", _with_eps(norm, limits(torch.float32).eps))  # noqa: B010
-            setattr(torch, "finfo", StoredLimits)  # noqa: B010
-            yield
-        finally:
-            setattr(torch, "rms_norm", norm)  # noqa: B010
-            setattr(torch, "finfo", limits)  # noqa: B010
+    others = {
+        (torch, "rms_norm"): _with_eps(torch.rms_norm, limits(torch.float32).eps),  # `torch.nn.functional` calls it
+        (torch, "finfo"): StoredLimits,
+        **{(owner, name): grouped_mm for owner, name in _GROUPED if hasattr(owner, name)},
+    }
+    with sdpa_kernel(SDPBackend.MATH), layer_by_layer(), contextlib.ExitStack() as kept:
+        for (owner, name), other in others.items():
+            kept.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, other)
+        yield
+
+
+_GROUPED = ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))
+
+
+def grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Computes `torch.nn.functional.grouped_mm` by a product for each group; zeros are outside of all.
+
+    Groups, which end at `offs`, are rows of a matrix `mat_a`, columns of a matrix `mat_b`, or both sides' inner parts.
+    """
+    ends: list[int] = [] if offs is None else offs.tolist()
+    groups = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    if offs is None:
+        out = mat_a @ mat_b
+    elif mat_a.dim() == mat_b.dim():
+        out = torch.stack([mat_a[:, group] @ mat_b[group] for group in groups])
+    elif mat_b.dim() == 3:
+        parts = [mat_a[group] @ b for group, b in zip(groups, mat_b, strict=True)]
+        out = torch.cat([*parts, mat_a.new_zeros(len(mat_a) - ends[-1], mat_b.shape[-1])])
+    else:
+        parts = [a @ mat_b[:, group] for a, group in zip(mat_a, groups, strict=True)]
+        out = torch.cat([*parts, mat_b.new_zeros(mat_a.shape[1], mat_b.shape[1] - ends[-1])], -1)
+    out = out if bias is None else out + bias
+    return out if out_dtype is None else out.to(out_dtype)
 
 
 def _with_eps(original: Callable[..., Tensor], default: float) -> Callable[..., Tensor]:

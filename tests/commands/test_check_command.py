@@ -365,8 +365,9 @@ def test_the_usual_techniques_exist_and_other_peoples_are_among_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_check_ends_where_eager_cannot_be_judged(tmp_path: Path) -> None:
-    done = checked(tmp_path, "net.py:counting", "--device=cpu", "--no-speed", "--journal=j.jsonl")
+@pytest.mark.parametrize("named", [(), ("--technique=channels-last", "--technique=export")], ids=["usual", "named"])
+def test_a_check_ends_where_eager_cannot_be_judged(named: tuple[str, ...], tmp_path: Path) -> None:
+    done = checked(tmp_path, "net.py:counting", "--device=cpu", "--no-speed", "--journal=j.jsonl", *named)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "cpu: eager cannot be judged in" in done.stdout
     assert "keeps state between calls" in done.stdout

@@ -159,3 +159,82 @@ def test_a_jacobian_that_is_too_large_is_unsupported(name: str, fresh: Store, mo
     record = verdict_of(fresh, Matrix.load().techniques[name], workload(), BACKWARD)
     assert record.verdict is Verdict.UNSUPPORTED
     assert "[too-large] the whole Jacobian has 512 x 4,960 elements" in record.why
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "grouped"),
+    [
+        (((24, 16), (3, 16, 32)), True),
+        (((3, 16, 32), (32, 24)), True),
+        (((16, 24), (24, 32)), True),
+        (((3, 16, 32), (3, 32, 16)), False),
+    ],
+    ids=["rows", "columns", "inner parts", "batches"],
+)
+def test_the_oracle_multiplies_groups_in_float64_as_torch_does_in_float32(shapes: Any, grouped: bool) -> None:
+    operands = [drawn(*shape) for shape in shapes]
+    words: Any = {"offs": torch.tensor([8, 8, 24], dtype=torch.int32)} if grouped else {}
+    theirs = [x.clone().requires_grad_() for x in operands]
+    ours = [x.double().requires_grad_() for x in operands]
+    out = torch.nn.functional.grouped_mm(*theirs, **words)
+    weight = drawn(*out.shape)
+    torch.autograd.backward([out], [weight])
+    with unfused():
+        again = torch.nn.functional.grouped_mm(*ours, **words)
+        assert torch.nn.functional.grouped_mm is torch._grouped_mm
+    torch.autograd.backward([again], [weight.double()])
+    torch.testing.assert_close(out.double(), again, rtol=1e-5, atol=1e-5)
+    for theirs_one, ours_one in zip(theirs, ours, strict=True):
+        assert theirs_one.grad is not None
+        assert ours_one.grad is not None
+        torch.testing.assert_close(theirs_one.grad.double(), ours_one.grad, rtol=1e-5, atol=1e-5)
+    assert torch.nn.functional.grouped_mm is not torch._grouped_mm
+
+
+class Routed(nn.Module):
+    """Tokens to two experts by a grouped product, with counts as libraries make them: a histogram of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Parameter(torch.randn(4, 16, 16) * 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.router(x).softmax(-1).topk(2)
+        order = chosen.flatten().argsort(stable=True)
+        ends = torch.histc(chosen.flatten().float(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+        rows = torch.nn.functional.grouped_mm(x.repeat_interleave(2, 0)[order], self.experts, offs=ends)
+        out: Tensor = (rows[order.argsort()].view(-1, 2, 16) * weight.unsqueeze(-1)).sum(1)
+        return out
+
+
+class Capacity(nn.Module):
+    """Tokens to one expert each, of which those after the third are dropped: positions are sums of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Parameter(torch.randn(4, 16, 16) * 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.router(x).softmax(-1).max(-1)
+        mask = torch.nn.functional.one_hot(chosen, 4).to(x.dtype)
+        place = mask.cumsum(0) * mask
+        kept = mask * (place <= 3)
+        slots = torch.nn.functional.one_hot((place.sum(-1).long() - 1).clamp(max=2), 3).to(x.dtype)
+        sent = torch.einsum("te,ts->tes", kept, slots)
+        out = torch.einsum("tes,esw->tw", sent, torch.bmm(torch.einsum("tes,tw->esw", sent, x), self.experts))
+        scaled: Tensor = out * weight.unsqueeze(-1)
+        return scaled
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("kind", [Routed, Capacity])
+def test_mixtures_of_experts_that_count_their_tokens_are_judged(kind: Any, mode: Mode, fresh: Store) -> None:
+    workload = workload_of(kind(), (drawn(16, 16),))
+    passed(fresh, Eager(), workload, mode)
+    failed(fresh, Planted(calling(lambda module, x: module(x) * 1.00001)), workload, mode)

@@ -868,3 +868,56 @@ def test_a_sum_with_an_infinity_has_no_sequential_error() -> None:
         "sum", (torch.tensor([[1.0, torch.inf], [1.0, 2.0]], dtype=torch.float64), [1])
     ).values()
     assert error.tolist() == [0.0, 0.0]
+
+
+MASKED = (normal(12, 8, seed=5) > 0).double()
+COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cumsum": lambda x: x.cumsum(0),
+    "sum": lambda x: x.sum(),
+    "mm": lambda x: x @ x.t(),
+    "linear with a bias": lambda x: functional.linear(x, x, x[:, 0]),
+    "positions": lambda x: (x.cumsum(0) - 1) * x,
+    "in place": lambda x: x.add_(x).mul_(3.0),
+    "index_add": lambda x: torch.zeros(2, 8, dtype=x.dtype).index_add(0, torch.arange(12) % 2, x),
+    "index_put": lambda x: torch.zeros(4, 8, dtype=x.dtype).index_put((torch.arange(12) % 4,), x, accumulate=True),
+    "histc": lambda x: torch.histc(x.cumsum(0) * 0.3, bins=3, min=0.0, max=3.0),
+    "trace": lambda x: x[:8].trace(),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "tf32"])
+@pytest.mark.parametrize("name", COUNTS)
+def test_sums_of_integers_in_range_are_exact(name: str, precision: str) -> None:
+    assert torch.equal(sampled(COUNTS[name], MASKED, precision=precision), COUNTS[name](MASKED.clone()))
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "precision"),
+    [
+        (lambda x: x.cumsum(0), MASKED * 0.3, "float32"),
+        (lambda x: x + 0.3, MASKED, "float32"),
+        (lambda x: x.cumsum(0), MASKED * 2.0**22, "float32"),
+        (lambda x: x.cumsum(0), MASKED * 30.0, "bfloat16"),
+        (lambda x: x @ x.t(), MASKED * 2.0**11 + MASKED, "tf32"),
+        (lambda x: x.sum(0), MASKED.index_fill(1, torch.tensor(7), 0.1), "float32"),
+        (lambda x: x.mean(0), MASKED, "float32"),
+        (
+            lambda x: x.sum(0),
+            MASKED.index_fill(0, torch.tensor(3), torch.inf).index_fill(1, torch.tensor(5), 0.1),
+            "float32",
+        ),
+    ],
+    ids=[
+        "fractions",
+        "fraction added",
+        "out of range",
+        "out of range in half",
+        "tf32",
+        "one of all",
+        "mean",
+        "infinity",
+    ],
+)
+def test_other_sums_round(function: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> None:
+    truth, sample = function(x.clone()), sampled(function, x, precision=precision)
+    assert bool((sample[torch.isfinite(truth)] != truth[torch.isfinite(truth)]).any())
