@@ -13,10 +13,7 @@ from accelcheck.report.console import Table
 from accelcheck.report.run import BAD_FIRST
 
 INFERENCE, TRAINING = "inference", "training"
-MODES = {
-    INFERENCE: (Mode.FORWARD, Mode.ACCURACY),
-    TRAINING: (Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING),
-}
+MODES = {INFERENCE: (Mode.FORWARD, Mode.ACCURACY), TRAINING: (Mode.BACKWARD, Mode.TRAIN, Mode.LEARNING)}
 """Modes that a use rests on, besides the timed one."""
 TIMED = {INFERENCE: Mode.SPEED, TRAINING: Mode.TRAIN_SPEED}
 BASE = "eager"

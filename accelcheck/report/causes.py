@@ -174,6 +174,5 @@ def _telling(faults: Sequence[_Fault], device: str, judged: Mapping[tuple[str, _
         trait for trait in failing if trait[0] not in _BROAD or 2 * failing[trait] > judged.get((device, trait), 0)
     ]
     return min(
-        fitting,
-        key=lambda trait: (-Fraction(failing[trait] ** 2, judged[device, trait]), order[trait[0]], trait[1]),
+        fitting, key=lambda trait: (-Fraction(failing[trait] ** 2, judged[device, trait]), order[trait[0]], trait[1])
     )

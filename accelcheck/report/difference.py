@@ -42,7 +42,7 @@ ABSOLUTE = frozenset({"latency"})
 """Figures that say something only on the same device; the others are ratios to eager in the same process."""
 NOT_THERE = "not in the run"
 _RANK = {verdict: rank for rank, verdict in enumerate(BAD_FIRST)} | {
-    Verdict.XPASS: BAD_FIRST.index(Verdict.PASS),  # its result is right, and the ledger's entry outdated
+    Verdict.XPASS: BAD_FIRST.index(Verdict.PASS)  # its result is right, and the ledger's entry outdated
 }
 
 

@@ -78,7 +78,7 @@ _MODULE = re.compile(r"\bNo module named '([\w.]{1,80})'")
 _LIBRARY = re.compile(r"([\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file")
 _STORAGE = re.compile(
     r"set the storage of a tensor on device|setStorage: |data pointer of (?:Storage|Tensor)|[Ii]nvalid python storage|"
-    r"storage (?:has|does not have|on different device)|[Uu]ntyped_?[Ss]torage",
+    r"storage (?:has|does not have|on different device)|[Uu]ntyped_?[Ss]torage"
 )
 _PICKLE = re.compile(
     r"[Dd]on't know how to (?:determine|restore) data|[Cc]an(?:not|'t) (?:be )?pickle|(?:Unp|P)icklingError|pickled"

@@ -19,6 +19,7 @@ from torch import Tensor
 from accelcheck.devices.layouts import entries, sparse
 from accelcheck.devices.torch_names import TorchDispatchMode, decomposition_table
 from accelcheck.verify import noise, operators, sequential, terms
+from accelcheck.verify.constants import Constants
 from accelcheck.verify.noise import Sums
 from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -47,6 +48,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.precision = precision
         self.storage = storage
         self.generator = generator
+        self.constants = Constants()
         self.unclassified: set[str] = set()
         """Names of operators that rounded without being classified."""
 
@@ -60,7 +62,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self.precision = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self.constants.called(func, args, kwargs or {}, self._rounding)
+
+    def _rounding(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls an operator, whose results then err."""
         if not operators.may_round(func, args, kwargs):
             return func(*args, **kwargs)
         name, _, written, plainly = operators.facts(func)

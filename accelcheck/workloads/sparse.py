@@ -14,11 +14,7 @@ from accelcheck.workloads.function_parts import BOTH, Collected, Function, famil
 ROWS, COLUMNS, WIDTH = 6, 8, 3
 PLACES = (0, 9, 3, 41, 12, 9, 30, 47, 12, 12, 5)
 """Entries of a matrix, ``(ROWS, COLUMNS)``, in no order, two of them named again; two rows are empty."""
-LAYOUTS: Mapping[str, Function] = {
-    "coo": Tensor.to_sparse,
-    "csr": Tensor.to_sparse_csr,
-    "csc": Tensor.to_sparse_csc,
-}
+LAYOUTS: Mapping[str, Function] = {"coo": Tensor.to_sparse, "csr": Tensor.to_sparse_csr, "csc": Tensor.to_sparse_csc}
 
 
 def _thin(x: Tensor) -> Tensor:

@@ -1,4 +1,1 @@
-"""Attention kernels: SDPA backends, FlashAttention packages, FlexAttention, nested tensors.
-
-Attention as a workload is in `accelcheck.workloads.attention`.
-"""
+"""Attention kernels: SDPA backends, FlashAttention packages, FlexAttention, nested tensors."""

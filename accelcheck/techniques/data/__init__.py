@@ -1,4 +1,1 @@
-"""Data loading: worker processes, page-locked memory, prefetching. Each batch must arrive unchanged.
-
-Sharding a data set over ranks belongs to the distributed techniques.
-"""
+"""Data loading: worker processes, page-locked memory, prefetching. Each batch must arrive unchanged."""

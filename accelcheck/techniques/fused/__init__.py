@@ -1,4 +1,1 @@
-"""Fused kernels of large models: grouped products of experts, losses of a vocabulary's head.
-
-Attention's are in `accelcheck.techniques.attention`.
-"""
+"""Fused kernels of large models: grouped products of experts, losses of a vocabulary's head."""

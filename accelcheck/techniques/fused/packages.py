@@ -6,6 +6,7 @@ Sources: P.-L. Hsu et al., arXiv:2410.10989 (Liger); E. Wijmans et al., arXiv:24
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -21,7 +22,7 @@ from accelcheck.techniques.compilation.compile import Compilation, compiled, ind
 from accelcheck.techniques.fused.kernels import FusedKernel, even
 from accelcheck.techniques.observe import Log, exactly
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.decoders import GroupedAttention, SwiGlu
+from accelcheck.workloads.decoders import GroupedAttention, Options, SwiGlu
 from accelcheck.workloads.large_models import VocabularyLoss
 
 
@@ -55,7 +56,7 @@ _ANNOUNCED: dict[str, Announced] = {}
 def kernels_of(name: str) -> Any:
     """Imports a module of kernels and announces their launches; without a GPU, Triton's interpreter runs them."""
     interpreted = not torch.cuda.is_available() and not torch.xpu.is_available()
-    scalar = _interpreting() if interpreted else _same
+    scalar = _interpreting() if interpreted else lambda value: value
     module: Any = importlib.import_module(name)
     for key, kernel in list(vars(module).items()):
         if key.endswith(("_kernel", "_rope")) and hasattr(kernel, "run") and not isinstance(kernel, Announced):
@@ -65,10 +66,6 @@ def kernels_of(name: str) -> Any:
     if interpreted and hasattr(module, "rsqrt"):  # the interpreter has no functions of CUDA's library
         module.rsqrt = lambda x: importlib.import_module("triton.language").rsqrt(x)
     return module
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _interpreting() -> Callable[[Any], Any]:
@@ -161,23 +158,11 @@ def _compiled_by_triton(device: Device, *, interpreted: bool) -> Capability:
     return unsupported(Code.NO_BACKEND, f"Triton compiles for GPUs, not for {device.name}", advice)
 
 
-def _norm(function: Callable[..., Tensor], place: torch.device) -> Tensor:
-    return function(nn.RMSNorm(8, eps=0.0).to(place), torch.full((2, 8), 3.0, device=place)).detach().round(decimals=5)
-
-
-def _gate(function: Callable[..., Tensor], place: torch.device) -> Tensor:
-    layer = SwiGlu().to(place).requires_grad_(requires_grad=False)
-    layer.gate.weight.fill_(1.2784645 / 32)  # silu(1.2784645) is 1
-    layer.up.weight.fill_(1 / 32)
-    layer.down.weight.fill_(1 / 48)
-    return function(layer, torch.ones(1, 2, 32, device=place)).round(decimals=4)
-
-
-def _turn(function: Callable[..., Tensor], place: torch.device) -> Tensor:
-    layer: Any = nn.Module()
-    layer.cosines, layer.sines = (torch.full((4, 8), value, device=place) for value in (0.0, -1.0))
-    x = torch.tensor([-1.0, 1.0], device=place).repeat_interleave(4).expand(1, 2, 3, 8)
-    return function(layer, x, torch.arange(3, device=place))
+def _alike(function: Any, place: Any, *, part: Any, method: str, shape: tuple[int, ...], **more: Any) -> Tensor:
+    """Tries a method of a part; returns where the result is eager's."""
+    layer = part().to(place)
+    inputs = [x.to(place) for x in (torch.linspace(-1.0, 1.0, math.prod(shape)).reshape(shape), *more.values())]
+    return torch.isclose(function(layer, *inputs), getattr(type(layer), method)(layer, *inputs), atol=1e-5)
 
 
 def _loss(kind: type[FusedKernel] = FusedKernel, **words: Any) -> FusedKernel:
@@ -207,15 +192,20 @@ TECHNIQUES: tuple[FusedKernel, ...] = (
         name="liger-cross-entropy", function=of_logits, **_LIGER, operator="accelcheck::liger_cross_entropy_kernel",
         promise="Liger's cross entropy, which writes gradients in place of logits, gives eager's loss and gradients."),
     _decoder(
-        name="liger-rms-norm", function=normalised, part=nn.RMSNorm, method="forward", calls=(5, 10), example=_norm,
+        name="liger-rms-norm", function=normalised, part=nn.RMSNorm, method="forward", calls=(5, 10),
+        example=partial(_alike, part=partial(nn.RMSNorm, 32), method="forward", shape=(2, 32)),
         operator="accelcheck::(block_)?rms_norm_(forward|backward)_kernel", never="aten::(_fused_)?rms_norm(_backward)?",
         promise="RMSNorm by Liger's kernels gives what eager's gives."),
     _decoder(
-        name="liger-swiglu", function=gated, part=SwiGlu, method="forward", calls=(2, 4), example=_gate,
+        name="liger-swiglu", function=gated, part=SwiGlu, method="forward", calls=(2, 4),
+        example=partial(_alike, part=SwiGlu, method="forward", shape=(1, 2, 32)),
         operator="accelcheck::swiglu_(forward|backward)_kernel", never="aten::silu(_backward)?",
         promise="Gated units by Liger's kernels, which compute the gate anew backward, give what eager's operators give."),
     _decoder(
-        name="liger-rope", function=rotated, part=GroupedAttention, method="rotated", calls=(4, 8), example=_turn,
+        name="liger-rope", function=rotated, part=GroupedAttention, method="rotated", calls=(4, 8),
+        example=partial(
+            _alike, part=partial(GroupedAttention, Options(), 0), method="rotated", shape=(1, 2, 3, 8), positions=torch.arange(3)
+        ),
         operator="accelcheck::triton_rope", never="aten::neg",
         promise="Rotary embeddings by Liger's kernel, which writes in place, give what eager's operators give."),
     _loss(

@@ -1,4 +1,1 @@
-"""Exchange of tensors with other array libraries: NumPy, JAX and CuPy, through DLPack, also between streams.
-
-Whole models that another runtime executes are in `accelcheck.techniques.runtimes`.
-"""
+"""Exchange of tensors with other array libraries: NumPy, JAX and CuPy, through DLPack, also between streams."""

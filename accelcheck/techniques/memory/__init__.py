@@ -1,4 +1,1 @@
-"""Less memory for the same result: activation checkpointing, offload, in-place operations, and their memory peaks.
-
-Strides and memory formats belong in `accelcheck.techniques.layout`.
-"""
+"""Less memory for the same result: activation checkpointing, offload, in-place operations, and their memory peaks."""

@@ -1,4 +1,1 @@
-"""Techniques of serving large models: caches of keys and values, speculation, batching, adapters, packed weights.
-
-The models are in `accelcheck.workloads.decoders`.
-"""
+"""Techniques of serving large models: caches of keys and values, speculation, batching, adapters, packed weights."""
