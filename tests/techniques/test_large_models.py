@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -217,6 +218,14 @@ def test_kernels_of_packages_give_what_eager_gives(technique: Any, mode: Mode, f
     assert record.verdict is Verdict.PASS, record.why
 
 
+def test_interpreted_kernels_leave_triton_as_it_was() -> None:
+    triton = pytest.importorskip("triton")
+    pytest.importorskip("liger_kernel")
+    before = triton.knobs.runtime.interpret
+    packages.kernels_of("liger_kernel.ops.swiglu")
+    assert triton.knobs.runtime.interpret == before
+
+
 def test_kernels_of_packages_say_where_they_run() -> None:
     xla, cpu = StubDevice("xla"), StubDevice(features=("host",))
     answers = {technique.name: technique.exists(xla) for technique in packages.TECHNIQUES}
@@ -236,9 +245,8 @@ def test_each_launch_of_a_kernel_is_an_operator_and_floats_become_numbers_of_the
             return lambda *given, **options: launched.append((grid, given, options))
 
     launched: list[Any] = []
-    announced = packages.Announced(
-        "kernel_of_a_test", Kernel(), lambda value: value + 1 if isinstance(value, float) else value
-    )
+    around = partial(contextlib.nullcontext, lambda value: value + 1 if isinstance(value, float) else value)
+    announced = packages.Announced("kernel_of_a_test", Kernel(), around)
     with OperatorLog("cpu") as log:
         announced[(3,)](1.5, 2, eps=0.5, block=4)
     assert launched == [((3,), (2.5, 2), {"eps": 1.5, "block": 4})]

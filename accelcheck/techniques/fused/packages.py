@@ -5,10 +5,12 @@ Sources: P.-L. Hsu et al., arXiv:2410.10989 (Liger); E. Wijmans et al., arXiv:24
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -29,11 +31,11 @@ from accelcheck.workloads.large_models import VocabularyLoss
 class Announced:
     """Triton kernel each of whose launches calls an operator ``accelcheck::NAME``, which evidence counts.
 
-    The interpreter gives Python's own floats to a kernel, where a compiled one gets FP32 numbers: `scalar` makes them.
+    It is launched in a context `around`, which gives the function of its arguments.
     """
 
-    def __init__(self, name: str, kernel: Any, scalar: Callable[[Any], Any]) -> None:
-        self.kernel, self.scalar = kernel, scalar
+    def __init__(self, name: str, kernel: Any, around: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.kernel, self.around = kernel, around
         torch.library.define(f"accelcheck::{name}", "() -> ()")
         torch.library.impl(f"accelcheck::{name}", "CompositeExplicitAutograd", lambda: None)
         self.launched = getattr(torch.ops.accelcheck, name)
@@ -44,7 +46,8 @@ class Announced:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*given: Any, **options: Any) -> None:
             self.launched()
-            self.kernel[grid](*map(self.scalar, given), **{name: self.scalar(value) for name, value in options.items()})
+            with self.around() as taken:
+                self.kernel[grid](*map(taken, given), **{name: taken(value) for name, value in options.items()})
 
         return launch
 
@@ -56,34 +59,47 @@ _ANNOUNCED: dict[str, Announced] = {}
 def kernels_of(name: str) -> Any:
     """Imports a module of kernels and announces their launches; without a GPU, Triton's interpreter runs them."""
     interpreted = not torch.cuda.is_available() and not torch.xpu.is_available()
-    scalar = _interpreting() if interpreted else lambda value: value
-    module: Any = importlib.import_module(name)
+    around = _interpreting if interpreted else partial(contextlib.nullcontext, lambda value: value)
+    with around():
+        module: Any = importlib.import_module(name)
     for key, kernel in list(vars(module).items()):
         if key.endswith(("_kernel", "_rope")) and hasattr(kernel, "run") and not isinstance(kernel, Announced):
             if key not in _ANNOUNCED:
-                _ANNOUNCED[key] = Announced(key.strip("_"), kernel, scalar)
+                _ANNOUNCED[key] = Announced(key.strip("_"), kernel, around)
             setattr(module, key, _ANNOUNCED[key])
     if interpreted and hasattr(module, "rsqrt"):  # the interpreter has no functions of CUDA's library
         module.rsqrt = lambda x: importlib.import_module("triton.language").rsqrt(x)
     return module
 
 
-def _interpreting() -> Callable[[Any], Any]:
-    """Has Triton interpret all kernels of this process, its own functions too; returns what makes an FP32 number."""
+@contextlib.contextmanager
+def _interpreting() -> Iterator[Callable[[Any], Any]]:
+    """Has Triton interpret kernels for a while; gives what makes a number of Python's float, as compiled kernels get it."""
+    triton = _interpreted()
+    handle, kind = importlib.import_module("triton.runtime.interpreter").TensorHandle, triton.language.float32
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, float):
+            return value
+        return triton.language.tensor(handle(torch.tensor([value]).numpy(), kind), kind)
+
+    before, triton.knobs.runtime.interpret = triton.knobs.runtime.interpret, True
+    try:
+        yield number
+    finally:
+        triton.knobs.runtime.interpret = before
+
+
+@cache
+def _interpreted() -> Any:
+    """Imports Triton, with the functions of its own that kernels call for its interpreter."""
     triton, interpreter = (importlib.import_module(name) for name in ("triton", "triton.runtime.interpreter"))
-    triton.knobs.runtime.interpret = True
+    importlib.import_module("triton.experimental.gluon.language")  # which takes no interpreted function
     for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
         for key, value in list(vars(sys.modules[name]).items()):
             if isinstance(value, triton.runtime.JITFunction):
                 setattr(sys.modules[name], key, interpreter.InterpretedFunction(value.fn))
-    kind = triton.language.float32
-
-    def scalar(value: Any) -> Any:
-        if not isinstance(value, float):
-            return value
-        return triton.language.tensor(interpreter.TensorHandle(torch.tensor([value]).numpy(), kind), kind)
-
-    return scalar
+    return triton
 
 
 def by_liger(layer: VocabularyLoss, hidden: Tensor, target: Tensor) -> Tensor:
@@ -193,7 +209,7 @@ TECHNIQUES: tuple[FusedKernel, ...] = (
         promise="Liger's cross entropy, which writes gradients in place of logits, gives eager's loss and gradients."),
     _decoder(
         name="liger-rms-norm", function=normalised, part=nn.RMSNorm, method="forward", calls=(5, 10),
-        example=partial(_alike, part=partial(nn.RMSNorm, 32), method="forward", shape=(2, 32)),
+        example=partial(_alike, part=partial(nn.RMSNorm, 32, 1e-5), method="forward", shape=(2, 32)),
         operator="accelcheck::(block_)?rms_norm_(forward|backward)_kernel", never="aten::(_fused_)?rms_norm(_backward)?",
         promise="RMSNorm by Liger's kernels gives what eager's gives."),
     _decoder(
