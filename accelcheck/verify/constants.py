@@ -14,7 +14,7 @@ from accelcheck.verify import operators
 from accelcheck.workloads.base import is_inexact
 
 
-class Constants:
+class Unrounded:
     """Values without rounding errors of tensors that no parameter or input enters, such as the logarithm of a distance.
 
     A model casts them to indices, or compares them. With rounding errors, one at an edge, where a distance is a power of

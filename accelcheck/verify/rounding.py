@@ -19,7 +19,7 @@ from torch import Tensor
 from accelcheck.devices.layouts import entries, sparse
 from accelcheck.devices.torch_names import TorchDispatchMode, decomposition_table
 from accelcheck.verify import noise, operators, sequential, terms
-from accelcheck.verify.constants import Constants
+from accelcheck.verify.constants import Unrounded
 from accelcheck.verify.noise import Sums
 from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
@@ -48,7 +48,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.precision = precision
         self.storage = storage
         self.generator = generator
-        self.constants = Constants()
+        self.constants = Unrounded()
         self.unclassified: set[str] = set()
         """Names of operators that rounded without being classified."""
 

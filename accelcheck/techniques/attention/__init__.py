@@ -1,1 +1,1 @@
-"""Attention kernels: SDPA backends, FlashAttention packages, FlexAttention, nested tensors."""
+"""Attention kernels: SDPA, FlashAttention, FlexAttention, nested tensors. Workloads of attention are not here."""

@@ -1,1 +1,1 @@
-"""Function transforms: ``torch.func`` over modules, as functions of their parameters and inputs."""
+"""Function transforms: ``torch.func`` over modules. Custom autograd functions are workloads."""

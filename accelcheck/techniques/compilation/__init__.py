@@ -1,1 +1,1 @@
-"""Compilers and graph capture: ``torch.compile`` and what surrounds it, export, AOTInductor, TorchScript."""
+"""Compilers and graph capture: ``torch.compile``, export, AOTInductor, TorchScript. Runtimes are in `runtimes`."""

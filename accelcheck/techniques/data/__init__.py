@@ -1,1 +1,1 @@
-"""Data loading: worker processes, page-locked memory, prefetching. Each batch must arrive unchanged."""
+"""Data loading: worker processes, page-locked memory, prefetching. Sharding over ranks is in `distributed`."""

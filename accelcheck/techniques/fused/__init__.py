@@ -1,1 +1,1 @@
-"""Fused kernels of large models: grouped products of experts, losses of a vocabulary's head."""
+"""Fused kernels: grouped products of experts, losses of a vocabulary, Liger's. Attention's are in `attention`."""

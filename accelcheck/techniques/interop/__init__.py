@@ -1,1 +1,1 @@
-"""Exchange of tensors with other array libraries: NumPy, JAX and CuPy, through DLPack, also between streams."""
+"""Exchange of tensors with NumPy, JAX and CuPy through DLPack. Runtimes of whole models are in `runtimes`."""

@@ -1,1 +1,1 @@
-"""Less memory for the same result: activation checkpointing, offload, in-place operations, and their memory peaks."""
+"""Less memory for the same result: checkpointing, offload, in-place operations. Strides are in `layout`."""

@@ -1,1 +1,1 @@
-"""Optimizers: foreach, fused, capturable and compiled steps, and optimizer state in lower precision."""
+"""Optimizers: foreach, fused and compiled steps, state in lower precision. Gradient scaling is in `precision`."""

@@ -1,1 +1,1 @@
-"""Lower floating-point precision that torch itself offers: autocast, precision policies, TF32."""
+"""Lower precision that torch itself offers: autocast, policies, TF32. Formats with scales are in `quantization`."""

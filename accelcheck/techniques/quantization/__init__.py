@@ -1,1 +1,1 @@
-"""Quantization: int8, int4 and float8 layers, pt2e, quantization-aware training, and the FP64 emulation as oracle."""
+"""Quantization: int8, int4, float8, pt2e, QAT, and its FP64 emulation. Other runtimes are in `runtimes`."""

@@ -1,1 +1,1 @@
-"""Runtimes of other projects: ONNX Runtime, OpenVINO, TensorRT."""
+"""Runtimes of other projects: ONNX Runtime, OpenVINO, TensorRT. ``torch.export`` is in `compilation`."""

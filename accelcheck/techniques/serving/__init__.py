@@ -1,1 +1,1 @@
-"""Techniques of serving large models: caches of keys and values, speculation, batching, adapters, packed weights."""
+"""Serving of large models: caches, speculation, batching, adapters. The models are workloads, in `decoders`."""

@@ -1,1 +1,1 @@
-"""Saving and restoring a training: snapshot files, and another process that resumes from them."""
+"""Saving and restoring a training, also in another process. Checkpoints in shards are in `distributed`."""
