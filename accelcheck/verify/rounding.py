@@ -19,10 +19,10 @@ from torch import Tensor
 from accelcheck.devices.layouts import entries, sparse
 from accelcheck.devices.torch_names import TorchDispatchMode, decomposition_table
 from accelcheck.verify import noise, operators, sequential, terms
-from accelcheck.verify.constants import Unrounded
 from accelcheck.verify.noise import Sums
 from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.unrounded import Unrounded
 from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
 
@@ -48,7 +48,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.precision = precision
         self.storage = storage
         self.generator = generator
-        self.constants = Unrounded()
+        self.unrounded = Unrounded()
         self.unclassified: set[str] = set()
         """Names of operators that rounded without being classified."""
 
@@ -62,7 +62,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self.precision = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        return self.constants.called(func, args, kwargs or {}, self._rounding)
+        return self.unrounded.called(func, args, kwargs or {}, self._rounding)
 
     def _rounding(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls an operator, whose results then err."""

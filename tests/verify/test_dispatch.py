@@ -195,13 +195,17 @@ def test_the_oracle_multiplies_groups_in_float64_as_torch_does_in_float32(shapes
     assert torch.nn.functional.grouped_mm is not torch._grouped_mm
 
 
-class Routed(nn.Module):
-    """Tokens to two experts by a grouped product, with counts as libraries make them: a histogram of numbers."""
+class Experts(nn.Module):
+    """A router of four experts, and a matrix for each."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Parameter(torch.randn(4, 16, 16) * 0.25)
+
+
+class Routed(Experts):
+    """Tokens to two experts by a grouped product, with counts as libraries make them: a histogram of numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight, chosen = self.router(x).softmax(-1).topk(2)
@@ -212,13 +216,8 @@ class Routed(nn.Module):
         return out
 
 
-class Capacity(nn.Module):
+class Capacity(Experts):
     """Tokens to one expert each, of which those after the third are dropped: positions are sums of a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.router, self.experts = nn.Linear(16, 4, bias=False), nn.Parameter(torch.randn(4, 16, 16) * 0.25)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, chosen = self.router(x).softmax(-1).max(-1)

@@ -202,7 +202,7 @@ class Deployed(Replacing):
             come from its own algorithm, so that rounding to nearest, or pruning, tells nothing about its accuracy.
         layer, words, stored, action: Layer, its options, the dtype of its weight, and the operation of each product.
         operators: Names of the operators that take the weight.
-        rule, emulation: FP64 emulation of the weight, and of the layer: see `emulation.Dequantized`.
+        rule, emulated: FP64 emulation of the weight, and of the layer: see `emulation.Dequantized`.
     """
 
     name: str
@@ -215,7 +215,7 @@ class Deployed(Replacing):
     action: str
     operators: frozenset[str]
     rule: Callable[[Tensor, emulation.RoundedSides], Tensor]
-    emulation: type[emulation.Dequantized] = emulation.Dequantized
+    emulated: type[emulation.Dequantized] = emulation.Dequantized
     family: str = Replacing.family
     dtypes: Sequence[str] = Replacing.dtypes
     modes: frozenset[Mode] = Replacing.modes
@@ -252,7 +252,7 @@ class Deployed(Replacing):
         return self.layer(linear, **self.words)
 
     def emulated_layer(self, linear: nn.Linear) -> nn.Module:
-        return self.emulation(linear, self.rule)
+        return self.emulated(linear, self.rule)
 
     def is_action(self, operator: Operator) -> bool:
         return operator.name in self.operators and operator.takes(self.stored)
@@ -288,7 +288,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         name="nf4-bitsandbytes-double", words={"double": True}, rule=nf4_double,
         promise="Linear layers store weights in NF4 with scales of 8 bits, and multiply in FP32."),
     _mixed(
-        name="int8-bitsandbytes", words={}, rule=rows_of, emulation=MixedEmulation,
+        name="int8-bitsandbytes", words={}, rule=rows_of, emulated=MixedEmulation,
         promise=f"Linear layers multiply int8 weights and activations, and columns from {OUTLIER:g} on in FP32."),
     _packed(
         name="int4-packed-gptq", words={"symmetric": True}, rule=partial(groups_of, symmetric=True),

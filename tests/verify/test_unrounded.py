@@ -1,4 +1,4 @@
-"""What follows from integers alone is decided by the values themselves, whatever rounding errors the rest has."""
+"""Decisions about values that follow from integers alone are eager's own, whatever rounding errors the rest has."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def overwritten(data: Tensor) -> Tensor:
 
 
 def read(data: Tensor) -> Tensor:
-    steps = torch.arange(1, 6)
-    data.add_(steps.float())  # a constant that is read is one still
-    return bucket(steps * 16)
+    steps = torch.arange(1, 6).float() * 16
+    data.add_(steps)  # a constant that is read is one still
+    return bucket(steps)
 
 
 def drawn(data: Tensor) -> Tensor:

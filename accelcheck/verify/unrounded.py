@@ -43,7 +43,7 @@ class Unrounded:
         results = rounded(func, args, kwargs)
         for result, value in zip(pytree.tree_leaves(results), leaves, strict=True):
             if is_inexact(result):
-                self._plain[result] = value.clone() if value is result else value
+                self._plain[result] = value
         return results
 
     def _forget(self, written: Iterable[Any]) -> None:
