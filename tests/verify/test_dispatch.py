@@ -231,9 +231,25 @@ class Capacity(Experts):
         return scaled
 
 
+class Last(Experts):
+    """The last token of each row, by the sum of a mask of floating-point numbers, which is an input."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = torch.tanh(x @ self.experts[0])[torch.arange(len(x)), mask.sum(1).long() - 1]
+        return out
+
+
 @pytest.mark.parametrize("mode", [FORWARD, BACKWARD])
-@pytest.mark.parametrize("kind", [Routed, Capacity])
-def test_mixtures_of_experts_that_count_their_tokens_are_judged(kind: Any, mode: Mode, fresh: Store) -> None:
-    workload = workload_of(kind(), (drawn(16, 16),))
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Routed(), (drawn(16, 16),)),
+        (Capacity(), (drawn(16, 16),)),
+        (Last(), (drawn(5, 9, 16), (torch.arange(9) < torch.tensor([[9], [1], [4], [7], [2]])).float())),
+    ],
+    ids=["routed", "capacity", "last"],
+)
+def test_models_that_count_their_tokens_are_judged(model: Any, inputs: Any, mode: Mode, fresh: Store) -> None:
+    workload = workload_of(model, inputs)
     passed(fresh, Eager(), workload, mode)
-    failed(fresh, Planted(calling(lambda module, x: module(x) * 1.00001)), workload, mode)
+    failed(fresh, Planted(calling(lambda module, *given: module(*given) * 1.00001)), workload, mode)
