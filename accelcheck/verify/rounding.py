@@ -318,7 +318,7 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 def _counted(most: float, unit: float, lengths: Sequence[int | Tensor], results: Sequence[Tensor | None]) -> bool:
     """True for integers whose sums are in range: a mask, a count or a position is exact in any order."""
-    if most == math.inf:
+    if most == math.inf or not any(tensor is not None and tensor.numel() for tensor in results):
         return False
     longest = max(float(torch.as_tensor(length).max()) for length in lengths)
     return 2 * most * longest * unit <= 1 and operators.integers_in(results) < math.inf

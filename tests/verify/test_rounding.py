@@ -891,6 +891,11 @@ def test_sums_of_integers_in_range_are_exact(name: str, precision: str) -> None:
     assert torch.equal(sampled(COUNTS[name], MASKED, precision=precision), COUNTS[name](MASKED.clone()))
 
 
+def test_a_sum_over_no_numbers_has_nothing_to_round() -> None:
+    places = torch.zeros(0, dtype=torch.int64)
+    assert sampled(lambda x: x.put(places, x, accumulate=True), torch.zeros(0, dtype=torch.float64)).shape == (0,)
+
+
 @pytest.mark.parametrize(
     ("function", "x", "precision"),
     [
