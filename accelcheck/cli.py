@@ -1,7 +1,5 @@
 """The program `accelcheck`: runs the suite, says what this machine can test, and measures outside of a pytest run."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

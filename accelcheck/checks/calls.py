@@ -1,7 +1,5 @@
 """Further calls of a prepared program, more than a cache has entries: results stay right, and memory does not grow."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Sequence

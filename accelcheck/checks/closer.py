@@ -4,8 +4,6 @@ Each part of a divisible workload is judged by itself: its budgets then depend o
 operator costs less than sampling all.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

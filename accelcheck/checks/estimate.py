@@ -1,7 +1,5 @@
 """Estimates how long the cases of a user-owned model take, from one forward pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The check of accuracy by a user's metric: the scores of held-out data against those of FP32 eager."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

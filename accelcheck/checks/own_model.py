@@ -1,7 +1,5 @@
 """Further checks of a user-owned model: other sizes, and the gradients of its custom functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Check of random operations: dropout masks from outputs and gradients, compared over runs, seeds and modes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

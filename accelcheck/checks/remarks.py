@@ -1,7 +1,5 @@
 """Remarks on a case that no verdict depends on, such as tensors that are not judged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from accelcheck.checks.trial import UNJUDGED, Trial

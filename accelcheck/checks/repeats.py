@@ -1,7 +1,5 @@
 """Effects of a second call: results of the first must stay as they were, and gradients must add up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

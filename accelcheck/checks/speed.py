@@ -1,7 +1,5 @@
 """Check of speed: judges, measures beside FP32 eager in the same process, and judges the timed program again."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -5,8 +5,6 @@ of pytest's from before the first case, so it knows every registered technique a
 takes its place.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from dataclasses import replace

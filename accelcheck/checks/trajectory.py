@@ -1,7 +1,5 @@
 """Check of long trainings: their course, resuming them, and the rules of their gradient scaler."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The input of a check (`Trial`), its result (`Finding`), and the functions that all checks share."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -1,7 +1,5 @@
 """``accelcheck assess``: prints PyTorch's Compute Platform Quality Levels by item, from journals and answers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shows, compares, updates and prunes stored baselines."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import subprocess

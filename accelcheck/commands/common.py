@@ -1,7 +1,5 @@
 """Helpers of commands: exit codes, types of arguments, and usable devices. No torch."""
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import os

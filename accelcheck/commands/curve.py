@@ -1,7 +1,5 @@
 """``accelcheck curve``: measures from how many cheap statements on torch.compile is faster than eager."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """``accelcheck diff``: compares two runs by their journals alone. No torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

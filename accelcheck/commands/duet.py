@@ -1,7 +1,5 @@
 """``accelcheck duet``: compares the speed of two environments on this machine."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import signal

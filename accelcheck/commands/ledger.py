@@ -1,7 +1,5 @@
 """``accelcheck ledger``: checks ledgers, and suggests entries for what a run found. The reasons are left to people."""
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import sys

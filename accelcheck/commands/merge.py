@@ -1,7 +1,5 @@
 """``accelcheck merge``: writes shards of a run, or runs of several machines, to one journal. No torch."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

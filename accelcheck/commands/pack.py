@@ -1,7 +1,5 @@
 """``accelcheck pack``: writes journals and all inputs of their verdicts to one tamper-evident file. No torch."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

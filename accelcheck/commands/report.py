@@ -1,7 +1,5 @@
 """``accelcheck report``: writes files for people and programs from journals alone. No torch."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

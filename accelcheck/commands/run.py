@@ -1,7 +1,5 @@
 """``accelcheck run``: runs the suite on the devices of this machine, with a journal and a report."""
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import os

@@ -4,8 +4,6 @@
 Standard library only, because nox runs this without packages.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

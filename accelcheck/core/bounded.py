@@ -3,8 +3,6 @@
 Each reader raises `UnreadableFileError` where a file cannot be opened, is no regular file, or exceeds a bound.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Records whether a device or technique runs on this machine, or is `unsupported` or `unavailable`. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The plain records that all packages share: a case, its evidence, its figures, its verdict. No torch."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

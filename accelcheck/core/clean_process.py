@@ -5,8 +5,6 @@ change its own reference. A fork knows all objects that existed before it, so th
 by reference; a new interpreter would have to find the same plugins again.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import fcntl
 import gc

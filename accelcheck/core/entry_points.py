@@ -1,7 +1,5 @@
 """Finds the entry points of packages with devices, techniques and workloads, without importing anything. No torch."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder

@@ -1,7 +1,5 @@
 """The base of errors that tell users what to change."""
 
-from __future__ import annotations
-
 
 class InputError(ValueError):
     """Input of a user that cannot be used: commands and pytest print the message, which says why, and exit with 4."""

@@ -1,7 +1,5 @@
 """Faults as data, which go from the check that finds them through the journal to ledgers and reports. No torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Writes files whole or not at all, and keeps temporary ones in a folder that outlives no run. No torch."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

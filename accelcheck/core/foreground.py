@@ -1,7 +1,5 @@
 """Runs another program in place of this one: it gets the terminal and this process's signals. No torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ After the time limit an alarm raises in Python code. Native code that holds the 
 the process prints its stacks and ends. Cases need none of this: their own process is killed when it takes too long.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -3,8 +3,6 @@
 A fork inherits locks of these threads that nobody opens, and hangs when it computes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from pathlib import Path

@@ -3,8 +3,6 @@
 An environment variable carries their names, because all child processes inherit it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterable, MutableMapping, Sequence

@@ -1,7 +1,5 @@
 """The journal: a JSON line for each case, written during the run. All reports are made from it. No torch."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

@@ -4,8 +4,6 @@ Each reader raises `JournalError`, whose message names file, line and field, whe
 bound, or a line is not JSON, of no known kind, of another schema, or has a field that is missing or out of range.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

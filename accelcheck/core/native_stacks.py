@@ -3,8 +3,6 @@
 Python's own stacks end where native code begins: they show that a kernel was launched, but not what it waits for.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

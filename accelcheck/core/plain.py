@@ -1,7 +1,5 @@
 """Makes plain numbers and texts of values of other packages, which records can hold. No torch."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ files hold pickles. execnet does not fit: its gateway threads would disturb a pr
 ranks itself, and a gateway that a backend crashes loses the backend's last output.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Hides messages of other packages that users can do nothing about. No torch."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

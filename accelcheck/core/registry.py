@@ -1,7 +1,5 @@
 """Finds devices, techniques and workloads by searching their packages, so that no list must be edited."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType

@@ -1,7 +1,5 @@
 """The selected part of the matrix of cases."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from accelcheck.core.shards import Shard

@@ -1,7 +1,5 @@
 """Divides a selection among several machines, in the same way on each. No torch."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 TOML is searched for long keys first, because Python's parser takes time with the square of the parts of a key.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Formats times and sizes in units that are easy to read."""
 
-from __future__ import annotations
-
 
 def duration(seconds: float) -> str:
     """A time in s, ms, us or ns, with three significant digits."""

@@ -7,8 +7,6 @@ for the host, which deadlocks where a call waits for the device or loads a modul
 (https://github.com/NVIDIA/nvbench/issues/240). Repeated writes hold it without that danger.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

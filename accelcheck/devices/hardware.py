@@ -3,8 +3,6 @@
 Every function takes the root of the file system, so that tests can supply their own ``/proc``, ``/sys`` and ``/dev``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

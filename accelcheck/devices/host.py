@@ -1,7 +1,5 @@
 """Reads the host's shared memory, disk, memory, limits, debuggers and variables, on which runs depend. No torch."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

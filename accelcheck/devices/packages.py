@@ -1,7 +1,5 @@
 """Finds installed packages and out-of-tree backends of torch without importing them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import metadata
 

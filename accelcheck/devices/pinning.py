@@ -5,8 +5,6 @@ Sources: CUDA programming guide (CUDA_VISIBLE_DEVICES), ROCm "GPU isolation tech
 ``_internal/tpu.py``, Ascend CANN and Level Zero documentation.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping

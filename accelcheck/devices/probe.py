@@ -4,8 +4,6 @@ The parent never imports torch. Each child reports its stages, and one status a 
 A child by hand, which prints its messages: ``python -m accelcheck.devices.probe NAME...``.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """Reads accelcheck's requirements from its metadata, finds the installed ones, and names pip's commands. No torch."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

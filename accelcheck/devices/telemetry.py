@@ -3,8 +3,6 @@
 Sources: NVML (the package nvidia-ml-py) for NVIDIA, amdsmi for AMD, sysfs for the processor.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

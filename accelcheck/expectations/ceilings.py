@@ -4,8 +4,6 @@ Each run measures its budgets anew, and names at its end those above their ceili
 become larger.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -4,8 +4,6 @@ A file of `FOLDER` is named after `Device.architecture`: ``sm_90.toml``, ``gfx94
 a refusal by the statement that covers the case; a refusal without one is `unsupported`, listed as found by trying.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Limits that users set on the time and memory of a technique, each with a reason. No torch."""
 
-from __future__ import annotations
-
 import fnmatch
 import sys
 from collections.abc import Iterable, Mapping

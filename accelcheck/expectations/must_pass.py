@@ -9,8 +9,6 @@ same machine, and no platform items, which an assessment counts. ``nox -s regene
 enters one when a run has passed it.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import hashlib

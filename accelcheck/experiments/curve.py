@@ -4,8 +4,6 @@ A published experiment: on a few rows of 16 columns nearly all the time is the o
 chain of any length costs one kernel and the overhead of entering it, guards and Python.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """The compile curve as text, as JSON, and as a picture, which needs matplotlib, an optional dependency. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module

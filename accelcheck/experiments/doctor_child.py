@@ -1,7 +1,5 @@
 """The child process of `accelcheck doctor`: imports torch, forks, starts pytest, and asks techniques what they lack."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter, defaultdict

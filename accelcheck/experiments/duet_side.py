@@ -3,8 +3,6 @@
 It stops itself at the end of a turn, and so its threads, such as OpenMP's, which may spin for longer.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

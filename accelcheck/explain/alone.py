@@ -1,7 +1,5 @@
 """Runs a script of an explanation alone, in a fresh process, and says how it ended."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

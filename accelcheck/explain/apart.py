@@ -1,7 +1,5 @@
 """Explains a case in a process of its own, so that a crash or a hang is explained too, and ends nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ that the rest needs as its results. The first cut whose results exceed the budge
 operator, and the kernel that computes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -8,8 +8,6 @@ as with the pixels of an image, partial sums and so their roundings are larger t
 keep partial sums in the storage dtype: columns of convolutions, samples of a batch, rows of a norm.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Holds results to a budget: twice the errors of correct implementations, with more samples near the budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

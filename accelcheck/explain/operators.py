@@ -1,7 +1,5 @@
 """Finds the wrong operator: computes every one of a run again, alone and in FP64, from its own inputs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

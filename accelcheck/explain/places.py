@@ -1,7 +1,5 @@
 """Call sites of operators in the model: module path and source line, in the backward pass those of the forward."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs a case for its explanation: one draw of its inputs, with every operator noted or computed again."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -1,7 +1,5 @@
 """The smallest case: shapes and values of a wrong operator shrink while it still fails."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

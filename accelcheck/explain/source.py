@@ -1,7 +1,5 @@
 """Source code of a call: lines of a script that make its tensors, move them to the device, and call the operator."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

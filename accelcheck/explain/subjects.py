@@ -1,7 +1,5 @@
 """Subjects of scripts: an operator, or a part of a compiled graph, as source."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

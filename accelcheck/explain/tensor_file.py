@@ -1,7 +1,5 @@
 """Writes and reads tensors in the format safetensors: https://github.com/huggingface/safetensors#format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

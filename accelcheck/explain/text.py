@@ -1,7 +1,5 @@
 """An explanation for people and for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any

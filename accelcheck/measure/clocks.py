@@ -1,7 +1,5 @@
 """Times blocks of calls: long enough for the clock, after warm-up, without garbage collection."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

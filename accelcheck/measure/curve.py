@@ -1,7 +1,5 @@
 """Records of the compile curve: compiled chains beside eager, and the break-even number of statements. No torch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -12,8 +12,6 @@ four such spreads on average, Student's t finds 100, 94 and 69 %, signed ranks 1
 undecided. `latency` avoids such outliers.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

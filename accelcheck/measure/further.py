@@ -1,7 +1,5 @@
 """Widens the interval of a speed-up by further processes, each of which has its own memory layout. No torch."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

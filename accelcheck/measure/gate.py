@@ -1,7 +1,5 @@
 """Compares the figures of a case with its baseline and its limits, and stores baselines. No torch."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Peak memory of a run's tensors: exact on the CPU, from the device's statistics elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Figures of an earlier process are less precise, since each process has another m
 the same disturbances, so their ratio is steadier than either.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import statistics

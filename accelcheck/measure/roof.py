@@ -1,7 +1,5 @@
 """Measured peak rates of a device for matmuls and copies, and the floating-point operations of a call."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@ A timing process runs the caller's pytest command again, so that it finds the sa
 case measures its ratio to FP32 eager there, reports it to the run, and is skipped: nothing is judged.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Passes measured times to the fixture of pytest-benchmark, for its table, JSON, comparisons and histograms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

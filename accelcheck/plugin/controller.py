@@ -1,7 +1,5 @@
 """The controller's side of a run: header, journal, progress, matrix, exit status. No torch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import io

@@ -1,7 +1,5 @@
 """Explains the first failure of each cause at the end of a run, by `accelcheck explain`. No torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

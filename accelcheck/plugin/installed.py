@@ -5,8 +5,6 @@ class, an instance, a list or tuple of these, or a function without arguments th
 one that cannot be loaded is kept, and the others are loaded all the same.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Advises the owner of a model from its records: safe techniques, faster ones, and the cost of each. No torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

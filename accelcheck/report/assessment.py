@@ -3,8 +3,6 @@
 A case that is not in the journal, did not run, is flaky, or fails as the ledger expects gives no point.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import math
 import re

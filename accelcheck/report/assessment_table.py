@@ -1,7 +1,5 @@
 """Formats an assessment as text, as Markdown for the issue that the process asks for, and as JSON. No torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

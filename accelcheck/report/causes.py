@@ -1,7 +1,5 @@
 """Finds common causes of failures: an operator, a missing feature or a fault. No torch."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

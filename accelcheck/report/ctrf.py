@@ -1,7 +1,5 @@
 """Makes a report in the Common Test Report Format (https://ctrf.io), version 0.0.0 of its specification. No torch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import uuid

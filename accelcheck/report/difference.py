@@ -12,8 +12,6 @@ Across devices a case is worse that is right on the first and not on the second.
 count nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

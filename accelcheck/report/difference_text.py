@@ -1,7 +1,5 @@
 """Formats the differences of two runs for a terminal and in Markdown. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from accelcheck.report import markdown

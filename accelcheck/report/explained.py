@@ -1,7 +1,5 @@
 """Finds the explanations of a run: texts and scripts in a folder beside its journal, by case. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 With journals also: entries that no case needs any more, and sizes that are far larger than those seen.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import difflib
 import fnmatch

@@ -1,7 +1,5 @@
 """Suggests ledger entries for the unexpected failures of a run, all but reason, link and owner. No torch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import math

@@ -3,8 +3,6 @@
 Text of journals stands in code alone: nothing in it is a link, a mention, a tag or an end of a table or a block.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter

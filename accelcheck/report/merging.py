@@ -4,8 +4,6 @@ A merged journal has several headers. Lines are checked and copied, and no recor
 devices, starts and contents, so that the same journals give the same bytes in any order.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence

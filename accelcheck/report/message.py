@@ -1,7 +1,5 @@
 """Formats a failing case: the expected and the actual result, and the command that reproduces it. No torch."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 

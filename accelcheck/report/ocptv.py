@@ -12,8 +12,6 @@ The package ``ocptv`` writes such streams while a test runs, each line with the 
 at which their run began.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

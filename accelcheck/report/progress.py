@@ -1,7 +1,5 @@
 """Estimates how long the rest of a run takes. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from accelcheck.core.case import WEIGHTS, Mode

@@ -1,7 +1,5 @@
 """Judges whether a device qualifies at a level: its journals against the must-pass list of its class. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

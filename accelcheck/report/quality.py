@@ -1,7 +1,5 @@
 """PyTorch's Compute Platform Quality Levels: the tables, their items, and people's answers. No torch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Writes files of results to keep and compare: small sorted JSON with schema, date, versions and device. No torch."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import math

@@ -3,8 +3,6 @@
 Runs are of one device if its fingerprint, the versions of accelcheck and Python, and its must-pass list are the same.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -3,8 +3,6 @@
 Numbers, shapes, addresses, folders and the case's own names are left out, so that a fault reads the same in all cases.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

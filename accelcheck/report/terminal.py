@@ -1,7 +1,5 @@
 """Writes the terminal's header and summary: devices, matrix of techniques, counts, timed and slowest cases. No torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

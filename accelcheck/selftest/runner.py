@@ -1,7 +1,5 @@
 """Runs planted faults and correct variants, and records their verdicts."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 from collections import Counter

@@ -4,8 +4,6 @@ A test names a mode, and passes each case to the fixture `accel_check` of `accel
 case belongs in `accelcheck.checks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from accelcheck.core.case import Case

@@ -1,7 +1,5 @@
 """Task accuracy: trained models on held-out samples, and the accuracy that training reaches, against FP32 eager."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

@@ -1,7 +1,5 @@
 """Numerics: every selected case, judged by the FP64 oracle."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

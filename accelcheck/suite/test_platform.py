@@ -1,7 +1,5 @@
 """The compute platform: its dtypes, distributed backend, C++ extensions, profiler, and import in new processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

@@ -1,7 +1,5 @@
 """Randomness: rate, independence and scale of dropout masks, seeds, the gradient's mask, evaluation mode."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

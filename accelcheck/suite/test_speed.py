@@ -1,7 +1,5 @@
 """Speed: time and memory of right cases beside FP32 eager. Not run with workers, since other load disturbs timing."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

@@ -1,7 +1,5 @@
 """Long trainings: every selected case, judged by the differences that rounding and seeds alone cause."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelcheck.core.case import Case, Mode

@@ -1,7 +1,5 @@
 """Base classes of techniques, and the exception with which one says that it does not exist for some inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property

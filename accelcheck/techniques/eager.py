@@ -1,7 +1,5 @@
 """Eager execution without any acceleration: it checks the device's own kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from accelcheck.core.case import Evidence, Mode

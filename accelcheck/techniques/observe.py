@@ -1,7 +1,5 @@
 """Logs of a run, of dispatched operators or of torch.profiler's events in compiled code, and evidence from counts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

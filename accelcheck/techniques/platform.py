@@ -4,8 +4,6 @@ The items are those of PyTorch's Compute Platform Quality Levels that a machine 
 tries them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from accelcheck.core.case import Evidence, Mode

@@ -8,8 +8,6 @@ case; a class's samples show the numbers at hand: each is the FP64 oracle by tha
 each of its steps. No class has a budget beyond the caps of `accelcheck.verify.few`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Values computed once for all processes of a run, in a clean process, and stored in the run's own folder."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Settings of torch's compilers that differ from torch's defaults, by module, such as ``torch._dynamo.config``."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys

@@ -5,8 +5,6 @@ training steps of 25 million parameters takes ten seconds: 6 samples of 4 draws 
 most of it. The effort follows from the size of the problem alone, never from speed, so that every machine judges alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Trainings that a candidate's is compared with: FP64, FP64 with rounding errors, FP32 eager, other seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

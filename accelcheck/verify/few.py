@@ -15,8 +15,6 @@ With closer looks at 8 and 24 samples no verdict of 14,000 drawn from those samp
 and 1 in 200 was of a ResNet's training in which every sixth sample had one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A judge whose own products or sums are wrong finds anything right. All answers follow from integers or from symmetry.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ their rows matched together. The rows of the oracle that all rounding samples an
 may have at most `SLACK` times as many others as any of them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

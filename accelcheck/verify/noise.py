@@ -3,8 +3,6 @@
 Each operation is element-wise, so that every number has the bits of a computation with whole tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

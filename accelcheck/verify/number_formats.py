@@ -3,8 +3,6 @@
 A number is a `fractions.Fraction`; other values are ``"nan"``, ``"inf"`` and ``"-inf"``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction

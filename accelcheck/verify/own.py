@@ -18,8 +18,6 @@ a correct result exceeds 8, where 7 samples have at most one, with a probability
 all rates), and then gets a closer look.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

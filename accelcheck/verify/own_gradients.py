@@ -3,8 +3,6 @@
 The oracle runs the model's own backward pass, so that a wrong one agrees with itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Arithmetic precisions as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -6,8 +6,6 @@ independent such terms, or of those of a martingale, with a tail bound that hold
 calls a correct generator faulty with at most the probability `alarm`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Memory of a model's FP64 oracle, and a way to take less: layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any

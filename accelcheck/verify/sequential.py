@@ -4,8 +4,6 @@ Terms that repeat, such as the gradient of a mean, round the same way each time:
 not with its square root, and no statistical model of K shows it. Sequential sums are as correct as any other order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Values that follow from integers and numbers alone: eager's own decide what is cast to an integer or compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

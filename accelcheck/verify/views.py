@@ -23,8 +23,6 @@ All sums are made in one pass, in chunks that fit a processor's cache. Small ten
 a third of torch's; the code is the same for both.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Shared memory: views of a value or of the input as outputs, writes through views, and a layer under two names."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Scaled dot-product attention: causal, masked, ragged, cross, one row beyond a tile, and with projections."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

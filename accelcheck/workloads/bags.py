@@ -1,7 +1,5 @@
 """A classifier of bags of words: a sparse embedding gradient, and a batch of 13 that no number of ranks divides."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

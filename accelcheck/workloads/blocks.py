@@ -1,7 +1,5 @@
 """Blocks of a model: the list of equal parts that it calls in turn, under any name."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Collectives: every rank's result, computed by one process from all ranks' tensors, many in one bundle."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Branches and loops that depend on data, in Python or by torch's operators of control flow."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies between tensors of every dtype and layout, which change no other element of either one's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Custom autograd functions, as extensions write them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

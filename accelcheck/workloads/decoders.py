@@ -1,7 +1,5 @@
 """Causal decoders as they are served: whole passes, or token by token with a cache; windows, experts, adapters."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Deep networks whose memory is mostly activations, so that peaks show which techniques keep fewer of them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Second and third derivatives in forward and reverse mode, whose truth is a difference of lower ones in FP64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

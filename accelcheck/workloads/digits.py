@@ -1,7 +1,5 @@
 """Tasks on a real data set, handwritten digits: an MLP, a CNN and a small vision transformer."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

@@ -9,8 +9,6 @@ therefore contain a rank-one pattern of alternating signs, which makes pre-activ
 sample times sign of the unit), plus noise that is several times smaller.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

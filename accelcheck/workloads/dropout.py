@@ -1,7 +1,5 @@
 """Dropout: alone, in blocks, and inside attention. Values are far from 0, so that masks can be read from results."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Networks whose depth depends on their input, drawn so that rounding errors cannot change a decision."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

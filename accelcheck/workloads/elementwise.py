@@ -1,7 +1,5 @@
 """Chains of element-wise statements, out of place and in place, and with a 0-d operand."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

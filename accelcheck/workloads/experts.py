@@ -1,7 +1,5 @@
 """Mixture of experts with a capacity: a layer of its own, and trained."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

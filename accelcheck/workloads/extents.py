@@ -4,8 +4,6 @@ Kernels count blocks, planes and rows in 16 bits, keep an axis in registers up t
 1, and read a scalar at the beginning of its memory. Integers beyond 2**24 and 2**53 are no floating-point numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ reduced argument and a full one. Sizes lie around powers of 2 for that reason, v
 stands alone, so that a failure names the function and the size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Each operator maps numbers around 1 to such numbers, and decisions depend on inp
 moves. So a correct implementation differs from FP64 by rounding errors, in every order of operators.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

@@ -1,7 +1,5 @@
 """Slicing and indexing: results are exact copies, except where repeated indices are summed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Finds the traits of a model from its modules and the operators of one forward pass."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

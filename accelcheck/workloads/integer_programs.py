@@ -4,8 +4,6 @@ Compilers compute narrow integers in wider ones, fold constants that a program m
 a program shows a lost order, or width.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ chapters 4 to 10, 18 and 25), those of elementary functions from annex F of ISO 
 numbers treats each alone, though a kernel has other instructions for whole vectors than for the rest of a row.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

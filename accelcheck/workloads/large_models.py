@@ -1,7 +1,5 @@
 """Parts of large models: a layer of experts, and the loss of a vocabulary's head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

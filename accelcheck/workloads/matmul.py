@@ -1,7 +1,5 @@
 """Matrix product, bias and ReLU: nominal size, sizes around a tile, empty, and inputs with various strides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Multi-layer perceptrons: plain, residual blocks, and trained."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

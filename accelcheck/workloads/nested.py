@@ -1,7 +1,5 @@
 """Tensors nested in containers, dataclasses, and objects such as the caches of language models."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

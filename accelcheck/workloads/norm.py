@@ -1,7 +1,5 @@
 """Embedding, layer norm and GELU: reductions along the last dimension, and a transcendental function."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

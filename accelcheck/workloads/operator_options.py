@@ -5,8 +5,6 @@ words replaced by others of their group, numbers by negative, zero and larger on
 out or replaced by a number. An operator refuses some of these samples; trials leave them out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """Variants of operator samples that OpInfo lacks: special values, sizes around blocks, layouts, mixed dtypes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

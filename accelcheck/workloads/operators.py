@@ -4,8 +4,6 @@ On a device that lacks one operator, for example a convolution, other workloads 
 eager alone, since other techniques add nothing to single operators.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Parameters of awkward sizes, trained with the optimizers that no other family uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Self-attention over queries, keys and values packed in one tensor: sequences of equal and of different lengths."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

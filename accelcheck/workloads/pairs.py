@@ -4,8 +4,6 @@ A compiler replaces a product and a sum by one operator, drops a sum with 0, and
 conditions: options, broadcasting, other users of a result, constants that are only close to 0 or 1, zeros with a sign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 The inputs of a dtype's workload are bit patterns as int64, which `accelcheck.checks.platform` takes for its numbers.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Mean and maximum over padded sequences of different lengths, and the mean over windows of an image."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

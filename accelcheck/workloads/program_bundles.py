@@ -6,8 +6,6 @@ inputs. So a fault names the program, which runs as it stands once its inputs ar
 of different dtypes, or the layout of operands. Results are exact, or round once where half precision is computed with.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import linecache

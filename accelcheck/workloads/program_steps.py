@@ -1,7 +1,5 @@
 """Steps of random programs, each an operator on previous values; draws of steps, and the module that runs them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

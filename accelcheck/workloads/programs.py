@@ -4,8 +4,6 @@ Single operators show errors in their translation; programs show errors of fusio
 PyTorch fuzzes its compiler so too (``tools/experimental/torchfuzz``, and ``torch._inductor.fuzzer`` for options).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial

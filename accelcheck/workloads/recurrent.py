@@ -1,7 +1,5 @@
 """Recurrent layers of one and two layers and directions, with initial states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import cast
 

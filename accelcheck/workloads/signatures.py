@@ -1,7 +1,5 @@
 """Types shared by programs and trainers: the result of a run, and the signatures of a problem's loss and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results with parts of different magnitudes: channels of small scale, and probabilities with a long tail."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

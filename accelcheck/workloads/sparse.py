@@ -1,7 +1,5 @@
 """Operators of sparse tensors, with entries named twice, empty rows, blocks and dense dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

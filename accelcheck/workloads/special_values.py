@@ -3,8 +3,6 @@
 Results of two dtypes are exact, so that torch's promotion alone decides them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping

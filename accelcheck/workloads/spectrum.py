@@ -1,7 +1,5 @@
 """A layer on the spectrum of a signal: expressions of constants alone, and a buffer that the forward pass updates."""
 
-from __future__ import annotations
-
 import math
 
 import torch

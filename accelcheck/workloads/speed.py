@@ -1,7 +1,5 @@
 """Timed workloads: models of the other families at larger sizes, taking milliseconds on two CPU cores."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Training states as bytes that ``torch.save`` writes and ``torch.load`` reads with ``weights_only=True``."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks called many times, with inputs of other sizes, dtypes and ranks, and with data that decides a branch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A function with a surrogate gradient, which is not its derivative, as in quantization-aware training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

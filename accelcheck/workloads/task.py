@@ -1,7 +1,5 @@
 """Tasks: workloads with a real data set, judged by their accuracy on held-out samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 An import of OpInfo takes 3 s: names and dtypes come from a file that ``python benchmarks/torch_operators.py`` writes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Training loop of trajectory mode: loader, accumulation, clipping, schedule. Each part can be replaced and saved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

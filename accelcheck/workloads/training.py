@@ -1,7 +1,5 @@
 """Long trainings: shuffled mini-batches, accumulated and clipped gradients, a schedule, dropped inputs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

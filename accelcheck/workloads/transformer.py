@@ -1,7 +1,5 @@
 """Pre-norm transformer encoders: one block, several blocks, and the training of a small language model."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

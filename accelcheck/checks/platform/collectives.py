@@ -1,7 +1,5 @@
 """The distributed backend: ranks under torchrun reduce and gather tensors by the device's library of collectives."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Sequence

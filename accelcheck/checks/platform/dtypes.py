@@ -5,8 +5,6 @@ correctly rounded; a device may flush subnormal numbers to 0. Longer sums and ma
 that every partial sum is exact in any order: their rounding is judged by the workloads ``matmul`` and ``reductions``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

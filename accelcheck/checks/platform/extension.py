@@ -1,7 +1,5 @@
 """Check of C++ extensions: torch.utils.cpp_extension compiles an operator that computes on the device by ATen."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

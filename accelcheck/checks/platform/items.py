@@ -1,7 +1,5 @@
 """The function that tries each item."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

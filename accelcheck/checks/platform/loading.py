@@ -1,7 +1,5 @@
 """Checks of new processes that import torch: with the device visible, and with it hidden."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Check of eager and graph mode: judged by the FP64 oracle, then timed beside eager on the host's CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from accelcheck.checks import numerics

@@ -1,7 +1,5 @@
 """Checks of 4-bit dtypes, two numbers a byte, simulated by other dtypes: torch has no operations for them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from fractions import Fraction

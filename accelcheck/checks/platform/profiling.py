@@ -1,7 +1,5 @@
 """Check of torch.profiler: it names the operators of a run and, on an accelerator, shows timed device events."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Tries operations on a device one by one: each is right, wrong, or absent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """FlashAttention beside unfused attention: time, error against FP64, and memory over the length."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Claims of the compile curve: the gain of compilation for 30 statements, and its loss for few."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

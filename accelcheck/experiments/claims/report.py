@@ -1,7 +1,5 @@
 """Claims beside measurements, as text and as JSON. No torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

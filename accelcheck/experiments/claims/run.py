@@ -1,7 +1,5 @@
 """Measures claims; each experiment runs once for all claims that share it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 

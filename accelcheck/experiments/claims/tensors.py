@@ -1,7 +1,5 @@
 """Claims about single operators: memory layout, memory saved in place, and products on accelerators beside the host."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Makes one HTML file for devices, which holds all that it needs, and may load nothing else. No torch."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections import defaultdict

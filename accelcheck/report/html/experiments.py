@@ -1,7 +1,5 @@
 """Reads results of `accelcheck curve --json` and `accelcheck claims --json`, untrusted input, by schema. No torch."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any, TypeVar

@@ -1,7 +1,5 @@
 """Computes the plots of a report: each technique's error against speed-up, and memory against eager's. No torch."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

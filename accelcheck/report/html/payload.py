@@ -5,8 +5,6 @@ which filters and the list of cases need, is one block; details are blocks of so
 opens the one it needs.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

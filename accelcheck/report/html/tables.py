@@ -1,7 +1,5 @@
 """Summarizes each device for a report, and makes its matrix technique x device. No torch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ There is no compression, so nothing can be larger than the file. A member has on
 link, no device. The same members give the same bytes on any machine, and any other byte is an alteration.
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ h_0 is 32 zero bytes, and h_i = SHA-256(h_(i-1) || line_i), the line without its
 of the line alone, and the line's case, so that a removed line can be named.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter, defaultdict

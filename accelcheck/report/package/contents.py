@@ -1,7 +1,5 @@
 """Reads the headers of a package's journals: devices, packages, and the files that judged the runs. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

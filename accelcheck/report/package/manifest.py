@@ -1,7 +1,5 @@
 """The manifest of a package, as JSON by schema, in one legal spelling, so that any other one is an alteration."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Signs manifests, and checks signatures, as minisign does (Ed25519 over BLAKE2b), by py-minisign."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

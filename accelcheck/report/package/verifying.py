@@ -1,7 +1,5 @@
 """Verifies a package, which is untrusted input: its bytes, and whether its runs qualify. Writes nothing. No torch."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Correct fast algorithms of convolutions and products, and mistakes in them that their classes must not admit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

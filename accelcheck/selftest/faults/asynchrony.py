@@ -1,7 +1,5 @@
 """Faults of results that are read before they are written, or computed on another device than the one asked for."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faults of attention: masks, their alignment and empty rows, and the scale."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of handwritten gradients, and of ``torch.func``: maps over samples, products with cotangents, Jacobians."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

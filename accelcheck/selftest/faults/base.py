@@ -1,7 +1,5 @@
 """Plants: named changes between a technique and its result; faults must be caught, correct variants must pass."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

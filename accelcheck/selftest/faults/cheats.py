@@ -1,7 +1,5 @@
 """Implementations that pass a careless check without doing the work, or by doing more than was asked."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Plain implementations of operators, right by default, with parameters for the parts that plants vary."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of other runtimes: in the ONNX graph that ONNX Runtime reads, and the model that OpenVINO compiles."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Faults of data loaders, in the worker processes that read and collate rows, and of page-locked buffers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager

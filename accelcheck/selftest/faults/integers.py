@@ -1,7 +1,5 @@
 """Faults of quantized layers: packed weights, scales, zero points, and kernels; `quantized` has handwritten kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

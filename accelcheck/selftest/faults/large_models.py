@@ -1,7 +1,5 @@
 """Faults of what large models use: experts, fused losses, control flow, block-scaled formats, Muon, regional code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

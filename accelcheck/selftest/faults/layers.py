@@ -1,7 +1,5 @@
 """Faults of norms, convolutions and pooling; some that only one combination of module mode and gradients shows."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

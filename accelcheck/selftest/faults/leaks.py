@@ -1,7 +1,5 @@
 """Techniques that leave global state changed, or change it while they run; other cases must not be affected."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

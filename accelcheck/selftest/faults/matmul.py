@@ -1,7 +1,5 @@
 """Faults of matrix products and convolutions: tails, accumulation, reduced operands, truncation, autocast's sums."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of memory: ignored strides, broadcast operands, overlaps, overwritten inputs, rows never written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

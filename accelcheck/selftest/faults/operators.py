@@ -1,7 +1,5 @@
 """Faults of single operators, caught by level 1's case of each class alone; and of indices: overflow, lost updates."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from typing import Any

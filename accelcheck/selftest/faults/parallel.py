@@ -3,8 +3,6 @@
 A fault of a rank is a strategy, which is sent to the ranks by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of one row, channel, tile or element, of small values that views of a tensor miss, and biased rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

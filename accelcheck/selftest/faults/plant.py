@@ -1,7 +1,5 @@
 """Ways to plant a change in the call, the result, an operator, every matrix product, or the optimizer."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Faults of translations that one operator, or operands of one dtype, do not show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """int8 linear layers on any device: correct ones, which must pass, and common mistakes of their kernels."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of dropout: scale, rate, seed and dependent masks; and a correct dropout with another generator."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A fault of a rank is a strategy, which is sent to the ranks by name. A fault of 
 an optimizer or a hook of the module, which travel with the training.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Faults that only a further call shows: results kept, overwritten or wrong again, gradients that do not add up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of what saves memory: recomputation, offload to the host, activations in place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Mistakes of serving: caches, chunks, pages, speculation, batches and adapters; and correct ways to do the same."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Ways to plant in a function that a technique calls, a graph that it compiles, or the text of a generated kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pkgutil

@@ -1,7 +1,5 @@
 """Faults of code and constants that outlive sizes, weights or addresses, and of lost side effects."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of state after a run: running statistics, flags, hooks, generators, memory, and the number of calls."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

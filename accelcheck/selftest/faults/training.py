@@ -1,7 +1,5 @@
 """Faults of training loops: scaler, clipping, resumption, optimizer state and steps, and reduced precision."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Faults of values: gains, subnormals, NaN, overflow, and functions that are nearly right."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Correct implementations with another order, rounding or algorithm than eager's. None may fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of what torch_xla has of its own: its dynamo backend, its checkpoints, its loader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

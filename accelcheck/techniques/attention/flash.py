@@ -1,7 +1,5 @@
 """FlashAttention packages: their functions replace torch's attention, and run on packed and jagged tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """FlexAttention: attention with a mask function and a score function, compiled to one kernel or run eagerly."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Replaces calls of ``scaled_dot_product_attention`` by another implementation of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

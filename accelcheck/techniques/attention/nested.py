@@ -1,7 +1,5 @@
 """Attention of nested tensors in the jagged layout: sequences of different lengths without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Scaled dot-product attention restricted to one of its backends, without a fallback to another."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

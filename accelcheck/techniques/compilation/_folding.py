@@ -1,7 +1,5 @@
 """Constant folding, as an example of a user's graph pass for inductor."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from typing import Any

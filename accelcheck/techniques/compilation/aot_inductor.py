@@ -6,8 +6,6 @@ caller's own tensors, whose later changes take effect. One-dimensional tensors o
 the code: ``get_constant_fqns`` does not list them, and they cannot be replaced.
 """
 
-from __future__ import annotations
-
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping

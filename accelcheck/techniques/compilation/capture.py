@@ -1,7 +1,5 @@
 """Custom Dynamo backend that captures each graph, prints it, and runs it or passes it to another backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """``torch.compile``: inductor in its modes, and the backends aot_eager, cudagraphs and openxla."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

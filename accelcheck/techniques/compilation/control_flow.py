@@ -1,7 +1,5 @@
 """torch's operators of control flow, ``cond``, ``while_loop`` and ``scan``, in one compiled graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

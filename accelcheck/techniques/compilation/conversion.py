@@ -1,7 +1,5 @@
 """Base of conversions: techniques that convert the module ahead of time and run the result in its place."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 The graphs of each call are counted exactly, and the result of every call is judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``torch.export``: the whole module as one graph, made ahead of time, for fixed sizes or, via a file, dynamic ones."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from typing import Any

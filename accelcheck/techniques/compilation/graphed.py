@@ -1,7 +1,5 @@
 """Graphs of kernels that a user captures: ``torch.cuda.make_graphed_callables`` and ``torch.accelerator.Graph``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

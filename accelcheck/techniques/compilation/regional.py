@@ -1,7 +1,5 @@
 """Compilation of repeated blocks alone, and compiled code that another process made."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compiler that a device has for `torch.compile`, and the number of entries into its compiled regions."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """TorchScript: scripted, traced, frozen and optimised modules. Deprecated by torch, but still in use."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from abc import abstractmethod

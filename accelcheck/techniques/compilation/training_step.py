@@ -1,7 +1,5 @@
 """``torch.compile`` around more than a module: around a whole training step, and around autocast."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any

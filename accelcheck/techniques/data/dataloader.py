@@ -1,7 +1,5 @@
 """Rows of tensors, read by a DataLoader's worker processes, with a record of the rows and of their readers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Long trainings with mini-batches from worker processes, in the training's own order and resumable."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

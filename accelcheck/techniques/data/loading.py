@@ -1,7 +1,5 @@
 """Data loading: a program's inputs are moved like batches of a training, and must arrive unchanged."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Collectives alone, in the ranks: the calls of the kinds in `accelcheck.workloads.collectives`."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator, Sequence

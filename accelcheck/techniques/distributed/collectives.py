@@ -1,7 +1,5 @@
 """Collectives alone, between three and four ranks: each dtype, reduction, layout and size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Communication hooks that send less than the gradient: torch's own, and codecs with error feedback."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

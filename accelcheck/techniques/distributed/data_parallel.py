@@ -3,8 +3,6 @@
 `torchrun` starts the ranks. They use gloo on the CPU, elsewhere the device's own collectives, with one device a rank.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

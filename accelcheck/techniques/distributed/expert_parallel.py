@@ -1,7 +1,5 @@
 """Experts on ranks: tokens go to the ranks of their experts by an all-to-all, and come back by another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -7,8 +7,6 @@ whose error depends on the size of its terms. The runs are pairs with opposite e
 ways in each pair, and six runs leave little to chance.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ in the same way (`accelcheck.techniques.distributed.hook_oracles`), with FP32's 
 which is checked exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """One model over several ranks: tensor, sequence, pipeline and context parallelism, and compiled FSDP2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Pool of ranks: processes under ``torchrun`` that are started once, and do one training after the other."""
 
-from __future__ import annotations
-
 import atexit
 import re
 import signal

@@ -1,7 +1,5 @@
 """Program of each rank of a `RankPool`."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import os

@@ -3,8 +3,6 @@
 `torch.distributed.checkpoint` reads its metadata by pickle: the folder is private to the run.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Division of a batch among ranks, and the weight of each rank's mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

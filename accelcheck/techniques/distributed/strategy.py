@@ -1,7 +1,5 @@
 """Training that ranks share: the job, each rank's part in it, and its report. It runs in the ranks."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os

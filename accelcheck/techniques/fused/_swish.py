@@ -1,7 +1,5 @@
 """Swish as a user writes it in Triton: a kernel for blocks of elements, and operators of torch that launch it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grouped products of experts against a loop over them, losses that never hold all logits, users' Triton kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial

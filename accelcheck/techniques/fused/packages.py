@@ -3,8 +3,6 @@
 Sources: P.-L. Hsu et al., arXiv:2410.10989 (Liger); E. Wijmans et al., arXiv:2411.09009 (cut cross-entropy).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math

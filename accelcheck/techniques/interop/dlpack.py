@@ -1,7 +1,5 @@
 """Zero-copy exchange of tensors with another array library and back: NumPy, JAX and CuPy through DLPack."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

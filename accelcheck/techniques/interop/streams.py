@@ -1,7 +1,5 @@
 """Exchange with CuPy while the producer, on another stream, has not yet written the tensor."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from importlib import import_module

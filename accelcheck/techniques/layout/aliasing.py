@@ -1,7 +1,5 @@
 """Views that share memory with their base: nothing is copied, and writes through a view change the base."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Memory formats: channels-last convolutions, and tensors made contiguous before each module."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Indexing operators in place of each other: index tensors in brackets, and index_select or gather."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inputs with the same values and other strides: transposed, sliced, padded, offset. Memory around them is poisoned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

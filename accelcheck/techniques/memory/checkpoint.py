@@ -1,7 +1,5 @@
 """Activation checkpointing: blocks do not store their activations, but recompute them in the backward pass."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Activation checkpointing in segments of several blocks: only the input of each segment is stored."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections import Counter

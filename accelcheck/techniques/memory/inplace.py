@@ -1,7 +1,5 @@
 """In-place activations, which overwrite their input, and the peak memory that they save."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

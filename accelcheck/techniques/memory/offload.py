@@ -1,7 +1,5 @@
 """Activation offload: tensors that autograd saves stay in host memory, page-locked or not, until they are needed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Peak memory of a program's run, before and after a technique changes it."""
 
-from __future__ import annotations
-
 import torch
 
 from accelcheck.core.case import Evidence, Mode

@@ -1,7 +1,5 @@
 """Selective activation checkpointing: results of contractions are stored, all else is recomputed."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Optimizer steps in the backward pass: a parameter is updated, and its gradient freed, as soon as that is complete."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any

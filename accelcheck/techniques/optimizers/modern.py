@@ -1,7 +1,5 @@
 """Optimizers of large models: Muon, and AdamW with 8-bit states by two packages, with FP64 emulations."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Iterable, Sequence

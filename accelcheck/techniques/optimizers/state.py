@@ -1,7 +1,5 @@
 """Optimizers with states in bfloat16 and parameters in FP32, and the FP64 emulation of such a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

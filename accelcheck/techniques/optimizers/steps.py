@@ -1,7 +1,5 @@
 """Faster optimizer steps: foreach, fused, capturable, compiled. Each must equal the plain loop over parameters."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Automatic mixed precision: autocast to a half type, and autocast with a gradient scaler."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@ The effect of a mode on a device is measured: it must make a product of numbers 
 CPUs, for example, oneDNN treats the modes as a permission, which only its kernels for AMX use.
 """
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Precision policy by module: the model computes in half precision; norms, embeddings and softmax stay in float32."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Parts of techniques that train in other processes: the device, the program there, and evidence that it was right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``torchrun``: real processes on this machine, started as users start them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 

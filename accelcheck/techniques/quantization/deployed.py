@@ -6,8 +6,6 @@ groups) and AWQ (arXiv:2306.00978, groups with a zero point) are stored. The pac
 weights are rounded to nearest.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

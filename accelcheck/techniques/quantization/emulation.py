@@ -5,8 +5,6 @@ round(x * (1 / s)) with ties to even. All further arithmetic is FP64. A correct 
 errors, and rarely by one quantum, where a value is within rounding error of a tie: see `Quantizer.flips`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Linear layers with float8 operands, multiplied by ``torch._scaled_mm``, and their FP64 emulation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

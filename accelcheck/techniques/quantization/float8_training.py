@@ -1,7 +1,5 @@
 """Training with float8 products by torchao, forward and backward, and the FP64 emulation of such a training."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Iterable

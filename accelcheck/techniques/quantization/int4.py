@@ -1,7 +1,5 @@
 """Linear layers with 4-bit weights, packed two per byte, with one scale per group; and their FP64 emulation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad

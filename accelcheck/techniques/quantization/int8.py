@@ -1,7 +1,5 @@
 """Base classes of quantized linear layers, forward only, and int8 by torch.ao.quantization."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import warnings

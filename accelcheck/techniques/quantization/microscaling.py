@@ -3,8 +3,6 @@
 Formats: OCP Microscaling Formats (MX) v1.0, and NVIDIA's NVFP4 with one scale per tensor besides those of its blocks.
 """
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any

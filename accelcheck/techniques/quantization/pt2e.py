@@ -1,7 +1,5 @@
 """Static int8 quantization of an exported graph (torchao's pt2e), run as a graph and lowered by inductor for x86."""
 
-from __future__ import annotations
-
 import importlib
 import platform
 from collections.abc import Iterable, Iterator

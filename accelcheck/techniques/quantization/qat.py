@@ -1,7 +1,5 @@
 """Quantization-aware training and conversion by torchao, and the FP64 emulation of such a training."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Iterable, Iterator

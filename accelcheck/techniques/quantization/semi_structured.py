@@ -1,7 +1,5 @@
 """2:4 sparsity: two of four neighbours of a weight are zero, and matrix units of GPUs skip them. FP64 of the rest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

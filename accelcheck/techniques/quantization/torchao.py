@@ -1,7 +1,5 @@
 """Quantization by torchao's ``quantize_``: int8, float8 and int4 weights for linear layers. Forward only."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

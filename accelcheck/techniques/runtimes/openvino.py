@@ -5,8 +5,6 @@ stack for the thread. When several are destroyed, the last one may reinstall a s
 signal then kills the process; hence `signal_stack_kept`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

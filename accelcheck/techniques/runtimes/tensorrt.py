@@ -5,8 +5,6 @@ is cast or quantized before it is exported. Since torch-tensorrt 2.14 there is n
 ``enabled_precisions`` let TensorRT choose. For int8, NVIDIA's modelopt inserts quantize and dequantize operators.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

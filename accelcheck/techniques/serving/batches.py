@@ -1,7 +1,5 @@
 """Rows of a batch: alone as in the batch, and with low-rank adapters of their own, beside the weights or in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

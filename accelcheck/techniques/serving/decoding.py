@@ -1,7 +1,5 @@
 """Decoding with a cache of keys and values: growing, fixed, sliding, quantized, paged; in steps, chunks, one graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

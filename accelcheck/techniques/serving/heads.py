@@ -1,7 +1,5 @@
 """Attention of decoders by other functions: shared key heads, and score functions of FlexAttention."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from functools import partial

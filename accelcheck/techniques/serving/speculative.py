@@ -1,7 +1,5 @@
 """Speculative decoding: a draft proposes tokens, and one pass of the target decides how many of them to keep."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ are on the CPU, so that any device can continue from them. ``torch.load`` reads 
 code in it runs. Sharded tensors are for ``torch.distributed.checkpoint``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

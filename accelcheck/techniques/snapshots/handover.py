@@ -1,7 +1,5 @@
 """Handover of a training that stops to another process, which continues it from a folder with snapshots alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

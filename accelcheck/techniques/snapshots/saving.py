@@ -1,7 +1,5 @@
 """Snapshots in files: another process continues from one with the same result, and a damaged one is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType

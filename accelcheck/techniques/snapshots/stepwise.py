@@ -1,7 +1,5 @@
 """Training in train mode, one step at a time. It can be saved after any step, and continued in another process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

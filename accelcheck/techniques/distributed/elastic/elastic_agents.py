@@ -1,7 +1,5 @@
 """Agents: several ``torchrun`` on this machine that form one elastic job, join and leave, as on several machines."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

@@ -8,8 +8,6 @@ Messages in the job's `Mailbox`: ``device``; for training 0, ``task-0`` and ``an
 is about to be killed; ``wanted-0-2``, the number of ranks that step 2 waits for; and the folder ``snapshots-0``.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import os

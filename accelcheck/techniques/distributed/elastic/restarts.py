@@ -1,7 +1,5 @@
 """Elastic training: ranks are killed, agents join and leave, and the training ends as an undisturbed one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
