@@ -4,8 +4,6 @@ PyTorch's own tests use the list `torch.testing._internal.common_methods_invocat
 used: `accelcheck.workloads.operator_trials` selects the samples.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools
@@ -246,13 +244,19 @@ def _called(
     return SampleCall(label, function, opened, spec, process, smooth=smooth, variant=variant), tensors
 
 
-def _tested(call: SampleCall, tensors: list[Tensor], cases: Sequence[str]) -> tuple[SampleCall | str, list[Tensor]]:
-    """Call after `tried`, or a reason why it is useless, with the variant's first usable inputs, or the last ones."""
+def _tested(
+    call: SampleCall, tensors: list[Tensor], cases: Sequence[str], like: Sequence[Tensor] | None = None
+) -> tuple[SampleCall | str, list[Tensor]]:
+    """Call after `tried`, or a reason why it is useless, with the variant's first usable inputs, or the last ones.
+
+    Only inputs `like` usable ones are tried, if there are such.
+    """
     tested: SampleCall | str = "has nothing to change"
     inputs = tensors
     for changed_inputs in changed(tensors, call.variant):
         inputs = [_rounded(value, HALF if call.variant in MIXED else cases) for value in changed_inputs]
-        tested = tried(call, inputs, cases)
+        if like is None or (len(inputs) == len(like) and all(map(_alike, inputs, like))):
+            tested = tried(call, inputs, cases, counted=like is not None)
         if isinstance(tested, SampleCall):
             break
     return tested, inputs
@@ -284,9 +288,8 @@ def _values(operators: tuple[CalledOperator, ...], most: int, seed: int) -> tupl
         drawn = _samples(name, dtype, seed, most, call.variant)
         _, tensors = _open(_flat(drawn[place])[0] if place < len(drawn) and drawn[place] else [])
         if len(tensors) == end - start:
-            drawn_call, tensors = _tested(call.moved(-start), tensors, cases[name])
-            alike = all(map(_alike, tensors, values[start:end]))
-            if alike and isinstance(drawn_call, SampleCall) and drawn_call.smooth == call.smooth:
+            drawn_call, tensors = _tested(call.moved(-start), tensors, cases[name], values[start:end])
+            if isinstance(drawn_call, SampleCall) and drawn_call.smooth == call.smooth:
                 values[start:end] = tensors
         start = end
     return tuple(values)

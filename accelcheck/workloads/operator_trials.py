@@ -1,7 +1,5 @@
 """Trials of sample calls: FP64 must give finite numbers, twice the same ones, and narrower dtypes similar ones."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings
@@ -38,13 +36,16 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def tried(call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = ("float32",)) -> SampleCall | str:
+def tried(
+    call: SampleCall, tensors: Sequence[Tensor], dtypes: Sequence[str] = ("float32",), *, counted: bool = False
+) -> SampleCall | str:
     """Call with the facts that FP64 and narrower dtypes show, or a reason in a few words why it is useless.
 
     The facts are whether it writes and, if `smooth`, has finite gradients. With special values, results may be infinite
-    or NaN where FP64's are, also for inputs that are a little larger or smaller.
+    or NaN where FP64's are, also for inputs that are a little larger or smaller. The results of inputs whose shapes
+    passed before are `counted`.
     """
-    if call.variant in {*RESIZED, *LONG} and _results(call, tensors) > RESULTS:
+    if not counted and call.variant in {*RESIZED, *LONG} and _results(call, tensors) > RESULTS:
         return f"has more than {RESULTS} results"
     anchor = torch.ones(1, dtype=torch.float64)
     widely = _run_widely(call, anchor, tensors)
