@@ -4,8 +4,6 @@ Samples are those of a whole workload (`accelcheck.verify.oracle`): FP64 with ra
 rounding, and, on another device than the CPU, the CPU's own operator where the samples explain it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +89,7 @@ class OperatorBudgets:
         with aside():
             wide = call.widened()
             truth = _computed(wide, results)
-            faults = list(_shapes(truth, results)) or list(_integers(call, truth, results))
+            faults = list(_metadata(truth, results)) or list(_integers(call, truth, results))
             if faults:
                 return OperatorFinding(tuple(faults))
             floats = {path: tensor for path, tensor in results.items() if tensor.is_floating_point()}
@@ -202,11 +200,14 @@ def _inexact(path: str, result: Tensor, truth: Tensor) -> Fault:
     return Fault(FaultKind.VALUE, path, "not rounded once", expected=expected, got=got, place=str(list(where)))
 
 
-def _shapes(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
+def _metadata(truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:
     for path, result in results.items():
         if result.shape != truth[path].shape:
             expected, got = (str(tuple(side.shape)) for side in (truth[path], result))
             yield Fault(FaultKind.METADATA, path, "shape", expected=expected, got=got)
+        elif result.dtype != truth[path].dtype and not (result.is_floating_point() and truth[path].is_floating_point()):
+            expected, got = (str(side.dtype).removeprefix("torch.") for side in (truth[path], result))
+            yield Fault(FaultKind.METADATA, path, "dtype", expected=expected, got=got)
 
 
 def _integers(call: OperatorCall, truth: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> Iterator[Fault]:

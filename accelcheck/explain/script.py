@@ -1,7 +1,5 @@
 """Writes a script of a wrong operator that needs torch alone, and exits with 1 while the fault is there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,7 +58,9 @@ _COUNTS = {
         "for a, b in zip(g, nearest))"
     ),
     "shape": "measured = int(list(got.shape) != shape)",
+    "dtype": "measured = int((got.is_floating_point() or got.dtype) != kind)",
 }
+_METADATA = {"shape": "shape = list(truth.shape)", "dtype": "kind = truth.is_floating_point() or truth.dtype"}
 
 
 class Subject(Protocol):
@@ -109,7 +109,7 @@ class FaultScript:
         modules = [*(["math"] if self.view in {*_VIEWS, "pattern"} else []), "sys", "torch"]
         return [
             *head(self.title, modules, self.device, self.data, file),
-            *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, "shape"} else []),
+            *([f"dtype = {subject.dtype(self.path)}"] if self.view not in {*_VIEWS, *_METADATA} else []),
             *inputs,
             *truth,
             *_listing(self.view),
@@ -249,6 +249,6 @@ _NUMERIC = (
 def _listing(view: str) -> list[str]:
     """Lines that make a list of the expected numbers."""
     flat = "flat = lambda x: [v for one in x for v in flat(one)] if isinstance(x, list) else [x]"
-    if view == "shape":
-        return [flat, "shape = list(truth.shape)"]
+    if view in _METADATA:
+        return [flat, _METADATA[view]]
     return [flat, "o = flat(truth.tolist())" if view in _VIEWS else "nearest = flat(truth.to(dtype).tolist())"]

@@ -1,7 +1,5 @@
 """Operators of torch: the rounding of each, and the tensors that they take, return and write to."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, ValuesView
@@ -124,7 +122,7 @@ INTERPOLATED = frozenset(
     _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward upsample_bilinear2d_backward upsample_linear1d
     upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward""".split()
 )
-"""Operators with weights from coordinates: of W positions, the last errs by W u, and so do the weights beside it."""
+"""Operators with weights from coordinates."""
 
 FACTORISED = frozenset(
     """cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_cross _linalg_det linalg_eig
@@ -143,8 +141,8 @@ TRANSFORMS = frozenset({"_fft_c2c", "_fft_r2c", "_fft_c2r"})
 NORMALISED = frozenset({"softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"})
 """Operators that divide a row, along the dimension of their second argument, by its sum, whose error all of it has."""
 DECOMPOSED = frozenset(
-    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits lerp logit sinc
-    upsample_bicubic2d""".split()
+    """addcdiv addcmul addr binary_cross_entropy binary_cross_entropy_with_logits lerp logit
+    sinc""".split()
 )
 """Operators that round like their decomposition in the accumulator's precision, and once more: terms of both signs that
 cancel, a logarithm near 0 of a rounded quotient, a sine of a rounded multiple of pi."""

@@ -1,7 +1,5 @@
 """FP64 results of workloads and error budgets of candidates, computed once a run for all techniques and processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -200,7 +198,7 @@ def _matched(
         first = (source.draw.seed(source.seed) + 1) * SAMPLES
         others = [eager]
         for index in range(source.effort.count(source.draw, 1)):
-            sample = oracle.sample(first + index, source.precision, source.dtype)
+            sample = oracle.sample(first + index, source.precision, source.dtype, number=index)
             others.append({path: tensor.clone() for path, tensor in sample.items()})
     if (kept := matched.steady(truth, others, source.unit)) is None:
         return careful, truth, samples, {}
@@ -231,7 +229,7 @@ def _sampled(source: Source, careful: int, spread_over: Result) -> tuple[Result,
             # No name for the sample: the next one needs its memory.
             samples.read(
                 algorithms.admitted(
-                    oracle.sample(first + index, precision, dtype, source.algorithm), truth, spread_over
+                    oracle.sample(first + index, precision, dtype, source.algorithm, index), truth, spread_over
                 )
             )
             effort.tidy()

@@ -1,7 +1,5 @@
 """Runs of a workload's program for a reference: in FP64, in FP64 with rounding errors, and in eager."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -19,6 +17,7 @@ from accelcheck.verify.algorithms import Algorithm
 from accelcheck.verify.effort import FULL, Effort
 from accelcheck.verify.precision import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from accelcheck.verify.reference import OracleError
+from accelcheck.verify.resampling import Defined
 from accelcheck.verify.rounding import Nearest, Rounding
 from accelcheck.workloads.base import OptimizerMaker, Program, Result, Workload, flatten, is_inexact
 from accelcheck.workloads.dispatch import unfused
@@ -196,12 +195,13 @@ class Oracle:
 
     def run(self) -> Result:
         """Runs once from the initial state; the result shares no memory with it."""
-        result = self._ran()
+        result = self.again()
         return {path: result.pop(path).clone() for path in list(result)}  # one by one: never twice the whole result
 
     def again(self) -> Result:
         """Runs once; the result may be the parameters themselves, and is good until the next run."""
-        return self._ran()
+        with Defined():
+            return self._ran()
 
     def _ran(self, update: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Result:
         """Runs from the initial state, with `update` around optimizer steps, and frees gradients."""
@@ -265,16 +265,16 @@ class Oracle:
                     words[path] = f"{len(value)} elements"
         return words
 
-    def sample(self, seed: int, precision: str, dtype: str, algorithm: str = "") -> Result:
+    def sample(self, seed: int, precision: str, dtype: str, algorithm: str = "", number: int = 0) -> Result:
         """Runs with random rounding errors of the arithmetic precision and storage `dtype`, by an algorithm if named.
 
-        The result is good until the next run.
+        Samples of one `number` have the same constants in all draws. The result is good until the next run.
         """
         generator = torch.Generator().manual_seed(seed)
         for part in (*self._program.module.modules(), self._program.optimizer):
             if hasattr(part, "flips"):
                 setattr(part, "flips", generator)  # noqa: B010 - nn.Module types its attributes as tensors and modules
-        rounding = Rounding(precision, dtype, generator)
+        rounding = Rounding(precision, dtype, generator, torch.Generator().manual_seed(number))
         with rounding, Algorithm(algorithm) if algorithm else contextlib.nullcontext():
             result = self._ran(lambda: rounding.at(dtype))
         self.unclassified |= rounding.unclassified
@@ -282,7 +282,7 @@ class Oracle:
 
     def nearest(self, dtype: str) -> Result:
         """Runs with every operator's result rounded to the nearest number of a dtype; good until the next run."""
-        with Nearest(getattr(torch, dtype)):
+        with Defined(), Nearest(getattr(torch, dtype)):
             return self._ran()
 
 

@@ -22,6 +22,7 @@ from accelcheck.verify import noise, operators, sequential, terms
 from accelcheck.verify.noise import Sums
 from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
+from accelcheck.verify.resampling import resampled, resamples
 from accelcheck.verify.unrounded import Unrounded
 from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
@@ -40,14 +41,18 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         storage: Precision of stored tensors, a key of `UNIT_ROUNDOFF`. Where it is finer than `precision` (autocast,
             TF32), the operands of contractions are rounded too, and of results only those that come from them or from
             operators that autocast may run in the lower precision.
-        generator: CPU generator, the only source of randomness.
+        generator: CPU generator, the source of randomness.
+        constants: CPU generator of the errors of constants, which a correct implementation has in all draws alike.
     """
 
-    def __init__(self, precision: str, storage: str, generator: torch.Generator) -> None:
+    def __init__(
+        self, precision: str, storage: str, generator: torch.Generator, constants: torch.Generator | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.precision = precision
         self.storage = storage
         self.generator = generator
+        self.constants = constants or generator
         self.unrounded = Unrounded()
         self.unclassified: set[str] = set()
         """Names of operators that rounded without being classified."""
@@ -82,6 +87,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         errors = sequential.errors(name, args) if plain else {}
         most = operators.integers_in(args) if plain and name in operators.COUNTING else math.inf
         out = func(*args, **kwargs)
+        if resamples(name) and self.precision != "float64":
+            out.copy_(resampled(name, args, UNIT_ROUNDOFF[ACCUMULATOR], self.constants))
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
         unit = self._unit(name, complex_too=operators.has_complex(args))
@@ -175,11 +182,15 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if operators.has_complex(args):
             # A complex function is composed of real ones, such as a power of an exponential and a logarithm.
             return tuple(self._turned(a) if isinstance(a, Tensor) and a.is_complex() else a for a in args)
-        if name in operators.INTERPOLATED:
-            unit = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]  # a coordinate is scaled, and moved by a half
-            return tuple(
-                self._rounded(a, unit * max(a.shape[-1:], default=1)) if operators.is_float(a) else a for a in args
+        if name.startswith("grid_sampler"):
+            image, grid = (1, 2) if name.endswith("_backward") else (0, 1)
+            unit = 2 * INEXACT_ULPS * UNIT_ROUNDOFF[ACCUMULATOR]  # a coordinate is moved by 1, scaled and reflected
+            chance = (
+                torch.rand(args[grid].shape, generator=self.generator, dtype=torch.float64).mul_(2 * unit).sub_(unit)
             )
+            moved = args[grid] + (args[grid].abs() + 1) * chance
+            weights = unit * (1 + (args[grid + 1] == 2))  # cubic ones are sums of terms that cancel
+            return (*args[:image], self._rounded(args[image], weights), moved, *args[grid + 1 :])
         return args
 
     def _turned(self, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelcheck.workloads.draw import integers, normal
-from accelcheck.workloads.function_parts import BOTH, Collected, family
+from accelcheck.workloads.function_parts import BOTH, KNOWN, Collected, family
 from accelcheck.workloads.problem import TRANSLATORS
 
 if TYPE_CHECKING:
@@ -83,14 +83,19 @@ def _resizing(parts: Collected) -> None:
         parts.add(f"{mode} of one to {size}{', aligned' * aligned}", resize, x[..., :1], **chosen)
     for words, chosen in together(mode=("nearest", "nearest-exact", "area"), size=((1, 1), (3, 7), (8, 2))):
         parts.add(f"resized, {words}", resize, image, **chosen)
-    for words, chosen in together(mode=("bilinear", "bicubic"), size=((2, 3), (9, 7)), antialias=(True,)):
-        parts.add(f"resized, {words}", resize, image, **chosen)
     grid = normal(parts.generator, 1, 3, 4, 2) * 1.3  # beside the image too
     padding = ("zeros", "border", "reflection")
     for words, chosen in together(
         mode=("bilinear", "nearest", "bicubic"), padding_mode=padding, align_corners=(False, True)
     ):
         parts.add(f"grid, {words}", functional.grid_sample, image, grid, **chosen)
+
+
+def _antialiased(parts: Collected) -> None:
+    """Adds resizing with a filter, to one element along an axis too."""
+    sizes = ((2, 3), (9, 7), (8, 1), (1, 7))
+    for words, chosen in together(mode=("bilinear", "bicubic"), size=sizes, align_corners=(False, True)):
+        parts.add(words, functional.interpolate, (1, 2, 5, 4), antialias=True, **chosen)
 
 
 def _pools(parts: Collected) -> None:
@@ -129,11 +134,13 @@ def _heads(parts: Collected) -> None:
 UNCLEAR = frozenset({"embeddings", "heads"})
 WORKLOADS = tuple(
     family(f"options-{name}", summary, build, BOTH, level=3, compiled=4, backward=4,
-        techniques=frozenset(TRANSLATORS) - {"openvino" if name in UNCLEAR else ""})
+        techniques=frozenset(TRANSLATORS) - {"openvino" if name in UNCLEAR else ""},
+        traits=KNOWN if name == "antialiasing" else frozenset({"domain"}))
     for name, summary, build in (
         ("embeddings", "Embeddings and bags with options in combination, empty bags among them.", _embeddings),
         ("distances", "Distances of few and many points, of each norm and size.", _distances),
         ("resizing", "Resizing by each mode from and to few elements, and samples of grids.", _resizing),
+        ("antialiasing", "Resizing with a filter, to one element too.", _antialiased),
         ("pools", "Pools with options in combination, in both memory formats.", _pools),
         ("heads", "Attention with grouped heads, and with masks of each kind and shape.", _heads),
     )

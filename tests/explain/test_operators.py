@@ -207,6 +207,13 @@ def test_an_operator_that_does_not_round_must_give_every_bit() -> None:
     assert "1 of 64 elements differ" in culprit.faults[0].got
 
 
+def test_a_sum_of_booleans_that_is_a_boolean_is_named() -> None:
+    mask = torch.tensor([True, True, False])
+    trace = traced(lambda: mask.cumsum(0), nn.Identity(), Nth(0, lambda out: out.bool()))
+    (fault,) = trace.culprits[0].faults
+    assert (fault.view, fault.expected, fault.got) == ("dtype", "int64", "bool")
+
+
 def test_equal_values_leave_an_index_free() -> None:
     holder = OperatorBudgets()
     x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]])

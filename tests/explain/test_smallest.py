@@ -98,6 +98,7 @@ CASES = {
         lambda: OperatorCall(aten.exp.default, (noise(12, 12),), {}),
         "out = func(*args); out[..., -1] = float('nan'); return out",
     ),
+    "dtypes": (lambda: OperatorCall(aten.cumsum.default, (noise(12, 12) > 0, 1), {}), "return func(*args).bool()"),
     "integers": (lambda: OperatorCall(aten.argmax.default, (noise(12, 12), 1), {}), "return (func(*args) + 1) % 12"),
     "attention": (
         lambda: OperatorCall(
