@@ -263,7 +263,9 @@ class _Measuring:
             self._add("fp32-eager-error", products.error, "1", f"FP32 eager here is none: {products.reading}")
         first = next((value for value in candidate.program.inputs if isinstance(value, Tensor) and value.dim()), None)
         if first is not None and len(first):
-            self._add("throughput", len(first) / latency, "samples/s")
+            tokens = "decoder" in self.trial.workload.traits
+            count, unit = (first.numel(), "tokens/s") if tokens else (len(first), "samples/s")
+            self._add("throughput", count / latency, unit)
         return latency
 
     def _chip(self, before: Telemetry, candidate: Contender, latency: float) -> None:

@@ -266,7 +266,7 @@ class Measurement:
     Attributes:
         name: Name of the quantity, such as ``latency``.
         value: Value in `unit`; None, never 0, where it is not known.
-        unit: Unit, such as ``s``, ``B``, ``samples/s``, or ``x`` for a ratio.
+        unit: Unit, such as ``s``, ``B``, ``samples/s``, ``tokens/s``, or ``x`` for a ratio.
         low, high: Confidence interval of the value, where one is known.
         reason: Why there is no value, or a remark on it.
     """

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelcheck.core.case import Mode
 from accelcheck.workloads.base import Problem, Workload
 from accelcheck.workloads.draw import initialise, integers
 
 VOCABULARY, WIDTH, HEADS, HIDDEN, LONGEST = 50, 32, 4, 48, 64
 DEPTH = WIDTH // HEADS
-SHARED, ADAPTERS, EXPERTS, CHOSEN = 6, 3, 4, 2
-"""Common tokens of ``decoder-shared``; adapters of a layer; networks of a mixture, and how many compute a token."""
+PROMPT, SHARED, ADAPTERS, EXPERTS, CHOSEN = 6, 6, 3, 4, 2
+"""Tokens before the first step; common ones of ``decoder-shared``; adapters of a layer; networks of a mixture, and how
+many compute a token."""
 
 
 class Options(NamedTuple):
@@ -168,6 +170,17 @@ class Decoder(nn.Module):
         return out
 
 
+class Uncached(Decoder):
+    """Decoder that takes the tokens after the prompt in turn, each by a whole pass where it has no cache."""
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        whole = super().forward
+        if cache is not None:
+            return whole(tokens, positions, cache)
+        ends = range(PROMPT + 1, tokens.size(1) + 1)
+        return torch.cat([whole(tokens[:, :PROMPT]), *(whole(tokens[:, :end])[:, -1:] for end in ends)], 1)
+
+
 class Greedy(nn.Module):
     """Greedy generation by whole passes: prompts ``(B, s)`` to the next `count` tokens, and the logits of each."""
 
@@ -227,8 +240,8 @@ class AdaptedDecoder(nn.Module):
 def _made(
     generator: torch.Generator, extent: int, *, kind: Any, options: Options, shape: tuple[int, int], shared: int
 ) -> Problem:
-    module: nn.Module = Decoder(options)
-    module = initialise(module if kind is Decoder else kind(module), generator)
+    module: nn.Module = (Uncached if kind is Uncached else Decoder)(options)
+    module = initialise(module if isinstance(module, kind) else kind(module), generator)
     tokens = integers(generator, 0, VOCABULARY, shape[0], shape[1] + extent)
     tokens[:, :shared] = tokens[:1, :shared]
     # Neighbours have different adapters, and one adapter serves two rows.
@@ -241,24 +254,33 @@ SERVED = frozenset(
     speculative-greedy speculative-sampled batch-invariant lora-unmerged lora-merged lora-batched liger-rms-norm
     liger-swiglu liger-rope""".split()
 )
+TIMED = frozenset(
+    """eager decode-dynamic decode-static decode-static-compiled decode-int8-cache decode-float8-cache
+    paged-attention""".split()
+)
 _HALF, _SINGLE = frozenset({"float32", "bfloat16", "float16"}), frozenset({"float32"})
 """Half precision would decide between tokens or experts of nearly equal scores."""
 _CORE = frozenset({"decoder", "linear", "matmul", "resizable"})
 _SDPA = _CORE | {"attention"}
 _LONG, _SHORT = (2, 14), (2, 6)
 
-WORKLOADS = tuple(
-    Workload(f"decoder{name}", summary,
-        partial(_made, kind=kind, options=options, shape=shape, shared=SHARED if name == "-shared" else 0), 3,
-        traits=traits, dtypes=_SINGLE if options.experts or kind is Greedy else _HALF,
-        levels={"eager": 2, "eager/backward": 3}, techniques=SERVED)
-    for name, summary, kind, options, shape, traits in (
-        ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _SDPA),
-        ("-window", "One key head; the latest five positions in view.", Decoder, Options(1, 5), _LONG, _SDPA),
-        ("-experts", "Two networks of four for each token.", Decoder, Options(experts=True), _LONG, _SDPA),
-        ("-scores", "Soft-capped scores with ALiBi's biases.", Decoder, Options(cap=2.0), _LONG, _CORE),
-        ("-shared", "Three prompts with the same beginning.", Decoder, Options(), (3, 10), _SDPA),
-        ("-greedy", "Eight tokens, each the most likely next one.", Greedy, Options(blocks=3), _SHORT, _SDPA),
-        ("-adapters", "Rows of a batch with three adapters.", AdaptedDecoder, Options(), (4, 8), _SDPA),
-    )
+WORKLOADS = (
+    *(
+        Workload(f"decoder{name}", summary,
+            partial(_made, kind=kind, options=options, shape=shape, shared=SHARED if name == "-shared" else 0), 3,
+            traits=traits, dtypes=_SINGLE if options.experts or kind is Greedy else _HALF,
+            levels={"eager": 2, "eager/backward": 3}, techniques=SERVED)
+        for name, summary, kind, options, shape, traits in (
+            ("", "Two blocks with two key heads for four query heads.", Decoder, Options(), _LONG, _SDPA),
+            ("-window", "One key head; the latest five positions in view.", Decoder, Options(1, 5), _LONG, _SDPA),
+            ("-experts", "Two networks of four for each token.", Decoder, Options(experts=True), _LONG, _SDPA),
+            ("-scores", "Soft-capped scores with ALiBi's biases.", Decoder, Options(cap=2.0), _LONG, _CORE),
+            ("-shared", "Three prompts with the same beginning.", Decoder, Options(), (3, 10), _SDPA),
+            ("-greedy", "Eight tokens, each the most likely next one.", Greedy, Options(blocks=3), _SHORT, _SDPA),
+            ("-adapters", "Rows of a batch with three adapters.", AdaptedDecoder, Options(), (4, 8), _SDPA),
+        )
+    ),
+    Workload("speed-decoding", "A prompt of 6 tokens and 34 more in turn, in a batch of 4; eager has no cache.",
+        partial(_made, kind=Uncached, options=Options(), shape=(4, 40), shared=0), 4, frozenset({Mode.SPEED}), _SDPA,
+        levels={"eager": 3, "decode-static-compiled": 3}, techniques=TIMED),
 )  # fmt: skip

@@ -39,9 +39,9 @@ class MixtureOfExperts(nn.Module):
     The choice, ``(N, CHOSEN)`` int64, is an input: rounding errors would turn it elsewhere.
     """
 
-    def __init__(self, width: int = 16, hidden: int = 24) -> None:
+    def __init__(self, width: int = 16, hidden: int = 24, capacity: int = CAPACITY) -> None:
         super().__init__()
-        self.router = nn.Linear(width, EXPERTS)
+        self.capacity, self.router = capacity, nn.Linear(width, EXPERTS)
         self.experts = GroupedExperts(width, hidden)
 
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
@@ -50,9 +50,9 @@ class MixtureOfExperts(nn.Module):
         one_hot = functional.one_hot(expert, EXPERTS)
         place = ((one_hot.cumsum(0) - 1) * one_hot).sum(1)
         # Dropped tokens come after all groups.
-        expert = torch.where(place < CAPACITY, expert, EXPERTS)
+        expert = torch.where(place < self.capacity, expert, EXPERTS)
         order = expert.argsort(stable=True)
-        ends = one_hot.sum(0).clamp(max=CAPACITY).cumsum(0)
+        ends = one_hot.sum(0).clamp(max=self.capacity).cumsum(0)
         kept = (expert[order] < EXPERTS).unsqueeze(1)
         rows = order // CHOSEN
         out = self.experts(torch.where(kept, x[rows], 0.0), ends)
@@ -76,17 +76,24 @@ class VocabularyLoss(nn.Module):
         return functional.cross_entropy(self.head(hidden), target)
 
 
-def _experts(generator: torch.Generator, extent: int) -> Problem:
-    module = initialise(MixtureOfExperts(), generator)
+def _experts(
+    generator: torch.Generator,
+    extent: int,
+    width: int = 16,
+    hidden: int = 24,
+    tokens: int = 24,
+    capacity: int = CAPACITY,
+) -> Problem:
+    module = initialise(MixtureOfExperts(width, hidden, capacity), generator)
     with torch.no_grad():
         # A variance of 1 / fan_in of one expert's matrix: `initialise` counts both of its dimensions.
-        module.experts.up.mul_(24**0.5)
-        module.experts.down.mul_(16**0.5)
-    count = 24 + extent
+        module.experts.up.mul_(hidden**0.5)
+        module.experts.down.mul_(width**0.5)
+    count = tokens + extent
     # The first expert gets too many tokens, and the last one none.
     first = integers(generator, 0, EXPERTS - 1, count) * (torch.arange(count) % 2)
     second = (first + 1 + integers(generator, 0, EXPERTS - 2, count)) % (EXPERTS - 1)
-    return Problem(module, (normal(generator, count, 16), torch.stack([first, second], 1)))
+    return Problem(module, (normal(generator, count, width), torch.stack([first, second], 1)))
 
 
 def _vocabulary(generator: torch.Generator, extent: int) -> Problem:
@@ -116,6 +123,9 @@ WORKLOADS = (
         "A layer of five experts with a router: dropped tokens, one expert over capacity, one without any token.",
         _experts, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
         techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
+    Workload("speed-experts", "The same of 512 tokens, of width 128 to 256 and back: 0.1 GFLOP.",
+        partial(_experts, width=128, hidden=256, tokens=512, capacity=288), 3, frozenset({Mode.SPEED}),
+        frozenset({"matmul", "linear"}), techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
     Workload("vocabulary-loss", "A head of 160 words and its cross entropy, one target ignored.",
         _vocabulary, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
         techniques=LOSSES),

@@ -97,6 +97,14 @@ def figures(found: Any) -> dict[str, Measurement]:
     return {measurement.name: measurement for measurement in found.measurements}
 
 
+def test_throughput_of_a_decoder_counts_tokens(trial: Trial) -> None:
+    counted = replace(trial, workload=replace(trial.workload, traits=trial.workload.traits | {"decoder"}))
+    measured = figures(speed.verify(replace(counted, case=replace(CASE, mode=Mode.SPEED))))
+    elements = trial.workload.problem(1).inputs[0].numel()
+    assert measured["throughput"].unit == "tokens/s"
+    assert measured["throughput"].value == pytest.approx(elements / (measured["latency"].value or 0))
+
+
 @pytest.mark.slow(after=1)
 @pytest.mark.parametrize("mode", [Mode.SPEED, Mode.TRAIN_SPEED])
 def test_what_is_right_is_measured(trial: Trial, mode: Mode) -> None:

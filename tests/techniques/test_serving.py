@@ -24,7 +24,7 @@ from accelcheck.techniques.serving import decoding, speculative
 from accelcheck.techniques.serving.decoding import Serving
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
-from accelcheck.workloads.decoders import SERVED, Decoder, KeyValueCache, Options
+from accelcheck.workloads.decoders import SERVED, TIMED, Decoder, KeyValueCache, Options, Uncached
 
 TECHNIQUES = cast("list[Technique]", discover("accelcheck.techniques.serving", "TECHNIQUES"))
 COMPILING = {"decode-static-compiled", "flex-scores", "flex-scores-eager"}
@@ -39,6 +39,18 @@ EXACT = [
 @pytest.mark.parametrize(("name", "served"), EXACT)
 def test_serving_equals_whole_passes(name: str, served: str) -> None:
     agrees(named(TECHNIQUES, name), lambda: built_in()[served].problem(1))
+
+
+def test_a_decoder_without_a_cache_gives_the_logits_of_one_pass() -> None:
+    problem = built_in()["speed-decoding"].problem(1)
+    whole = Decoder(Options())
+    whole.load_state_dict(problem.module.state_dict())
+    assert isinstance(problem.module, Uncached)
+    assert torch.allclose(problem.module(*problem.inputs), whole(*problem.inputs), atol=1e-5)
+
+
+def test_techniques_that_are_timed_serve_the_timed_decoder() -> None:
+    assert {technique.name for technique in TECHNIQUES if "speed-decoding" in technique.workloads} == TIMED - {"eager"}
 
 
 @pytest.mark.slow

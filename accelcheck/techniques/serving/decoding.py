@@ -17,10 +17,10 @@ from accelcheck.techniques.observe import Log, OperatorLog, exactly
 from accelcheck.techniques.quantization import float8
 from accelcheck.techniques.quantization.emulation import EPSILON, Quantizer, eval_copy
 from accelcheck.workloads.base import Program
-from accelcheck.workloads.decoders import DEPTH, Decoder, KeyValueCache
+from accelcheck.workloads.decoders import DEPTH, PROMPT, Decoder, KeyValueCache
 
-PREFILL, CHUNK, SPARE, PAGE = 6, 5, 3, 4
-"""Tokens before the first step, in a chunk, beyond the last one in a cache of fixed size, and in a page."""
+CHUNK, SPARE, PAGE = 5, 3, 4
+"""Tokens in a chunk, beyond the last one in a cache of fixed size, and in a page."""
 JUNK, KEPT, VLLM = 8.0, "serving", "https://docs.vllm.ai/en/latest"
 """Content of unused pages, as another sequence may leave it; key in `Program.extras` of what a run leaves; a source."""
 
@@ -37,7 +37,6 @@ class Serving(Technique):
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     requires = frozenset({"decoder"})
     modes = frozenset({Mode.FORWARD})
-    timed = False
     kind: type[nn.Module] = Decoder
 
     def __init__(
@@ -199,7 +198,7 @@ def decoded(
 ) -> Tensor:
     """Computes tokens in chunks, or, for chunks of 1, a prefill and then single tokens, by `step` if given."""
     length = tokens.size(1)
-    ends = [*range(PREFILL if chunk == 1 else chunk, length, chunk), length]
+    ends = [*range(PROMPT if chunk == 1 else chunk, length, chunk), length]
     cache: KeyValueCache = make(program.module, tokens.size(0), length + SPARE)
     program.extras[KEPT] = sizes, _ = [end - start for start, end in zip([0, *ends], ends, strict=False)], cache
     model = [step if step is not None and size == 1 else program.module for size in sizes]
@@ -245,7 +244,8 @@ _COMPILED, _PACKED = CompiledDecoding, QuantizedDecoding
 _INT8 = partial(QuantizedCache, int8)
 _FLOAT8 = partial(QuantizedCache, partial(float8.quantize, dtype=torch.float8_e4m3fn, rows=True))
 _SAME, _SCHEME = "gives the logits of one pass over all tokens", "gives the logits of its scheme"
-_ONE, _TWO, _ALL = "decoder-window", "decoder decoder-window", "decoder decoder-window decoder-experts"
+_ONE, _TWO = "decoder-window", "decoder decoder-window"
+_FIXED, _TIMED, _ALL = "decoder speed-decoding", f"{_TWO} speed-decoding", f"{_TWO} decoder-experts speed-decoding"
 _WHOLE = {"grid": int8_grid}
 _PAGES, _CHUNKS = {"source": "https://arxiv.org/abs/2309.06180"}, {"source": f"{VLLM}/configuration/optimization/"}
 _NARROW = {"grid": float8_grid, "source": f"{VLLM}/features/quantization/quantized_kvcache/"}
@@ -258,11 +258,11 @@ TECHNIQUES: tuple[Technique, ...] = (
             (Serving, "decode-dynamic", f"Single tokens and a growing cache {_SAME}", KeyValueCache, 1, _ALL, {}),
             (Serving, "decode-static", f"A cache of fixed size, written in place, {_SAME}", FixedCache, 1, _ALL, {}),
             (Serving, "decode-sliding", f"A cache of the window alone {_SAME}", SlidingCache, 1, _ONE, {}),
-            (_COMPILED, "decode-static-compiled", f"One graph for all steps {_SAME}", FixedCache, 1, "decoder", {}),
-            (_PACKED, "decode-int8-cache", f"An int8 cache {_SCHEME}", _INT8, 1, _TWO, _WHOLE),
-            (_PACKED, "decode-float8-cache", f"A float8 cache {_SCHEME}", _FLOAT8, 1, _TWO, _NARROW),
+            (_COMPILED, "decode-static-compiled", f"One graph for all steps {_SAME}", FixedCache, 1, _FIXED, {}),
+            (_PACKED, "decode-int8-cache", f"An int8 cache {_SCHEME}", _INT8, 1, _TIMED, _WHOLE),
+            (_PACKED, "decode-float8-cache", f"A float8 cache {_SCHEME}", _FLOAT8, 1, _TIMED, _NARROW),
             (Serving, "prefill-chunked", f"A prompt in chunks {_SAME}", KeyValueCache, CHUNK, _TWO, _CHUNKS),
-            (Serving, "paged-attention", f"Pages found by block tables {_SAME}", PagedCache, 1, _TWO, _PAGES),
+            (Serving, "paged-attention", f"Pages found by block tables {_SAME}", PagedCache, 1, _TIMED, _PAGES),
         )
     ),
     Serving("prefix-cache", f"A beginning computed once {_SAME}.", shared, steps, "decoder-shared", source=_PREFIX),
