@@ -58,6 +58,16 @@ def test_the_definition_is_what_torch_computes(mode: str, number: int, *, smooth
         assert torch.allclose(gradient(x, **options), grad, atol=1e-12)
 
 
+@pytest.mark.parametrize(("mode", "smooth"), FILTERS)
+def test_a_scale_that_leaves_a_size_as_it_is_copies_unless_it_is_cubic(mode: str, *, smooth: bool) -> None:
+    x = drawn(2, 3, *[3] * MODES[mode])
+    options = {"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": False, "antialias": smooth}
+    out = functional.interpolate(x, **options)  # type: ignore[arg-type]  # of a dict
+    assert torch.equal(out, x) == (smooth or mode != "bicubic")
+    with Defined():
+        assert torch.allclose(functional.interpolate(x, **options), out, atol=1e-12)  # type: ignore[arg-type]
+
+
 def test_the_definition_keeps_the_layout_of_the_result() -> None:
     x = drawn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     with Defined():
