@@ -21,6 +21,7 @@ from accelcheck.verify.judge import Judgement, value_fault
 from accelcheck.verify.operators import CONTRACTIONS, EXACT
 from accelcheck.verify.precision import ACCUMULATOR, UNIT_ROUNDOFF
 from accelcheck.verify.reference import Reference
+from accelcheck.verify.resampling import Defined
 from accelcheck.verify.rounding import Nearest, Rounding
 
 ROUNDERS = frozenset({"native_dropout_backward"})
@@ -114,7 +115,8 @@ def _computed(wide: OperatorCall, results: Mapping[str, Tensor]) -> dict[str, Te
         if fused.only_by_parts(wide):
             return _placed(_parted(wide), results)
         copy = wide.kept()
-        made = copy.results(copy.run())
+        with Defined():
+            made = copy.results(copy.run())
     except Exception as error:
         raise NoTruthError(f"FP64 on the CPU raised {type(error).__name__}: {error}") from error
     if missing := results.keys() - made.keys():

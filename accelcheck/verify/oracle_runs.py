@@ -282,7 +282,7 @@ class Oracle:
 
     def nearest(self, dtype: str) -> Result:
         """Runs with every operator's result rounded to the nearest number of a dtype; good until the next run."""
-        with Defined(), Nearest(getattr(torch, dtype)):
+        with Nearest(getattr(torch, dtype)):
             return self._ran()
 
 

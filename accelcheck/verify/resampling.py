@@ -15,6 +15,9 @@ SLOPES = {False: -0.75, True: -0.5}
 CANCELLED = 4.0
 """Unit roundoffs by which a cubic weight errs: it is a sum of terms up to 6, of which up to 1 is left."""
 
+RESAMPLED = frozenset(name for name in operators.INTERPOLATED if "upsample" in name)
+"""Operators that scale the grid of positions, and their gradients."""
+
 
 class Defined(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves __init_subclass__ untyped
     """Gives interpolation in FP64 by its definition: torch's antialiasing kernel repeats a row of images 1 wide."""
@@ -23,15 +26,15 @@ class Defined(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if resamples(name := operators.facts(func).name) and out.dtype == torch.float64:
-            out.copy_(resampled(name, args, 0.0, torch.Generator()))
-        return out
+        return defined(func, args, kwargs or {})
 
 
-def resamples(name: str) -> bool:
-    """True for an operator that scales the grid of positions and weights the nearest ones, and for its gradient."""
-    return name.lstrip("_").startswith("upsample") and "nearest" not in name
+def defined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls an operator, with results by the definition where it is one of `RESAMPLED` in FP64."""
+    out = func(*args, **kwargs)
+    if (name := operators.facts(func).name) in RESAMPLED and out.dtype == torch.float64:
+        out.copy_(resampled(name, args, 0.0, torch.Generator()))
+    return out
 
 
 def resampled(name: str, args: tuple[Any, ...], unit: float, generator: torch.Generator) -> Tensor:
@@ -39,24 +42,24 @@ def resampled(name: str, args: tuple[Any, ...], unit: float, generator: torch.Ge
 
     Coordinates that FP32 holds, as where an image is doubled, are exact.
     """
-    backward, smooth, cubic = name.endswith("_backward"), "_aa" in name, "cubic" in name
-    slope = SLOPES[smooth] if cubic else None
+    backward, antialiased, cubic = name.endswith("_backward"), "_aa" in name, "cubic" in name
+    slope = SLOPES[antialiased] if cubic else None
     x: Tensor = args[0]
     size, *extents = args[1 : 2 + backward]
     corners, *scales = args[2 + backward :]
     given = zip(extents[0][2:] if backward else x.shape[2:], size, scales or [None] * len(size), strict=True)
     for dim, (extent, length, scale) in enumerate(given, start=2):
-        if length == extent and (smooth or not cubic):
+        if length == extent and (antialiased or not cubic):
             continue  # copied, whatever the scale is
         step = (length > 1) * (extent - 1) / max(1, length - 1) if corners else 1 / scale if scale else extent / length
-        shift = 0.0 if corners and not smooth else 0.5
+        shift = 0.0 if corners and not antialiased else 0.5
         places = (torch.arange(length, dtype=torch.float64) + shift) * step
         scaled = torch.tensor([step], dtype=torch.float64)
         off = sum(_errors(values, generator) * (values != values.float()) for values in (places, scaled))
         places = places * (1 + unit * off) - shift
         count = extent if backward else length
         total = x.new_zeros([count if at == dim else old for at, old in enumerate(x.shape)])
-        wide = max(step, 1.0) if smooth else None
+        wide = max(step, 1.0) if antialiased else None
         for neighbours, exact in _taps(places, extent, wide, slope):
             weights = exact * (1 + unit * _errors(exact, generator))
             if cubic:  # sums of terms that cancel
@@ -76,17 +79,17 @@ def _errors(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _taps(places: Tensor, extent: int, wide: float | None, slope: float | None) -> list[tuple[Tensor, Tensor]]:
-    """Neighbours and their weights; `wide` is the scale of the filter where it is antialiased."""
+    """Neighbours and their weights; `wide` is the width of an antialiasing filter, None without one."""
     reach = (1 if slope is None else 2) * (wide or 1.0)
     if wide is None and slope is None:
         places = places.clamp(0, extent - 1)
     first, last = (places + 1 - reach).floor(), (places + 1 + reach).floor()
     if wide is not None:
         first, last = first.clamp(min=0), last.clamp(max=extent)
-    all_at = [first + number for number in range(math.ceil(2 * reach) + 1)]
-    weights = [_weight((at - places).abs() / (wide or 1.0), slope) * (at < last) for at in all_at]
+    neighbours = [first + number for number in range(math.ceil(2 * reach) + 1)]
+    weights = [_weight((at - places).abs() / (wide or 1.0), slope) * (at < last) for at in neighbours]
     total = 1.0 if wide is None else sum(weights)
-    return [(at.long().clamp(0, extent - 1), weight / total) for at, weight in zip(all_at, weights, strict=True)]
+    return [(at.long().clamp(0, extent - 1), weight / total) for at, weight in zip(neighbours, weights, strict=True)]
 
 
 def _weight(distance: Tensor, slope: float | None) -> Tensor:

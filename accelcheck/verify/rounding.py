@@ -22,7 +22,7 @@ from accelcheck.verify import noise, operators, sequential, terms
 from accelcheck.verify.noise import Sums
 from accelcheck.verify.operators import CORRECTLY_ROUNDED, SCATTERS
 from accelcheck.verify.precision import ACCUMULATOR, INEXACT_ULPS, SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
-from accelcheck.verify.resampling import resampled, resamples
+from accelcheck.verify.resampling import RESAMPLED, defined, resampled
 from accelcheck.verify.unrounded import Unrounded
 from accelcheck.workloads.base import is_inexact
 from accelcheck.workloads.draw import factor_of, fractions, of_mantissas
@@ -87,7 +87,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         errors = sequential.errors(name, args) if plain else {}
         most = operators.integers_in(args) if plain and name in operators.COUNTING else math.inf
         out = func(*args, **kwargs)
-        if resamples(name) and self.precision != "float64":
+        if name in RESAMPLED and self.precision != "float64":
             out.copy_(resampled(name, args, UNIT_ROUNDOFF[ACCUMULATOR], self.constants))
         results = operators.results(func, out, args, kwargs)
         lengths = terms.lengths(name, args, results) if hits is None else (hits,)
@@ -317,7 +317,7 @@ class Nearest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = defined(func, args, kwargs)
         if operators.may_round(func, args, kwargs):
             for tensor in operators.results(func, out, args, kwargs):
                 if tensor is not None:

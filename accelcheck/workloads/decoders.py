@@ -254,7 +254,7 @@ SERVED = frozenset(
     speculative-greedy speculative-sampled batch-invariant lora-unmerged lora-merged lora-batched liger-rms-norm
     liger-swiglu liger-rope""".split()
 )
-TIMED = frozenset(
+DECODED = frozenset(
     """eager decode-dynamic decode-static decode-static-compiled decode-int8-cache decode-float8-cache
     paged-attention""".split()
 )
@@ -282,5 +282,5 @@ WORKLOADS = (
     ),
     Workload("speed-decoding", "A prompt of 6 tokens and 34 more in turn, in a batch of 4; eager has no cache.",
         partial(_made, kind=Uncached, options=Options(), shape=(4, 40), shared=0), 4, frozenset({Mode.SPEED}), _SDPA,
-        levels={"eager": 3, "decode-static-compiled": 3}, techniques=TIMED),
+        levels={"eager": 3, "decode-static-compiled": 3}, techniques=DECODED),
 )  # fmt: skip

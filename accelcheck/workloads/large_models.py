@@ -123,7 +123,7 @@ WORKLOADS = (
         "A layer of five experts with a router: dropped tokens, one expert over capacity, one without any token.",
         _experts, 2, traits=frozenset({"matmul", "linear", "resizable"}), dtypes=frozenset({"float32", "bfloat16"}),
         techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
-    Workload("speed-experts", "The same of 512 tokens, of width 128 to 256 and back: 0.1 GFLOP.",
+    Workload("speed-experts", "A layer of five experts on 512 tokens, from width 128 to 256 and back: 0.1 GFLOP.",
         partial(_experts, width=128, hidden=256, tokens=512, capacity=288), 3, frozenset({Mode.SPEED}),
         frozenset({"matmul", "linear"}), techniques=frozenset({"eager", "moe-grouped-mm", "moe-grouped-mm-padded"})),
     Workload("vocabulary-loss", "A head of 160 words and its cross entropy, one target ignored.",

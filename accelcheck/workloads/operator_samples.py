@@ -249,7 +249,7 @@ def _tested(
 ) -> tuple[SampleCall | str, list[Tensor]]:
     """Call after `tried`, or a reason why it is useless, with the variant's first usable inputs, or the last ones.
 
-    Only inputs `like` usable ones are tried, if there are such.
+    With `like`, the usable inputs of another draw, only inputs of their dtypes, shapes and strides are tried.
     """
     tested: SampleCall | str = "has nothing to change"
     inputs = tensors

@@ -42,8 +42,8 @@ def tried(
     """Call with the facts that FP64 and narrower dtypes show, or a reason in a few words why it is useless.
 
     The facts are whether it writes and, if `smooth`, has finite gradients. With special values, results may be infinite
-    or NaN where FP64's are, also for inputs that are a little larger or smaller. The results of inputs whose shapes
-    passed before are `counted`.
+    or NaN where FP64's are, also for inputs that are a little larger or smaller. Results are not
+    counted again (`counted`) where inputs of the same shapes passed.
     """
     if not counted and call.variant in {*RESIZED, *LONG} and _results(call, tensors) > RESULTS:
         return f"has more than {RESULTS} results"

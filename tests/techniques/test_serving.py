@@ -24,7 +24,7 @@ from accelcheck.techniques.serving import decoding, speculative
 from accelcheck.techniques.serving.decoding import Serving
 from accelcheck.verify.oracle import Store
 from accelcheck.workloads.base import Problem
-from accelcheck.workloads.decoders import SERVED, TIMED, Decoder, KeyValueCache, Options, Uncached
+from accelcheck.workloads.decoders import DECODED, SERVED, Decoder, KeyValueCache, Options, Uncached
 
 TECHNIQUES = cast("list[Technique]", discover("accelcheck.techniques.serving", "TECHNIQUES"))
 COMPILING = {"decode-static-compiled", "flex-scores", "flex-scores-eager"}
@@ -50,7 +50,9 @@ def test_a_decoder_without_a_cache_gives_the_logits_of_one_pass() -> None:
 
 
 def test_techniques_that_are_timed_serve_the_timed_decoder() -> None:
-    assert {technique.name for technique in TECHNIQUES if "speed-decoding" in technique.workloads} == TIMED - {"eager"}
+    assert {technique.name for technique in TECHNIQUES if "speed-decoding" in technique.workloads} == DECODED - {
+        "eager"
+    }
 
 
 @pytest.mark.slow

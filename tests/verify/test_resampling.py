@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelcheck.core.case import Verdict
+from accelcheck.explain.budgets import OperatorBudgets
+from accelcheck.explain.calls import OperatorCall
 from accelcheck.verify.oracle import Store
-from accelcheck.verify.resampling import Defined, resampled, resamples
+from accelcheck.verify.resampling import RESAMPLED, Defined, resampled
 from accelcheck.verify.rounding import Rounding
 from accelcheck.workloads.base import Problem, Program, Workload
 
@@ -33,13 +35,13 @@ def gradient(x: Tensor, **options: Any) -> Tensor:
     return torch.autograd.grad(out, x, drawn(*out.shape, seed=1).to(x.dtype))[0]
 
 
-def sizes(mode: str, *, smooth: bool, number: int) -> tuple[list[int], dict[str, Any]]:
+def sizes(mode: str, *, antialiased: bool, number: int) -> tuple[list[int], dict[str, Any]]:
     """Extents of an image from 4 to 40, and options of a random size or scale; at least 2 elements wide."""
-    chance = random.Random(f"{mode} {smooth} {number}")
+    chance = random.Random(f"{mode} {antialiased} {number}")
     dims = MODES[mode]
     extents = [chance.randint(4, 40 // dims) for _ in range(dims)]
     options: dict[str, Any] = {"mode": mode, "align_corners": chance.random() < 0.5}
-    if smooth:
+    if antialiased:
         options["antialias"] = True
     scales = [chance.choice([0.55, 0.6, 1.3, 1.7, 2.0, 3.0]) for _ in extents]
     if chance.random() < 0.5:
@@ -48,9 +50,9 @@ def sizes(mode: str, *, smooth: bool, number: int) -> tuple[list[int], dict[str,
 
 
 @pytest.mark.parametrize("number", range(12))
-@pytest.mark.parametrize(("mode", "smooth"), FILTERS)
-def test_the_definition_is_what_torch_computes(mode: str, number: int, *, smooth: bool) -> None:
-    extents, options = sizes(mode, smooth=smooth, number=number)
+@pytest.mark.parametrize(("mode", "antialiased"), FILTERS)
+def test_the_definition_is_what_torch_computes(mode: str, number: int, *, antialiased: bool) -> None:
+    extents, options = sizes(mode, antialiased=antialiased, number=number)
     x = drawn(2, 3, *extents)
     out, grad = functional.interpolate(x, **options), gradient(x, **options)
     with Defined():
@@ -58,12 +60,12 @@ def test_the_definition_is_what_torch_computes(mode: str, number: int, *, smooth
         assert torch.allclose(gradient(x, **options), grad, atol=1e-12)
 
 
-@pytest.mark.parametrize(("mode", "smooth"), FILTERS)
-def test_a_scale_that_leaves_a_size_as_it_is_copies_unless_it_is_cubic(mode: str, *, smooth: bool) -> None:
+@pytest.mark.parametrize(("mode", "antialiased"), FILTERS)
+def test_a_scale_that_leaves_a_size_as_it_is_copies_unless_it_is_cubic(mode: str, *, antialiased: bool) -> None:
     x = drawn(2, 3, *[3] * MODES[mode])
-    options = {"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": False, "antialias": smooth}
+    options = {"mode": mode, "scale_factor": 1.3, "recompute_scale_factor": False, "antialias": antialiased}
     out = functional.interpolate(x, **options)  # type: ignore[arg-type]  # of a dict
-    assert torch.equal(out, x) == (smooth or mode != "bicubic")
+    assert torch.equal(out, x) == (antialiased or mode != "bicubic")
     with Defined():
         assert torch.allclose(functional.interpolate(x, **options), out, atol=1e-12)  # type: ignore[arg-type]
 
@@ -86,17 +88,17 @@ def test_an_image_one_wide_is_no_row_repeated(mode: str) -> None:
 
 
 def test_operators_that_copy_the_nearest_are_left_alone() -> None:
-    assert not resamples("upsample_nearest2d")
-    assert not resamples("_upsample_nearest_exact1d_backward")
-    assert resamples("_upsample_bicubic2d_aa_backward")
-    assert not resamples("grid_sampler_2d")
+    assert "upsample_nearest2d" not in RESAMPLED
+    assert "_upsample_nearest_exact1d_backward" not in RESAMPLED
+    assert "_upsample_bicubic2d_aa_backward" in RESAMPLED
+    assert "grid_sampler_2d" not in RESAMPLED
 
 
 @pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize(("mode", "smooth"), FILTERS)
+@pytest.mark.parametrize(("mode", "antialiased"), FILTERS)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_samples_err_as_eager_does(mode: str, number: int, *, smooth: bool, backward: bool) -> None:
-    extents, options = sizes(mode, smooth=smooth, number=number)
+def test_samples_err_as_eager_does(mode: str, number: int, *, antialiased: bool, backward: bool) -> None:
+    extents, options = sizes(mode, antialiased=antialiased, number=number)
     run = gradient if backward else functional.interpolate
     x = drawn(1, 2, *extents).float()
     with Defined():
@@ -180,3 +182,10 @@ def test_eager_is_wrong_where_an_antialiased_image_is_one_wide(fresh: Store) -> 
         fresh, Planted(lambda _: None), resizing((1, 2, 5, 1), mode="bilinear", size=[7, 1], antialias=True)
     )
     assert "eager float32 on the CPU errs" in record.reason
+
+
+def test_explain_judges_an_antialiased_image_by_the_definition() -> None:
+    call = OperatorCall(torch.ops.aten._upsample_bilinear2d_aa.default, (drawn(1, 2, 5, 1).float(), [7, 1], False), {})
+    assert OperatorBudgets().find(call, call.results(call.run())).faults
+    right = OperatorCall(call.func, (drawn(1, 2, 5, 4).float(), [7, 3], False), {})
+    assert not OperatorBudgets().find(right, right.results(right.run())).faults

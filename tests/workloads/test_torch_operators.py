@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelcheck.devices.torch_names import UnknownTorchError, pytree
 from accelcheck.verify.oracle import Store
+from accelcheck.workloads import operator_samples, operator_trials
 from accelcheck.workloads.base import Problem, Program, Workload
 from accelcheck.workloads.operator_calls import CASTS, Calls, Cast, Chooser
 from accelcheck.workloads.operator_samples import FEW, CalledOperator, database, structured, template
@@ -53,6 +54,24 @@ def test_draws_have_the_same_calls_and_other_values() -> None:
     pairs = list(zip(first.inputs, other.inputs, strict=True))
     assert all(a.shape == b.shape and a.stride() == b.stride() for a, b in pairs)
     assert sum(not torch.equal(a, b) for a, b in pairs) > len(pairs) // 2
+
+
+def test_a_draw_of_a_resized_sample_has_its_shapes_and_own_values_and_counts_no_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operators = (CalledOperator("nn.functional.interpolate.bilinear", ("float32",), variants=("length-67",)),)
+    made = template(operators, 1)
+    monkeypatch.setattr(operator_trials, "_results", lambda *_: pytest.fail("counted again"))
+    values = operator_samples._values(operators, 1, 11)
+    assert made.inputs
+    assert all(a.shape == b.shape and not torch.equal(a, b) for a, b in zip(values, made.inputs, strict=True))
+
+
+def test_inputs_unlike_those_of_the_template_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = template((CalledOperator("exp", ("float32",)),), 1).calls[0]
+    monkeypatch.setattr(operator_samples, "tried", lambda *_, **__: pytest.fail("tried"))
+    tested, _ = operator_samples._tested(call, [torch.ones(3)], ("float32",), [torch.ones(4)])
+    assert isinstance(tested, str)
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,8 @@ def even(function: Callable[..., Tensor], place: torch.device) -> Tensor:
 
 
 _experts = partial(
-    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts", "speed-experts"}), part=GroupedExperts,
-    method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths,
+    FusedKernel, source=f"{_DOCS}grouped_mm.html", workloads=frozenset({"grouped-experts", "speed-experts"}),
+    part=GroupedExperts, method="forward", operator="aten::_grouped_mm", calls=(2, 6), never="aten::bmm", example=_sixteenths,
     dtypes=("float32", "bfloat16"), exists=_not_xla,
 )  # fmt: skip
 _kernel = partial(
